@@ -98,9 +98,10 @@ def test_a_cheat_is_refused_and_its_honest_version_passes(name) -> None:
 @pytest.mark.parametrize("mnk", ["512_512_512", "1024_1024_1024", "2048_1024_1024"])
 def test_a_table_of_operand_sets_is_no_help_however_long_it_spins(mnk) -> None:
     from outblas.bench.live_evaluator import LiveEvaluator
+    from outblas.jail.jailed_evaluator import FreeOptions
 
     problem = Problem(*map(int, mnk.split("_")))
     texts = [TEXTS[TABLE].replace("#define SPIN 2000", f"#define SPIN {spin}") for spin in (0, 2000, 4000, 6000, 8000)]
-    with gpu_is_ours(alone=True), LiveEvaluator(0) as live:
+    with gpu_is_ours(alone=True), LiveEvaluator(0, free=FreeOptions()) as live:
         for found in live.evaluate([(problem, FreeKernel.parse(text)) for text in texts]):
             assert found.status in (Status.WRONG, Status.RULE_BROKEN), f"{found.status}: {found.detail}"

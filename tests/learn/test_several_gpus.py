@@ -25,8 +25,8 @@ from outblas.learn.features import (
 )
 from outblas.learn.older_policies import OLDER_GPU_FEATURES, older_problem_features
 from outblas.learn.policy import POSTERIOR_INPUTS, Policy, greedy_scorer, input_names
-from outblas.learn.train.training_part import TrainingPart, split_parts
-from outblas.records.recording import Recording
+from outblas.learn.train.training_part import split_parts
+from outblas.records.recording import Recording, TrainingPart
 from support.gpus.fake_driver import DEVICES
 from support.gpus.known import H100, H200
 from support.gpus.made_recordings import made_recording, packaged_record

@@ -19,12 +19,11 @@ from outblas.core.roofline import Gpu
 from outblas.kernels.cost.scaled import scaled
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.learn.train import fit_cost_model
-from outblas.learn.train.training_part import TrainingPart
-from outblas.records.recording import Recording
+from outblas.records.recording import Recording, TrainingPart
 from outblas.records.recording_files import STATUS_CODES
 from outblas.search.agents.agent_registry import make_agent
 from outblas.search.agents.base import Agent
-from outblas.search.agents.heuristic import Heuristic
+from outblas.search.agents.fitted_heuristic import FittedHeuristic
 from outblas.search.compare import held_out
 from outblas.search.compare.arms import SOURCES, arm_parts, arms_of, parts_of
 from outblas.search.compare.compare_result import read_comparison
@@ -143,7 +142,7 @@ def test_the_cost_model_of_another_gpu_is_fitted_there_and_scaled(
     fit = fit_cost_model.fit
     monkeypatch.setattr(fit_cost_model, "fit", lambda rows, gpu: fitted.append(gpu) or fit(rows, gpu, 2))
     problems = OTHER[:4]
-    there, here = Heuristic(0, other.gpu), Heuristic(0, H200)
+    there, here = FittedHeuristic(0, other.gpu), FittedHeuristic(0, H200)
     for agent in (there, here):
         agent.prepare_across([TrainingPart(other, problems)])
     assert fitted == [other.gpu], "the fit of the other GPU is kept"

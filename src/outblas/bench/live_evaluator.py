@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from outblas.core.config import Candidate, KernelConfig, KernelKind, kernel_kind
 from outblas.core.errors import ToolchainMissing
 from outblas.core.evaluation import Evaluation, Verdict
 from outblas.core.evaluator import Evaluator
+from outblas.core.install_hint import lab_hint
 from outblas.core.phase_times import PhaseTimer, PhaseTotals
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.judge.bench_cell import Baselines, Options
-from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.kernels.epilogue import why_not_fused
 from outblas.workers.compile_ahead import BackgroundCompiler
 from outblas.workers.gate_handler import make_gate_handler
@@ -24,20 +24,35 @@ from outblas.workers.lookahead import PROBLEMS_AT_A_TIME, Lookahead
 from outblas.workers.sandbox import STEP_TIMEOUT_S, Sandbox, WorkerLoss, factory_name
 from outblas.workers.work_item import WorkItem
 
-if TYPE_CHECKING:
-    from outblas.jail.jailed_evaluator import FreeOptions, JailedEvaluator
-    from outblas.judge.gates import ProofLevel
-
-__all__ = ["Baselines", "LiveEvaluator", "Options", "evaluate"]
+__all__ = ["Baselines", "LiveEvaluator", "Options"]
 
 _FACTORY, _OF_GATES = factory_name(make_handler), factory_name(make_gate_handler)
+
+
+class FreeEvaluator(Protocol):
+    """Evaluates free kernels, which are candidates without a template."""
+
+    def evaluate(self, problem: Problem, kernels: Sequence[Candidate]) -> Iterator[tuple[Evaluation, Baselines | None]]:
+        """Yield the evaluation of each kernel, with the baselines of the same rounds."""
+
+    def may_falsify(self, kernel: Candidate) -> bool:
+        """Return whether a kernel runs in the process that times it, and could falsify baselines."""
+
+    def close(self) -> None:
+        """End all workers."""
+
+
+class FreeWorkers(Protocol):
+    """Settings of the workers for free kernels."""
+
+    def evaluator(self, options: Options, step_timeout_s: float) -> FreeEvaluator:
+        """Return a new evaluator of free kernels; the arguments are those of :class:`LiveEvaluator`."""
 
 
 class LiveEvaluator(Evaluator):
     """Evaluate on a real GPU through one sandboxed worker (the contract of outblas.core.evaluator).
 
-    Each batch of free kernels runs in a new, jailed worker instead (outblas.jail.jailed_evaluator), of which the next
-    one is started ahead. Use the evaluator as a context manager, or call :meth:`close`.
+    Free kernels run in workers of another kind. Use the evaluator as a context manager, or call :meth:`close`.
 
     Args:
         gpu_index: CUDA ordinal; used only if ``options`` is None.
@@ -48,13 +63,13 @@ class LiveEvaluator(Evaluator):
         offered: returns a problem's candidates; None: :func:`outblas.kernels.catalogue.candidates`.
         compile_ahead: fill the compile cache on all cores of this machine, because the worker has one core. Pass False
             if another process fills it.
-        free: settings of the jail for free kernels; None: the defaults.
+        free: workers for free kernels; None: there are none, and a free kernel raises ToolchainMissing.
     """
 
     def __init__(
         self, gpu_index: int = 0, options: Options | None = None, step_timeout_s: float = STEP_TIMEOUT_S,
         factory: str | None = None, offered: Callable[[Problem], Sequence[KernelConfig]] | None = None,
-        compile_ahead: bool = True, free: FreeOptions | None = None,
+        compile_ahead: bool = True, free: FreeWorkers | None = None,
     ) -> None:  # fmt: skip
         self.options = options or Options(gpu_index, _gpu_of(gpu_index))
         timed = self.options.warmup_seconds + self.options.benchmark_seconds  # without a word meanwhile
@@ -64,7 +79,7 @@ class LiveEvaluator(Evaluator):
         #: Of this process; its worker has one of its own.
         self.phase_timer = PhaseTimer("waiting")
         self._free = free
-        self._jailed: JailedEvaluator | None = None
+        self._free_evaluator: FreeEvaluator | None = None
         self._baselines: dict[Problem, Baselines] = {}
         self._nvmmh: dict[Problem, KernelConfig | None] = {}
         self._fallbacks: dict[Problem, str] = {}
@@ -73,7 +88,7 @@ class LiveEvaluator(Evaluator):
         self._offered = offered
         self._to_list: deque[Problem] = deque()
         self._listed: dict[Problem, Sequence[KernelConfig]] = {}
-        self._compiler = BackgroundCompiler(self.gpu) if compile_ahead else None
+        self._compiler = BackgroundCompiler(self.gpu, epilogue=self.options.epilogue) if compile_ahead else None
 
     def __enter__(self) -> LiveEvaluator:
         return self
@@ -92,8 +107,8 @@ class LiveEvaluator(Evaluator):
     def close(self) -> None:
         """End the workers and the compiling processes."""
         self.sandbox.close()
-        if self._jailed is not None:
-            self._jailed.close()
+        if self._free_evaluator is not None:
+            self._free_evaluator.close()
         if self._compiler is not None:
             self._compiler.close()
 
@@ -139,22 +154,22 @@ class LiveEvaluator(Evaluator):
             ToolchainMissing: a required package is not installed.
         """
         if isinstance(pairs, Collection):
-            self.expect(dict.fromkeys(p for p, c in pairs if not isinstance(c, FreeKernel)))
-        for free, several in groupby(pairs, key=lambda pair: isinstance(pair[1], FreeKernel)):
+            self.expect(dict.fromkeys(p for p, c in pairs if isinstance(c, KernelConfig)))
+        for templates, several in groupby(pairs, key=lambda pair: isinstance(pair[1], KernelConfig)):
             one_kind: Iterator[Any] = several
-            yield from self._evaluate_free(list(one_kind)) if free else self._evaluate_templates(one_kind)
+            yield from self._evaluate_templates(one_kind) if templates else self._evaluate_free(list(one_kind))
 
-    def _evaluate_free(self, listed: Sequence[tuple[Problem, FreeKernel]]) -> Iterator[Evaluation]:
-        from outblas.jail.jailed_evaluator import JailedEvaluator
-
-        if self._jailed is None:
-            self._jailed = JailedEvaluator(self.options, self._step_s, self._free)
+    def _evaluate_free(self, listed: Sequence[tuple[Problem, Candidate]]) -> Iterator[Evaluation]:
+        if self._free is None:
+            raise ToolchainMissing("a free kernel without its workers", "a template's kernel", lab_hint())
+        if self._free_evaluator is None:
+            self._free_evaluator = self._free.evaluator(self.options, self._step_s)
+        own = self._free_evaluator
         for problem, group in groupby(listed, key=lambda pair: pair[0]):
-            for evaluation, baselines in self._jailed.evaluate(problem, [kernel for _, kernel in group]):
-                # A kernel of form host runs in its judge's process and could falsify the baselines.
-                # Use them only if the problem has no others.
-                forms_host = isinstance(evaluation.config, FreeKernel) and evaluation.config.launch.form == "host"
-                if baselines is not None and not (forms_host and problem in self._baselines):
+            for evaluation, baselines in own.evaluate(problem, [kernel for _, kernel in group]):
+                # Baselines that could be falsified are used only if the problem has no others.
+                known = problem in self._baselines
+                if baselines is not None and not (known and own.may_falsify(evaluation.config)):
                     self._baselines[problem] = baselines
                 yield evaluation
 
@@ -303,30 +318,6 @@ class LiveEvaluator(Evaluator):
         """
         if self._compiler is not None:
             self._compiler.begin(pairs)
-
-
-def evaluate(problem: Problem, config: Candidate, gpu_index: int = 0, level: ProofLevel = "full") -> Evaluation:
-    """Evaluate one candidate in a new sandbox, and end the sandbox.
-
-    Args:
-        problem: the product to compute.
-        config: a template's config, or a free kernel.
-        gpu_index: CUDA ordinal.
-        level: extent of the proof: ``"full"`` or ``"cell"``, see :class:`outblas.judge.bench_cell.Options`.
-
-    Returns:
-        The evaluation; a candidate that fails has the status of its failure, and None as timing and speed-up.
-
-    Raises:
-        DeviceError: the worker cannot start.
-        ModuleNotFoundError: torch is not installed.
-        ToolchainMissing: another required package is not installed.
-    """
-    from outblas.jail.jailed_evaluator import FreeOptions
-
-    options = Options(gpu_index, _gpu_of(gpu_index), level=level)
-    with LiveEvaluator(gpu_index, options, free=FreeOptions(prepare=None)) as evaluator:
-        return next(iter(evaluator.evaluate([(problem, config)])))
 
 
 def _gpu_of(gpu_index: int) -> Gpu:

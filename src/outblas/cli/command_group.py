@@ -1,117 +1,26 @@
-"""The group of all commands: errors as one line, Ctrl-C, and a help page in four parts."""
+"""The group of all commands: errors as one line, Ctrl-C, and a help page in parts."""
 
 from __future__ import annotations
 
 import errno
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
 
+from outblas.cli.command_table import commands, extras, parts
 from outblas.cli.common import EXIT_ERROR, EXIT_INTERRUPT, command_line, errors
 from outblas.cli.end_signals import interrupted_by_signals
-from outblas.core.errors import OutblasError
-from outblas.core.install_hint import install_hint
+from outblas.core.errors import OutblasError, ToolchainMissing
+from outblas.core.install_hint import install_hint, lab_hint
+from outblas.core.lab_parts import COMMANDS, entry_points
 
 #: typer's usage error, whether typer brings click along or depends on it.
 _BadUsage: Any = typer.BadParameter.__base__
 #: Failures of the machine rather than of the program: no space, quota, read-only, no permission.
 _MACHINE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR)
-_EXTRAS = {
-    "torch": "gpu",
-    "pynvml": "gpu",
-    "nvMatmulHeuristics": "gpu",
-    "cuda": "compile",
-    "gymnasium": "rl",
-    "sb3_contrib": "rl",
-    "optuna": "rl",
-    "wandb": "wandb",
-    "openai": "llm",
-    "trl": "train-llm",
-    "mcp": "mcp",
-    "mcp_types": "mcp",
-    "peft": "train-llm",
-    "datasets": "train-llm",
-    "pyarrow": "tune",
-    "ray": "ray",
-    "kernel_tuner": "kernel-tuner",
-}
-
-
-@dataclass(frozen=True)
-class Part:
-    """A part of the help page.
-
-    Attributes:
-        title: its heading.
-        commands: name of each command -> summary of at most 50 characters, in the page's order. The length is not
-            checked.
-    """
-
-    title: str
-    commands: dict[str, str]
-
-
-PARTS = (
-    Part(
-        "Use",
-        {
-            "doctor": "Say what works on this machine, and what next",
-            "calibrate": "Measure this GPU for floors and ranking",
-            "eval": "Prove and time one problem beside its rivals",
-            "try": "Run a program without and with OutBLAS",
-            "capture": "Record the matrix products of a program",
-            "tune": "Find the fastest proven kernel of each problem",
-            "explain": "Say what serves a model in an engine, and how well",
-            "export": "Write a kernel as CUDA, PTX, cubin or C++",
-            "report": "Write the HTML page of a run or result file",
-        },
-    ),
-    Part(
-        "Study",
-        {
-            "list": "List suites, agents, kernels and counters",
-            "compare": "Compare agents on held-out problems",
-            "train": "Train the policy of agent ppo or knob",
-            "sweep": "Search the settings of `train` with Optuna",
-            "recipe": "Train by the published reward and our own",
-            "recording": "Export a recording, or score an agent on it",
-            "evolve": "Let language models write kernels",
-            "train-llm": "Train a language model that writes kernels",
-            "mcp": "Give the tools to a coding agent (MCP server)",
-            "export-t4": "Write recorded measurements as T4 results",
-            "import-t4": "Read and compare T4 results",
-        },
-    ),
-    Part(
-        "Measure",
-        {
-            "bench": "Time the library over a suite (GPU)",
-            "record": "Time all candidates over a suite (GPU)",
-            "contribute": "Pack your GPU's results into one file (GPU)",
-            "profile": "Read hardware counters of a run's best (GPU)",
-            "results": "Summarise, write and check published figures",
-        },
-    ),
-    Part(
-        "Develop",
-        {
-            "build-library": "Build the packaged library from measurements",
-            "fit": "Fit packaged models to measurements",
-        },
-    ),
-)
-#: Commands that keep what an interrupted run has recorded; the same command goes on.
-RESUMABLE = frozenset(
-    (
-        *("tune", "compare", "train", "sweep", "recipe", "recording score", "evolve", "train-llm"),
-        *("bench", "record", "profile", "build-library", "fit any-shape"),
-    )
-)
 #: Key of a context's data: the words of the command line behind ``outblas``.
 _WORDS = "outblas: words"
-SUMMARIES = {name: summary for part in PARTS for name, summary in part.commands.items()}
 
 
 class OutblasGroup(TyperGroup):
@@ -158,9 +67,10 @@ class OutblasGroup(TyperGroup):
             _fail(_usage_line(error))
         except ModuleNotFoundError as error:
             package = (error.name or "").partition(".")[0]
-            if package not in _EXTRAS:
+            extra = extras().get(package)
+            if extra is None:
                 raise
-            _fail(f"{package} is not installed; expected it here; {install_hint(_EXTRAS[package])}")
+            _fail(f"{package} is not installed; expected it here; {install_hint(extra)}")
         except OSError as error:
             if error.errno not in _MACHINE_ERRORS:
                 raise
@@ -180,19 +90,27 @@ class OutblasGroup(TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the commands in their parts, each with its summary."""
-        for part in PARTS:
+        for part in parts():
             with formatter.section(part.title):
-                formatter.write_dl(list(part.commands.items()), col_max=20)
+                formatter.write_dl([(name, one.summary) for name, one in part.commands.items()], col_max=20)
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of all commands in the order of the help page, ``doctor`` first."""
-        return [name for name in SUMMARIES if name in self.commands]
+        return [name for name in commands() if name in self.commands]
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command that the arguments name. Without outblas-lab, an unknown name says what to install."""
+        if args and args[0] not in self.commands and not entry_points(COMMANDS):
+            wrong = f"no command {args[0]!r} is in outblas itself"
+            raise ToolchainMissing(wrong, ", ".join(commands()), f"for more commands {lab_hint()}")
+        return super().resolve_command(ctx, args)
 
 
 def _is_resumable(context: Any) -> bool:
     """Return True if the running command keeps what it has recorded."""
     names = [word for word in context.meta.get(_WORDS, ()) if not word.startswith("-")][:2]
-    return bool(RESUMABLE & {" ".join(names), *names[:1]})
+    command = commands().get(names[0]) if names else None
+    return command is not None and bool({" ".join(names), *names[:1]}.intersection(command.resumable))
 
 
 def _is_help(error: Any) -> bool:

@@ -22,11 +22,12 @@ from outblas.core.clean_text import clean_sizes, clean_text
 from outblas.core.config import LAUNCHES, Launch
 from outblas.core.errors import EXIT_ERROR as EXIT_ERROR
 from outblas.core.errors import OutblasError, UsageError, unknown_name
+from outblas.core.lab_parts import part
 from outblas.core.problem import Problem
 from outblas.runtime.device import default_recording
 
 if TYPE_CHECKING:
-    from outblas.bench.pool.worker_plan import WorkerPlan
+    from outblas.bench.judged_workers import Workers
 
 
 class CleanConsole(Console):
@@ -258,7 +259,7 @@ def integers(option: str, text: str) -> tuple[int, ...]:
 
 def worker_plan(
     workers: str | None, device: str | None, gpus: str | None, count: int | None, ray_address: str | None
-) -> WorkerPlan | None:
+) -> Workers | None:
     """Return the workers that the options name; None means the single worker of ``--device``.
 
     Args:
@@ -271,16 +272,16 @@ def worker_plan(
     Raises:
         UsageError: the options contradict each other, or one of them needs ``--workers``.
         DeviceError: a GPU does not exist.
+        ToolchainMissing: outblas-lab, which has the workers, is not installed.
     """
     if workers is None:
         for option, value in (("--gpus", gpus), ("--worker-count", count), ("--ray-address", ray_address)):
             if value is not None:
                 raise UsageError(f"{option} without --workers", "--workers local or ray with it", "add --workers")
         return None
-    from outblas.bench.pool.worker_plan import make_plan
-
     indices = None if gpus is None else parse_indices("--gpus", gpus)
-    return make_plan(workers, device, indices, count, ray_address)
+    plan: Workers = part("workers", "--workers")(workers, device, indices, count, ray_address)
+    return plan
 
 
 def suite_problems(

@@ -121,7 +121,7 @@ class TuneDocument(Document):
     launches: list[TunedLaunch] = Field(description="outcome per launch option")
     library: str | None = Field(description="path of the library; null: the library in use had all of --model")
     result: str | None = Field(description="path of the result file; null as for the library")
-    report: str | None = Field(description="path of the report; null as for the library")
+    report: str | None = Field(description="path of the report; null as for the library, and without outblas-lab")
     installed: str | None = Field(description="path of the user's library that took the winners; null: none did")
 
 
@@ -152,17 +152,6 @@ class EvalDocument(Document):
     facts: dict[str, Any] = Field(
         description="all other lines of the text by name, e.g. mode, proof, floor_us, written"
     )
-
-
-class ResultsDocument(Document):
-    """``outblas results --json``: the published figures."""
-
-    schema_: Literal["outblas-results"] = Field(
-        default="outblas-results", serialization_alias="schema", description="name of the schema"
-    )
-    rows: list[dict[str, Any]] = Field(description="rows of summary.json")
-    written: list[str] = Field(description="files that --write wrote")
-    stale: list[str] = Field(description="lines of --check, one for each stale file")
 
 
 class CapturedProblem(BaseModel, extra="forbid"):
@@ -209,45 +198,14 @@ class TryDocument(Document):
     library: str | None = Field(description="path of the library that was tuned for the program; null: none was")
 
 
-class ScoreFigure(BaseModel, extra="forbid"):
-    """The regret of an agent after a number of measurements."""
-
-    agent: str = Field(description="path of the agent file, or name of a baseline")
-    measurements: int = Field(description="measurements per problem and launch option; 0: the first proposal")
-    regret: float = Field(description="1 / geometric mean of (best recorded time / time of the choice), minus 1")
-    low: float = Field(description="lower end of its 95% interval over problems")
-    high: float = Field(description="upper end")
-    found: float = Field(description="share of searches whose choice passes, 0 to 1")
-
-
-class ScoreDocument(Document):
-    """``outblas recording score --json``: an agent file on held-out problems, beside baselines."""
-
-    schema_: Literal["outblas-score"] = Field(
-        default="outblas-score", serialization_alias="schema", description="name of the schema"
-    )
-    agent: str = Field(description="path of the agent file")
-    agent_sha256: str = Field(description="SHA-256 of the file")
-    recording: str = Field(description="name or path of the recording")
-    recording_sha256: str = Field(description="SHA-256 of its matrix")
-    split: str = Field(description="kind of the split")
-    split_seed: int | None = Field(description="seed of the split; null for a private one")
-    training: int = Field(description="problems that an agent may learn from")
-    searched: int = Field(description="held-out problems that were searched")
-    noise_regret: float | None = Field(description="regret of the fastest recorded kernels under the recording's noise")
-    scores: list[ScoreFigure] = Field(description="every agent after every number of measurements, the file first")
-
-
 DOCUMENTS: tuple[type[Document], ...] = (
     DoctorDocument,
     CalibrateDocument,
     ListDocument,
     TuneDocument,
     EvalDocument,
-    ResultsDocument,
     CaptureDocument,
     TryDocument,
-    ScoreDocument,
 )
 
 

@@ -10,6 +10,7 @@ import typer
 
 from outblas.cli import common
 from outblas.cli.common import AccOption, DtypeOption, JsonOption, LayoutOption, QpsOption, number, out
+from outblas.core.lab_parts import part
 from outblas.core.problem import Problem
 from outblas.runtime.device import require_gpus
 
@@ -46,7 +47,7 @@ def evaluate(
     common.folder("--base-dir", base_dir)
     if file is not None:
         common.check_mode(mode, target_qps, ("offline",))
-        _free(problem, file, base_dir, gpu_device_id, json_out)
+        part("eval-file", "--file")(problem, file, base_dir, gpu_device_id, json_out)
         return
     common.check_mode(mode, target_qps, ("offline", "server"))
     common.not_negative("--warmup-seconds", warmup_seconds)
@@ -57,29 +58,10 @@ def evaluate(
 
     with common.err.status(f"{problem.key}: proving, then timing for about {benchmark_seconds:g} s ..."):
         result = run_eval(problem, mode, target_qps, warmup_seconds, benchmark_seconds, base_dir, gpu)
-    _answer(problem, result, json_out)
+    answer(problem, result, json_out)
 
 
-def _free(problem: Problem, file: Path, base_dir: Path, gpu_index: int, json_out: bool) -> None:
-    """Evaluate a free kernel. Exit with 2 unless it passed, or compiled on a machine without a GPU."""
-    from outblas.bench.eval_file import eval_file
-    from outblas.core.evaluation import Status
-    from outblas.jail.confinement import report
-    from outblas.runtime.device import gpu_count
-
-    live = gpu_count() > 0
-    if live:
-        for line in report():
-            common.err.print(f"jail: {line.part}: {line.words}", markup=False)
-        require_gpus((gpu_index,))
-    with common.err.status(f"{problem.key}: compiling{', proving, timing' if live else ''} ..."):
-        result = eval_file(problem, file, gpu_index if live else None, base_dir)
-    _answer(problem, result, json_out)
-    if result["status"] not in (Status.PASSED.value, Status.LEFT_OUT.value):
-        raise typer.Exit(common.EXIT_ERROR)
-
-
-def _answer(problem: Problem, result: Mapping[str, Any], json_out: bool) -> None:
+def answer(problem: Problem, result: Mapping[str, Any], json_out: bool) -> None:
     """Print a result as text, or as a JSON document."""
     if not json_out:
         show(problem, result)

@@ -76,10 +76,11 @@ def _suite_words(entry: ListedSuite) -> str:
 
 def _agents() -> list[ListedAgent]:
     from outblas.cli.documents import ListedAgent
-    from outblas.search.agents.agent_registry import EXTRAS, agent_summaries
+    from outblas.search.agents.agent_registry import agent_extras, agent_summaries
 
+    extras = agent_extras()
     return [
-        ListedAgent(name=name, summary=text, extra=EXTRAS.get(name, "")) for name, text in agent_summaries().items()
+        ListedAgent(name=name, summary=text, extra=extras.get(name, "")) for name, text in agent_summaries().items()
     ]
 
 

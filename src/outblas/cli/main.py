@@ -14,7 +14,8 @@ from typing import Annotated, Any
 
 import typer
 
-from outblas.cli.command_group import SUMMARIES, OutblasGroup
+from outblas.cli.command_group import OutblasGroup
+from outblas.cli.command_table import PARTS, commands
 from outblas.cli.common import err, out
 from outblas.core.version import __version__
 
@@ -39,45 +40,15 @@ def main(
         logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(name)s: %(message)s")
 
 
-#: Command -> its function, or the group of its commands, as MODULE:NAME in this package.
-COMMANDS = {
-    "doctor": "doctor:doctor",
-    "calibrate": "calibrate:calibrate",
-    "eval": "eval:evaluate",
-    "try": "try_program:try_program",
-    "capture": "capture:capture",
-    "tune": "tune:tune",
-    "explain": "explain:explain",
-    "export": "export:export",
-    "report": "report:report",
-    "list": "listing:listing",
-    "compare": "compare:compare",
-    "train": "train:train",
-    "sweep": "train:sweep",
-    "recipe": "study.recipe_command:recipe",
-    "recording": "study.recording_group:recording",
-    "evolve": "evolve:evolve",
-    "train-llm": "train_llm:train_llm",
-    "mcp": "mcp:mcp",
-    "export-t4": "study.t4:export_t4",
-    "import-t4": "study.t4:import_t4",
-    "bench": "bench:bench",
-    "record": "record:record",
-    "contribute": "contribute:contribute",
-    "profile": "profile:profile",
-    "results": "results:results",
-    "build-library": "build_library:build_library",
-    "fit": "fit:fit",
-}
-#: Command -> the text below its help.
-EPILOGS = {"build-library": "build_library:STEPS_HELP"}
+#: The commands of this package by name.
+OWN = {name: command for part in PARTS for name, command in part.commands.items()}
 
 
 def app_of(names: Iterable[str]) -> typer.Typer:
     """Return the ``outblas`` command with some of its commands; only they are imported.
 
     Args:
-        names: names in :data:`COMMANDS`.
+        names: names of :func:`outblas.cli.command_table.commands`; others are left out.
     """
     app = typer.Typer(
         name="outblas",
@@ -89,12 +60,13 @@ def app_of(names: Iterable[str]) -> typer.Typer:
     )
     app.callback()(main)
     for name in names:
-        found, summary = _imported(COMMANDS[name]), SUMMARIES[name]
+        command = OWN[name] if name in OWN else commands()[name]
+        found = _imported(command.place)
         if isinstance(found, typer.Typer):
-            app.add_typer(found, name=name, short_help=summary)
+            app.add_typer(found, name=name, short_help=command.summary)
         else:
-            epilog = _imported(EPILOGS[name]) if name in EPILOGS else None
-            app.command(name, short_help=summary, epilog=epilog)(found)
+            epilog = _imported(command.epilog) if command.epilog else None
+            app.command(name, short_help=command.summary, epilog=epilog)(found)
     return app
 
 
@@ -108,16 +80,19 @@ def names_for(arguments: Sequence[str], environment: Mapping[str, str]) -> Itera
     options = list(takewhile(lambda word: word.startswith("-"), arguments))
     named = arguments[len(options) :][:1]
     asks_all = not {"-h", "--help"}.isdisjoint(options) or any(name.endswith("_COMPLETE") for name in environment)
-    return COMMANDS if asks_all or not COMMANDS.keys() & named else named
+    if named and named[0] in OWN and not asks_all:  # without a look at entry points
+        return named
+    known = commands()
+    return known if asks_all or not known.keys() & named else named
 
 
 def _imported(place: str) -> Any:
     module, _, name = place.partition(":")
-    return getattr(importlib.import_module(f"outblas.cli.{module}"), name)
+    return getattr(importlib.import_module(module), name)
 
 
 def __getattr__(name: str) -> Any:
     if name != "app":
         raise AttributeError(name)
-    globals()[name] = app_of(COMMANDS)
+    globals()[name] = app_of(commands())
     return globals()[name]

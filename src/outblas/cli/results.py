@@ -61,7 +61,8 @@ def results(
     written = [str(path) for path in publish(directory)] if write else []
     stale = check_published(directory) if check else []
     if json_out:
-        from outblas.cli.documents import ResultsDocument, print_document
+        from outblas.cli.documents import print_document
+        from outblas.cli.lab_documents import ResultsDocument
 
         print_document(ResultsDocument(rows=rows, written=written, stale=stale))
     for path in [] if json_out else written:

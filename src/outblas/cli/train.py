@@ -15,7 +15,7 @@ from outblas.core.errors import UsageError, unknown_name
 
 if TYPE_CHECKING:
     from outblas.learn.train.train_ppo import PpoSettings
-    from outblas.learn.train.training_part import TrainingPart
+    from outblas.records.recording import TrainingPart
 
 #: Values of ``--env``.
 ENVIRONMENTS = ("candidates", "knobs")
@@ -145,8 +145,7 @@ def _parts(names: list[str] | None, most: int | None = None) -> list[TrainingPar
         most: greatest number of problems of each, stratified; None: all.
     """
     from outblas.core.suites import sample
-    from outblas.learn.train.training_part import TrainingPart
-    from outblas.records.recording import Recording
+    from outblas.records.recording import Recording, TrainingPart
 
     loaded = [Recording.load(name) for name in names or [common.DEFAULT_RECORDING]]
     problems = [

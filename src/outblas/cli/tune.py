@@ -30,6 +30,8 @@ from outblas.cli.common import (
 )
 from outblas.cli.tune_sources import check_sources, named_problems, ranges_and_others
 from outblas.core.errors import UsageError
+from outblas.core.install_hint import lab_hint
+from outblas.core.lab_parts import find_part
 from outblas.core.weight import Weight
 from outblas.runtime.device import Device, parse_device
 
@@ -185,7 +187,6 @@ def _run(
 
     ``more`` is called with the library installed; it returns the number of gates that it has tuned.
     """
-    from outblas.publish.html.tune_page import write_report
     from outblas.search.tune_run import run_tune
 
     with common.progress_bar("tune") as progress:
@@ -201,15 +202,18 @@ def _run(
     if not json_out:
         _print_outcome(outcome, ranked)
     installed = _install(outcome, request, json_out) if install else None
-    write_report(files.path, files.report)
+    write_report = find_part("report")
+    if write_report is not None:
+        write_report(files.path, files.report)
     gates = 0
     try:
         gates = more()
     finally:  # the products are tuned, whatever becomes of the gates
         if json_out:
-            _print_document(outcome, ranked, installed, gates)
+            _print_document(outcome, ranked, installed, gates, write_report is not None)
         else:
-            out.print(f"report:  {files.report}", markup=False)
+            report = files.report if write_report else f"none; {lab_hint()}"
+            out.print(f"report:  {report}", markup=False)
 
 
 class _Work:
@@ -255,7 +259,9 @@ class _Work:
             err.print(f"resuming: {self._kept} measurements of {self._path} are kept", markup=False)
 
 
-def _print_document(outcome: TuneOutcome, ranked: Sequence[TimeShare], installed: Path | None, gates: int) -> None:
+def _print_document(
+    outcome: TuneOutcome, ranked: Sequence[TimeShare], installed: Path | None, gates: int, reported: bool
+) -> None:
     from outblas.cli.documents import TunedLaunch, TuneDocument, print_document
     from outblas.search.time_shares import weighted_speedup
 
@@ -278,7 +284,7 @@ def _print_document(outcome: TuneOutcome, ranked: Sequence[TimeShare], installed
         launches=launches,
         library=str(files.library),
         result=str(files.result),
-        report=str(files.report),
+        report=str(files.report) if reported else None,
         installed=None if installed is None else str(installed),
     )
     print_document(document)

@@ -13,11 +13,13 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
 from outblas.core.errors import RecordError, UsageError
 from outblas.core.files import user_data_folder, write_json
+from outblas.core.lab_parts import find_part
 from outblas.core.plain_files import read_json
 from outblas.core.roofline import Gpu
 
@@ -333,7 +335,7 @@ def data_of_architecture(name: str, kind: str, ending: str) -> Any | None:
         return None
     known = [r.gpu for other, r in packaged_records().items() if has_data(other, kind, ending)]
     known = [gpu for gpu in known if gpu.arch == record.gpu.arch]
-    return resources.files("outblas") / "data" / kind / f"{nearest(record.gpu, known).name}{ending}" if known else None
+    return packaged_data(kind) / f"{nearest(record.gpu, known).name}{ending}" if known else None
 
 
 def has_data(name: str, kind: str, ending: str) -> bool:
@@ -344,5 +346,17 @@ def has_data(name: str, kind: str, ending: str) -> bool:
         kind: folder of the data in the package, as for :func:`nearest_with_data`.
         ending: end of the file's name, as for :func:`nearest_with_data`.
     """
-    place = resources.files("outblas") / "data" / kind / f"{name}{ending}"
+    place = packaged_data(kind) / f"{name}{ending}"
     return place.is_file() if ending else place.is_dir()
+
+
+def packaged_data(kind: str) -> Traversable:
+    """Return the folder of packaged data: this package's if it has the kind, else that of outblas-lab.
+
+    Args:
+        kind: name of the folder, e.g. ``models``; ``recordings`` and ``policies`` come with outblas-lab. It may be
+            missing.
+    """
+    own = resources.files("outblas") / "data" / kind
+    labs = None if own.is_dir() else find_part("data")
+    return own if labs is None else labs / kind

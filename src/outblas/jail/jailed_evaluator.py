@@ -53,6 +53,10 @@ class FreeOptions:
     prepare: str | None = _PREPARE
     compilers: int | None = None
 
+    def evaluator(self, options: Options, step_timeout_s: float) -> JailedEvaluator:
+        """Return a new evaluator with these limits."""
+        return JailedEvaluator(options, step_timeout_s, self)
+
 
 class JailedEvaluator:
     """Evaluate free kernels on one GPU, in jailed workers that live for one batch.
@@ -83,14 +87,16 @@ class JailedEvaluator:
         if self._spare is not None:
             self._spare.close()
 
-    def evaluate(
-        self, problem: Problem, kernels: Sequence[FreeKernel]
-    ) -> Iterator[tuple[Evaluation, Baselines | None]]:
+    def evaluate(self, problem: Problem, kernels: Sequence[Any]) -> Iterator[tuple[Evaluation, Baselines | None]]:
         """Compile all kernels, then run those that pass the static gate; yield one answer per kernel.
 
         It is a generator: nothing happens before the first answer is taken. Kernels that fail before they run come
         first, in their order. Their baselines are None. A kernel that fails raises no error; its evaluation has the
         status, such as ``COMPILE_ERROR``.
+
+        Args:
+            problem: the product to compute.
+            kernels: free kernels.
 
         Yields:
             (evaluation, baselines of the same rounds or None).
@@ -108,6 +114,10 @@ class JailedEvaluator:
                 built.append(found)
         for batch in self._batches(built):
             yield from self._run(problem, batch)
+
+    def may_falsify(self, kernel: Any) -> bool:
+        """Return whether a kernel runs in its judge's process: one of form ``host`` does."""
+        return bool(kernel.launch.form == "host")
 
     def _examined(self, problem: Problem, kernels: Sequence[FreeKernel]) -> Iterator[BuiltKernel | Evaluation]:
         """Compiled on all cores; each compiler is a process of its own."""

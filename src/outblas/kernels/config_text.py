@@ -8,9 +8,11 @@ from typing import Any
 
 from outblas.core.config import Candidate, KernelConfig, config_name, knob_schema
 from outblas.core.errors import ConfigError
-from outblas.kernels.custom.free_kernel import FAMILY as FREE
-from outblas.kernels.custom.free_kernel import FreeKernel
+from outblas.core.lab_parts import part
 from outblas.kernels.families.registry import FAMILIES
+
+#: Family of free kernels, which outblas-lab defines.
+FREE = "free"
 
 
 @functools.lru_cache(maxsize=1 << 14)  # files name the same kernels again and again
@@ -43,8 +45,12 @@ def config_from_json(data: dict[str, Any]) -> Candidate:
     Raises:
         ConfigError: as :func:`template_from_json`.
         ContractError: the text of a free kernel breaks the contract or is missing.
+        ToolchainMissing: it is a free kernel, and outblas-lab is not installed.
     """
-    return FreeKernel.parse(data.get("text", "")) if data.get("family") == FREE else template_from_json(data)
+    if data.get("family") != FREE:
+        return template_from_json(data)
+    found: Candidate = part("free", "a free kernel").parse(data.get("text", ""))
+    return found
 
 
 def template_from_json(data: dict[str, Any]) -> KernelConfig:

@@ -10,7 +10,6 @@ import io
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import numpy as np
 from outblas.core.config import KernelConfig
 from outblas.core.errors import RecordError, UsageError
 from outblas.core.files import write_atomic
+from outblas.core.gpu_records import packaged_data
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.learn.array_file import DAMAGED, read_arrays, single
@@ -85,7 +85,7 @@ class Policy:
             RecordError: the file has another version or other inputs, is truncated, or predicts no finite numbers.
         """
         text = os.fspath(path_or_name)
-        packaged = resources.files("outblas") / "data" / "policies" / f"{text}.npz"
+        packaged = packaged_data("policies") / f"{text}.npz"
         path = packaged if packaged.is_file() else Path(text)
         if not path.is_file():
             raise UsageError(f"no policy {text!r}", "a packaged name or an .npz file", "train one: outblas train")

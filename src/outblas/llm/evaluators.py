@@ -21,7 +21,7 @@ from outblas.jail.offline_evaluators import NOT_RUN, CompileOnlyEvaluator, Recor
 from outblas.kernels.custom.free_kernel import FreeKernel
 
 if TYPE_CHECKING:
-    from outblas.bench.pool.worker_plan import WorkerPlan
+    from outblas.bench.judged_workers import Workers
 
 COMPILE_ONLY = "compile"
 
@@ -40,7 +40,7 @@ class EvaluatorChoice:
 
     name: str
     gpu_index: int | None = None
-    workers: WorkerPlan | None = None
+    workers: Workers | None = None
 
     def __str__(self) -> str:
         return self.name
@@ -51,7 +51,7 @@ class EvaluatorChoice:
         return self.gpu_index is not None or self.workers is not None
 
 
-def choose_workers(plan: WorkerPlan) -> EvaluatorChoice:
+def choose_workers(plan: Workers) -> EvaluatorChoice:
     """Return the evaluator of several workers. Its name is ``cuda``, so a run may resume on other GPUs.
 
     Args:
@@ -121,14 +121,13 @@ def open_chosen_evaluator(place: EvaluatorChoice, gpu: str | None = None) -> Ite
         ToolchainMissing: a package that the evaluator needs is not installed.
     """
     if place.workers is not None:
-        from outblas.bench.pool.worker_plan import open_pool
-
-        with open_pool(place.workers) as pool:
+        with place.workers.open() as pool:
             yield pool
     elif place.gpu_index is not None:
         from outblas.bench.live_evaluator import LiveEvaluator
+        from outblas.jail.jailed_evaluator import FreeOptions
 
-        with LiveEvaluator(place.gpu_index) as live:
+        with LiveEvaluator(place.gpu_index, free=FreeOptions()) as live:
             yield live
     elif place.name == COMPILE_ONLY:
         yield WithTemplates(CompileOnlyEvaluator(reference_gpu() if gpu is None else packaged_gpu(gpu)), ())

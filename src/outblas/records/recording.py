@@ -376,3 +376,16 @@ def _merge(parts: list[Recording]) -> Recording:
         {"gpu": parts[0].provenance.get("gpu"), "parts": [part.provenance for part in parts]},
         chosen,
     )
+
+
+@dataclass(frozen=True)
+class TrainingPart:
+    """Problems of a recording for a training.
+
+    Attributes:
+        recording: measurements of one GPU.
+        problems: recorded problems; a training reads no others.
+    """
+
+    recording: Recording
+    problems: tuple[Problem, ...]

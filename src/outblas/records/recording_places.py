@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import os
-from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import cast
 
 from outblas.core.errors import UsageError
+from outblas.core.gpu_records import packaged_data
+from outblas.core.install_hint import lab_hint
 from outblas.records.recording_files import CELLS
 
 
 def packaged() -> list[str]:
-    """Return the sorted names of the recordings that come with the package: ``["h100", "h200"]``."""
+    """Return the sorted names of the recordings of outblas-lab, ``["h100", "h200"]``; empty without it."""
     root = _package_root()
     return sorted(d.name for d in root.iterdir() if d.is_dir()) if root.is_dir() else []
 
 
 def _package_root() -> Traversable:
-    return resources.files("outblas") / "data" / "recordings"
+    return packaged_data("recordings")
 
 
 def find_recordings(path_or_name: str | os.PathLike[str]) -> list[tuple[Traversable, str]]:
@@ -44,9 +45,10 @@ def find_recordings(path_or_name: str | os.PathLike[str]) -> list[tuple[Traversa
     # A name that starts with a dot belongs to an interrupted write.
     stems = [n.removesuffix(CELLS) for n in names if n.endswith(CELLS) and not n.startswith(".")]
     if not stems:
+        known = packaged()
         raise UsageError(
             f"no recording {text!r}",
-            f"a packaged name ({', '.join(packaged()) or 'none in this installation'}) or a folder of *{CELLS}",
-            "check the name, or make one with: outblas record",
+            f"a packaged name ({', '.join(known)}) or a folder of *{CELLS}" if known else f"a folder of *{CELLS}",
+            "check the name, or make one with: outblas record" if known else f"for packaged ones {lab_hint()}",
         )
     return [(folder, stem) for stem in stems]

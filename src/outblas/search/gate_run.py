@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from outblas.bench.pool.worker_plan import make_plan
+from outblas.bench.judged_workers import OneGpu
 from outblas.records import user_library
 from outblas.records.library import Library
 from outblas.search.intervals.gate_ranges import gate_plan, lacking_gates, rivals_sha, surely_faster
@@ -44,7 +44,7 @@ def tune_gates(
     if request.seconds is not None and request.seconds <= 0:
         say("the time is up before the gates; the same command goes on")
         return 0
-    workers = gate_plan(request.workers or make_plan("local", gpus=[index]), ranges, library)
+    workers = gate_plan(request.workers or OneGpu(request.device), ranges, library)
     path = request.path.with_name(f"{request.path.name}_gates_{rivals_sha(workers)[:8]}")  # other rivals, another run
     outcome = run_tune(replace(request, path=path, workers=workers, ranges=ranges, suite="gates"), told=told)
     finished = {asked.weight for asked in ranges.ranges[: len(ranges.ranges) - outcome.open_weights]}

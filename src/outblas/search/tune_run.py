@@ -46,7 +46,7 @@ from outblas.search.tune_folder import provenance_of as provenance_of
 from outblas.search.tune_result import result_rows
 
 if TYPE_CHECKING:
-    from outblas.bench.pool.worker_plan import WorkerPlan
+    from outblas.bench.judged_workers import Workers
 
 #: Called with the folder of a run and the number of measurements that it has.
 Begun = Callable[[Path, int], None]
@@ -109,7 +109,7 @@ class TuneRequest:
     device: Device
     path: Path
     command: str
-    workers: WorkerPlan | None = None
+    workers: Workers | None = None
     budgets: Mapping[Problem, int] | None = None
     seconds: float | None = None
     ranges: RangesRequest = RangesRequest()
@@ -315,7 +315,7 @@ def _search_options(request: TuneRequest, clock: Callable[[], float]) -> SearchO
 
 
 @contextmanager
-def open_evaluator(device: Device, recording: Recording | None, workers: WorkerPlan | None) -> Iterator[Evaluator]:
+def open_evaluator(device: Device, recording: Recording | None, workers: Workers | None) -> Iterator[Evaluator]:
     """Open the evaluator of a run; it is closed at the end of the ``with`` block.
 
     Args:
@@ -327,9 +327,7 @@ def open_evaluator(device: Device, recording: Recording | None, workers: WorkerP
         The evaluator: a pool of the workers, a replay of the recording, or the live GPU.
     """
     if workers is not None:
-        from outblas.bench.pool.worker_plan import open_pool
-
-        with open_pool(workers) as pool:
+        with workers.open() as pool:
             yield pool
         return
     if recording is not None:
@@ -376,11 +374,11 @@ def _open(files: RunFiles, settings: TuneSettings, command: str, stamp: Mapping[
 def _origin(evaluator: Evaluator, device: Device, recording: Recording | None, command: str) -> dict[str, Any]:
     """Provenance of the figures: the recording's where one was replayed, with the command that replayed it."""
     if recording is None:
-        from outblas.bench.pool.gpu_pool import PoolEvaluator
         from outblas.records.provenance import collect_provenance
 
-        if isinstance(evaluator, PoolEvaluator):
-            return {"provenance": evaluator.provenance(command)}
+        told = getattr(evaluator, "provenance", None)  # of workers, which may be on other machines
+        if told is not None:
+            return {"provenance": told(command)}
         return {"provenance": collect_provenance(command, device.gpu_index or 0)}
     recorded = recording.provenance
     measured = {field: provenance_field(recorded, field) for field in PROVENANCE_FIELDS}

@@ -80,10 +80,14 @@ class BackgroundCompiler:
         gpu: target of the compilation.
         jobs: number of processes; None: one per usable core but two, from 1 to 16.
         least: number of new kernels that must have come together before the processes start. Default: 4.
+        epilogue: what the kernels compute after the product.
     """
 
-    def __init__(self, gpu: Gpu, jobs: int | None = None, least: int = MIN_KERNELS_FOR_PROCESSES) -> None:
-        self._gpu, self._jobs, self._least = gpu, jobs, least
+    def __init__(
+        self, gpu: Gpu, jobs: int | None = None, least: int = MIN_KERNELS_FOR_PROCESSES,
+        epilogue: Epilogue = NO_EPILOGUE,
+    ) -> None:  # fmt: skip
+        self._gpu, self._jobs, self._least, self._epilogue = gpu, jobs, least, epilogue
         self._seen: set[KernelKind] = set()
         self._few: dict[KernelKind, Source] = {}
         self._begun: dict[KernelKind, Future[None]] = {}
@@ -105,7 +109,7 @@ class BackgroundCompiler:
 
         arch = architecture(self._gpu)
         for kind, (problem, config) in _unseen(pairs, self._seen, self._gpu).items():
-            source = make_source(problem, config)
+            source = make_source(problem, config, self._epilogue)
             if not is_compiled(source, arch):
                 self._few[kind] = source
         if self._few and (self._pool is not None or len(self._few) >= self._least):

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Union
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Protocol, Union
 
-from outblas.core.config import Candidate, KernelConfig, KernelKind
+from outblas.core.config import Candidate, KernelKind
 from outblas.core.problem import Problem
-from outblas.core.rivals import BASELINE_NAMES
 from outblas.core.roofline import Gpu
-from outblas.kernels.epilogue import NO_EPILOGUE, Epilogue
-
-if TYPE_CHECKING:
-    from outblas.judge.gates import ProofLevel
 
 Pair = tuple[Problem, Candidate]
 
@@ -28,26 +23,6 @@ class EvaluatorSpec(NamedTuple):
 
     factory: str
     args: tuple[Any, ...] = ()
-
-
-@dataclass(frozen=True)
-class Judging:
-    """Extent of the proof and of the timing in live workers, by the names of :class:`outblas.judge.bench_cell.Options`.
-
-    Attributes:
-        level: extent of the proof, ``full`` or ``cell``.
-        baselines: names of the baselines that are timed beside the candidates.
-        epilogue: what candidates compute after the product.
-        unfused: problem -> kernel that is a rival with one pass more.
-    """
-
-    level: ProofLevel = "full"
-    baselines: tuple[str, ...] = BASELINE_NAMES
-    epilogue: Epilogue = NO_EPILOGUE
-    unfused: Mapping[Problem, KernelConfig] = field(default_factory=dict)
-
-
-DEFAULT_JUDGING = Judging()
 
 
 @dataclass(frozen=True)

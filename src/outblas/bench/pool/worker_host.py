@@ -5,17 +5,15 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
-from dataclasses import fields
 from multiprocessing.connection import Connection
 from typing import Any
 
+from outblas.bench.judged_workers import DEFAULT_JUDGING, Judging
 from outblas.bench.pool.transport import (
-    DEFAULT_JUDGING,
     BaselineNotes,
     EvaluateTask,
     EvaluatorSpec,
     EventKind,
-    Judging,
     QuestionTask,
     Task,
     WorkerAbout,
@@ -43,13 +41,12 @@ def make_live_evaluator(
         judging: extent of the proof, and baselines.
         compilers: compilers of free kernels that run at once; None: one per usable core.
     """
-    from outblas.bench.live_evaluator import LiveEvaluator, Options
+    from outblas.bench.live_evaluator import LiveEvaluator
     from outblas.jail.jailed_evaluator import FreeOptions
-    from outblas.runtime.device import gpu_of_device
 
-    judged = {each.name: getattr(judging, each.name) for each in fields(judging)}
-    options = Options(gpu_index, gpu_of_device(gpu_index), **judged)
-    return LiveEvaluator(gpu_index, options, compile_ahead=compile_ahead, free=FreeOptions(compilers=compilers))
+    return LiveEvaluator(
+        gpu_index, judging.options(gpu_index), compile_ahead=compile_ahead, free=FreeOptions(compilers=compilers)
+    )
 
 
 def make_replay_evaluator(recording: str) -> Evaluator:

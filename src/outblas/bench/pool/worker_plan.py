@@ -6,14 +6,15 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
 
+from outblas.bench.judged_workers import DEFAULT_JUDGING, Judging, Workers
 from outblas.bench.pool import worker_host
 from outblas.bench.pool.compile_queue import Compile
 from outblas.bench.pool.gpu_pool import PoolEvaluator
-from outblas.bench.pool.transport import DEFAULT_JUDGING, EvaluatorSpec, Event, Judging, Pair, Task, Transport
+from outblas.bench.pool.transport import EvaluatorSpec, Event, Pair, Task, Transport
 from outblas.bench.pool.worker_host import serve_connection
 from outblas.core.child_process import ChildProcess
 from outblas.core.config import KernelConfig
@@ -96,7 +97,7 @@ class LocalTransport:
 
 
 @dataclass(frozen=True)
-class WorkerPlan:
+class WorkerPlan(Workers):
     """The workers of a run.
 
     Attributes:
@@ -117,6 +118,13 @@ class WorkerPlan:
 
     def __str__(self) -> str:
         return "cuda" if self.device.recording is None else str(self.device)
+
+    def open(self) -> AbstractContextManager[PoolEvaluator]:
+        """Open the pool of the plan, as :func:`open_pool`."""
+        return open_pool(self)
+
+    def judged(self, judging: Judging) -> WorkerPlan:
+        return replace(self, judging=judging)
 
 
 def make_plan(

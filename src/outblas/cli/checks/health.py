@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import importlib
-import importlib.util
 import os
 import platform
 import shutil
@@ -18,7 +16,8 @@ from pathlib import Path
 from outblas.cli.checks.gpu_data import GpuPart, gpu_library_part, gpu_record_part
 from outblas.core.errors import OutblasError, ToolchainMissing
 from outblas.core.files import try_folder
-from outblas.core.install_hint import install_hint
+from outblas.core.install_hint import install_hint, lab_hint
+from outblas.core.lab_parts import find_part
 from outblas.kernels.source import Source
 from outblas.runtime.native import extension, why_not
 from outblas.runtime.nvrtc import ARCHITECTURES, DEFAULT_CACHE, compile_source, nvrtc_version
@@ -29,12 +28,6 @@ MIN_PYTHON = (3, 11)
 #: A recording, a result file and a cache of a few thousand cubins need less.
 MIN_FREE_BYTES = 1 << 30
 _GPU_EXTRA = install_hint("gpu")
-_EXTRAS = {
-    "rl": ("gymnasium", "optuna", "sb3_contrib", "tensorboard"),
-    "llm": ("openai",),
-    "mcp": ("mcp",),
-    "train-llm": ("trl", "peft", "accelerate", "datasets"),
-}
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76  # CUdevice_attribute
 
 
@@ -88,11 +81,7 @@ def diagnose() -> list[Check]:
         _native_path,
         _nvdisasm,
         lambda: _wheel("nvidia-matmul-heuristics", "nvidia-matmul-heuristics", need),
-        _nvcc,
-        _cutlass,
-        _jail,
-        _canary,
-        *(functools.partial(_extra, extra) for extra in _EXTRAS),
+        *(find_part("checks") or ()),
     ]
     return [_safely(look) for look in looks]
 
@@ -119,7 +108,7 @@ def _recording() -> Check:
     name = "recording"
     recordings = packaged()
     if not recordings:
-        return Check(name, False, "none in this installation", "install the released package", True)
+        return Check(name, None, "none in this installation", f"to replay some {lab_hint()}")
     sizes = []
     for each in recordings:
         try:
@@ -252,70 +241,11 @@ def _nvdisasm() -> Check:
         return Check("nvdisasm", None, error.wrong, f"{error.do} (only cross-checks need it)")
 
 
-def _nvcc() -> Check:
-    from outblas.jail.toolchain import find_nvcc, include_folders
-
-    try:
-        include_folders()
-        found = find_nvcc()
-    except OutblasError as error:
-        return Check("nvcc", None, error.wrong, f"{error.do} (free kernels need it)")
-    return Check("nvcc", True, f"{found.path}, {found.version}")
-
-
-def _cutlass() -> Check:
-    from outblas.jail.toolchain import locate_cutlass
-
-    try:
-        include, version = locate_cutlass()
-    except OutblasError as error:
-        return Check("cutlass", None, error.wrong, f"{error.do} (free kernels that use it need it)")
-    return Check("cutlass", True, f"{version} in {include}")
-
-
-def _jail() -> Check:
-    """Check the limits that would hold a free kernel's worker on this machine."""
-    from outblas.jail.confinement import report
-
-    lines = report()
-    missing = [line for line in lines if not line.on and line.words.startswith(("no ", "needs"))]
-    found = "; ".join(f"{line.part}: {line.words}" for line in lines if line.on)
-    absent = "; ".join(f"{line.part}: {line.words}" for line in lines if not line.on)
-    do = "" if not missing else "run free kernels in a container: " + "; ".join(line.words for line in missing)
-    return Check("jail", None if missing else True, f"{found}. Not covered: {absent}", do)
-
-
-def _canary() -> Check:
-    """Check the outcome of the attacks that a worker tries from inside that jail."""
-    from outblas.jail import canary, landlock, seccomp
-
-    outcomes = canary.run_canary()
-    found = []
-    for title, held in (("held", True), ("got through", False), ("could not be tried", None)):
-        if attacks := [each for each in outcomes if each.held is held]:
-            words = (f"{each.attack} ({each.words})" if held is None else each.attack for each in attacks)
-            found.append(f"{title}: {', '.join(words)}")
-    if not any(each.held is False for each in outcomes):
-        return Check("jail canary", True, "; ".join(found))
-    do = "run free kernels in a container"
-    if not (landlock.abi() and seccomp.available()):
-        return Check("jail canary", None, "; ".join(found), do)
-    return Check("jail canary", False, "; ".join(found), f"{do}, and report this line")
-
-
 def _wheel(name: str, package: str, need: bool) -> Check:
     version = _version(package)
     if version is None:
         return Check(name, False if need else None, "not installed", _GPU_EXTRA)
     return Check(name, True, version)
-
-
-def _extra(extra: str) -> Check:
-    absent = [module for module in _EXTRAS[extra] if importlib.util.find_spec(module) is None]
-    name = f"extra [{extra}]"
-    if absent:
-        return Check(name, None, f"without {', '.join(absent)}", install_hint(extra))
-    return Check(name, True, ", ".join(_EXTRAS[extra]))
 
 
 def _driver() -> tuple[list[_Gpu], tuple[int, int] | None]:

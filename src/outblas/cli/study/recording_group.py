@@ -142,7 +142,8 @@ def _print_table(budgets: Sequence[int], rows: Sequence[Figure]) -> None:
 
 def _print_document(found: Score, request: ScoreRequest, private: bool, rows: Sequence[Figure]) -> None:
     """Print the score as one JSON document; the seed of a private split is not in it."""
-    from outblas.cli.documents import ScoreDocument, ScoreFigure, print_document
+    from outblas.cli.documents import print_document
+    from outblas.cli.lab_documents import ScoreDocument, ScoreFigure
     from outblas.search.compare.compare_stats import noise_regret
     from outblas.search.compare.public_split import PUBLIC_SPLIT
 

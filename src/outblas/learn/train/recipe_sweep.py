@@ -11,7 +11,7 @@ from outblas.learn.train.recipe_evaluator import RecipeCells
 from outblas.learn.train.recipe_training import RecipeSettings, train_by_reward
 from outblas.learn.train.sweep import Progress, finish_trials, open_study, trial_settings
 from outblas.learn.train.train_ppo import TrainingRun
-from outblas.learn.train.training_part import TrainingPart
+from outblas.records.recording import TrainingPart
 
 STUDY_NAME = "recipe"
 #: A trial has from half to twice the episodes of the request: 500 to 2,000 of 1,000.

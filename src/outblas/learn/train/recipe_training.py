@@ -32,7 +32,7 @@ from outblas.learn.train.train_ppo import (
     save_checkpoint,
     wandb_run,
 )
-from outblas.learn.train.training_part import TrainingPart
+from outblas.records.recording import TrainingPart
 
 #: Updates between two checkpoints, and the most points of a curve that are kept.
 CHECKPOINT_EVERY, CURVE_POINTS = 4, 20

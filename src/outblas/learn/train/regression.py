@@ -19,8 +19,8 @@ from outblas.learn.policy import Policy
 from outblas.learn.posterior import Regressor
 from outblas.learn.train.torch_threads import one_thread
 from outblas.learn.train.training_cache import training_cache_folder
-from outblas.learn.train.training_part import TrainingPart, split_parts
-from outblas.records.recording import Recording
+from outblas.learn.train.training_part import split_parts
+from outblas.records.recording import Recording, TrainingPart
 from outblas.records.recording_files import STATUS_CODES
 
 try:

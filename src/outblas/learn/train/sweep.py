@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from outblas.core.errors import ToolchainMissing
 from outblas.core.install_hint import install_hint
 from outblas.learn.train.train_ppo import PpoSettings, TrainingRun, train
-from outblas.learn.train.training_part import TrainingPart
+from outblas.records.recording import TrainingPart
 
 try:
     import optuna

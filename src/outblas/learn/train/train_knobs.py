@@ -28,9 +28,9 @@ from outblas.learn.train.knob_settings import KnobSettings
 from outblas.learn.train.rl_packages import BaseCallback, DummyVecEnv, MaskablePPO, VecMonitor, torch
 from outblas.learn.train.torch_threads import one_thread
 from outblas.learn.train.train_ppo import Progress, TrainingRun, claim_folder, load_checkpoint, save_checkpoint
-from outblas.learn.train.training_part import TrainingPart, split_parts
+from outblas.learn.train.training_part import split_parts
 from outblas.records.provenance import source_commit
-from outblas.records.recording import Recording
+from outblas.records.recording import Recording, TrainingPart
 from outblas.records.replay import ReplayEvaluator
 
 #: Measurements after which a checkpoint is judged: the mean of the log quality at these.

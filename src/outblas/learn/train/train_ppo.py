@@ -30,9 +30,9 @@ from outblas.learn.train.policy_quality import recorded_searches, search_qualiti
 from outblas.learn.train.regression import RegressSettings, cached_regressor
 from outblas.learn.train.rl_packages import BaseCallback, DummyVecEnv, MaskablePPO, VecMonitor, torch
 from outblas.learn.train.torch_threads import one_thread
-from outblas.learn.train.training_part import TrainingPart, split_parts
+from outblas.learn.train.training_part import split_parts
 from outblas.records.provenance import source_commit
-from outblas.records.recording import Recording
+from outblas.records.recording import Recording, TrainingPart
 from outblas.records.replay import ReplayEvaluator
 
 #: Updates between two checkpoints.

@@ -11,7 +11,7 @@ from typing import Any
 
 from outblas.core.config import config_name
 from outblas.learn.policy import input_names
-from outblas.learn.train.training_part import TrainingPart
+from outblas.records.recording import TrainingPart
 from outblas.runtime.cubin import default_directory
 
 

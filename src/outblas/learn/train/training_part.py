@@ -3,28 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
-from outblas.core.problem import Problem
-from outblas.records.recording import Recording
+from outblas.records.recording import TrainingPart
 
 #: Share of the (N, K) that is set apart, to judge by what is built on a regressor.
 HELD_BACK_SHARE = 0.1
-
-
-@dataclass(frozen=True)
-class TrainingPart:
-    """Problems of a recording for a training.
-
-    Attributes:
-        recording: measurements of one GPU.
-        problems: recorded problems; a training reads no others.
-    """
-
-    recording: Recording
-    problems: tuple[Problem, ...]
 
 
 def split_parts(parts: Sequence[TrainingPart], seed: int) -> tuple[list[TrainingPart], list[TrainingPart]]:

@@ -189,20 +189,21 @@ def evaluator_of(device: str, proof: str = "full") -> Iterator[Evaluator]:
         raise UsageError(f"--proof {proof!r}", " or ".join(get_args(ProofLevel)), "pass one of them")
     place = parse_evaluator(device)
     if place.workers is not None:
-        from outblas.bench.pool.transport import Judging
+        from outblas.bench.judged_workers import Judging
 
         judging = Judging(proof, RIVALS)  # type: ignore[arg-type]  # checked above
-        place = replace(place, workers=replace(place.workers, judging=judging))
+        place = replace(place, workers=place.workers.judged(judging))
     if place.gpu_index is None:
         with open_chosen_evaluator(place) as evaluator:
             yield evaluator
         return
     from outblas.bench.live_evaluator import LiveEvaluator
+    from outblas.jail.jailed_evaluator import FreeOptions
     from outblas.judge.bench_cell import Options
     from outblas.runtime.device import gpu_of_device
 
     index = place.gpu_index
     options = Options(index, gpu_of_device(index), level=proof, baselines=RIVALS)  # type: ignore[arg-type]
-    with LiveEvaluator(index, options) as live:
+    with LiveEvaluator(index, options, free=FreeOptions()) as live:
         live.start()
         yield live

@@ -76,6 +76,7 @@ def variable_table() -> str:
 def agent_table() -> str:
     """Return every search agent with the first sentence of its docstring and the extra that it needs."""
     lines = ["| agent | method | extra |", "| --- | --- | --- |"]
+    extras = agent_registry.agent_extras()
     for name, summary in agent_registry.agent_summaries().items():
-        lines.append(f"| `{name}` | {_markdown(summary)} | {agent_registry.EXTRAS.get(name, '–')} |")
+        lines.append(f"| `{name}` | {_markdown(summary)} | {extras.get(name, '–')} |")
     return "\n".join(lines)

@@ -1,59 +1,42 @@
-"""Search agents by name: one file and one line in :data:`AGENTS` each."""
+"""Search agents by name: one file and one line in a table each. outblas-lab adds a table (``outblas.agents``)."""
 
 from __future__ import annotations
 
 import ast
 import re
-from importlib import import_module, resources
+from importlib import import_module, util
+from pathlib import Path
 
+from outblas.core import lab_parts
 from outblas.core.errors import UsageError, unknown_name
+from outblas.core.install_hint import lab_hint
 from outblas.core.roofline import Gpu
 from outblas.search.agents.base import Agent
 
 #: The package of the agents' modules.
 _PACKAGE = Agent.__module__.rpartition(".")[0]
-#: name -> "module:class"; imported on request, since some agents need heavy packages.
-AGENTS: dict[str, str] = {
-    "random": "random_search:RandomSearch",
-    "random-legal": "random_search:RandomLegal",
-    "exhaustive": "random_search:Exhaustive",
-    "heuristic": "heuristic:Heuristic",
-    "evolution": "evolution:EvolutionAgent",
-    "regressor": "regressor:RegressorAgent",
-    "ppo": "ppo:Ppo",
-    "ppo-oneshot": "ppo:PpoOneshot",
-    "knob": "knob:KnobAgent",
-    "greedy": "greedy:Greedy",
-    "tpe": "tpe:Tpe",
-    "surrogate": "surrogate:Surrogate",
-    "nvmmh": "nvmmh:HeuristicsAgent",
-    "recorded": "recorded:RecordedAgent",
-    "transfer": "transfer:Transfer",
-    "nearest": "nearest_shape:NearestShape",
-    "llm": "llm:LanguageModel",
-    "kt-genetic": "kernel_tuner:Genetic",
-    "kt-annealing": "kernel_tuner:Annealing",
-    "kt-local": "kernel_tuner:LocalSearch",
-    "kt-vndx": "kernel_tuner:VariableNeighbourhood",
-    "kt-diffevo": "kernel_tuner:DifferentialEvolution",
+#: name -> "module:class" of this package's agents; imported on request.
+OWN_AGENTS: dict[str, str] = {
+    "random": f"{_PACKAGE}.random_search:RandomSearch",
+    "random-legal": f"{_PACKAGE}.random_search:RandomLegal",
+    "exhaustive": f"{_PACKAGE}.random_search:Exhaustive",
+    "heuristic": f"{_PACKAGE}.heuristic:Heuristic",
+    "recorded": f"{_PACKAGE}.recorded:RecordedAgent",
+    "transfer": f"{_PACKAGE}.transfer:Transfer",
 }
 
 
-#: Extras that agents need; the others need none.
-EXTRAS = {"tpe": "rl", "nvmmh": "gpu", "llm": "llm"} | dict.fromkeys(
-    (name for name in AGENTS if name.startswith("kt-")), "kernel-tuner"
-)
-#: Seconds that an agent prepared itself on one split of the recording h200, on one core (results/h200/compare.parquet).
-#: That of ``knob`` is of journal entry 0063. Where the regressor takes part, 45 s are added for its 16 further epochs
-#: (entry 0093).
-PREPARATION_S = {
-    "knob": 190,
-    "ppo": 175,
-    "ppo-oneshot": 175,
-    "regressor": 110,
-    "heuristic": 65,
-    "surrogate": 110,
-}
+def agents() -> dict[str, str]:
+    """Return name -> "module:class" of all agents that are installed, this package's first."""
+    found = dict(OWN_AGENTS)
+    for table in lab_parts.modules(lab_parts.AGENTS):
+        found |= table.AGENTS
+    return found
+
+
+def agent_extras() -> dict[str, str]:
+    """Return name -> the extra that an agent needs; the others need none."""
+    return {name: extra for table in lab_parts.modules(lab_parts.AGENTS) for name, extra in table.EXTRAS.items()}
 
 
 def agent_summaries() -> dict[str, str]:
@@ -62,21 +45,31 @@ def agent_summaries() -> dict[str, str]:
     Example: ``random`` has ``"Uniform random sampling without replacement."``.
     """
     found = {}
-    for name, place in AGENTS.items():
+    for name, place in agents().items():
         module, _, cls = place.partition(":")
-        tree = ast.parse((resources.files(_PACKAGE) / f"{module}.py").read_text(encoding="utf-8"))
+        spec = util.find_spec(module)
+        assert spec is not None and spec.origin is not None  # of a file
+        tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
         (made,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == cls)
         paragraph = " ".join((ast.get_docstring(made) or "").split("\n\n", 1)[0].split())
         found[name] = re.split(r"(?<=\.)\s+(?=[A-Z])", paragraph, maxsplit=1)[0]
     return found
 
 
-def agent_preparations() -> dict[str, str]:
-    """Return name -> time of its preparation in words, e.g. ``about 65 s on one core of a server`` for ``heuristic``.
+def check_agent(name: str, option: str = "--agent") -> None:
+    """Check that an agent of a name is installed.
 
-    The keys are those of :data:`PREPARATION_S`. The other agents do not learn before they search.
+    Args:
+        name: the name.
+        option: the option that names it, for the error.
+
+    Raises:
+        UsageError: there is no such agent, or it comes with outblas-lab, which is not installed.
     """
-    return {name: f"about {seconds} s on one core of a server" for name, seconds in PREPARATION_S.items()}
+    known = agents()
+    if name not in known:
+        more = "" if lab_parts.entry_points(lab_parts.AGENTS) else f"; for more agents {lab_hint()}"
+        raise unknown_name("agent", name, known, f"pass one of them as {option}{more}")
 
 
 def make_agent(name: str, seed: int, gpu: Gpu) -> Agent:
@@ -85,22 +78,21 @@ def make_agent(name: str, seed: int, gpu: Gpu) -> Agent:
     Its attributes ``name``, ``seed`` and ``gpu`` are the arguments.
 
     Args:
-        name: a key of :data:`AGENTS`, e.g. ``random``, ``ppo`` or ``kt-genetic``; case counts.
+        name: a key of :func:`agents`, e.g. ``random``, ``ppo`` or ``kt-genetic``; case counts.
         seed: seed of the agent's random draws.
         gpu: GPU that the candidates run on.
 
     Raises:
-        UsageError: no agent has that name, it is a Python file, or no model or server is set for ``llm``.
+        UsageError: no installed agent has that name, it is a Python file, or no model or server is set for ``llm``.
         ToolchainMissing: Kernel Tuner (``kt-...``) or ``openai`` (``llm``) is not installed. Agents ``tpe`` and
             ``nvmmh`` raise it at their first proposal only.
     """
     if name.endswith(".py"):
         do = f"compare or score the file: outblas recording score {name}"
         raise UsageError(f"agent file {name}", "the name of an agent, as `outblas list agents` prints them", do)
-    if name not in AGENTS:
-        raise unknown_name("agent", name, AGENTS, "pass one of them as --agent")
-    module, _, cls = AGENTS[name].partition(":")
-    agent = getattr(import_module(f"{_PACKAGE}.{module}"), cls)(seed, gpu)
+    check_agent(name)
+    module, _, cls = agents()[name].partition(":")
+    agent = getattr(import_module(module), cls)(seed, gpu)
     assert isinstance(agent, Agent)
     agent.name = name
     return agent

@@ -14,8 +14,7 @@ from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 
 if TYPE_CHECKING:
-    from outblas.learn.train.training_part import TrainingPart
-    from outblas.records.recording import Recording
+    from outblas.records.recording import Recording, TrainingPart
 
 
 class Agent:

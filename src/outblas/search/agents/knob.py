@@ -61,7 +61,7 @@ class KnobAgent(LaunchTurns):
         from outblas.learn.train.train_knobs import train_knobs
         from outblas.learn.train.train_ppo import TrainingRun
         from outblas.learn.train.training_cache import training_cache_folder
-        from outblas.learn.train.training_part import TrainingPart
+        from outblas.records.recording import TrainingPart
 
         settings, parts = self.recipe(), [TrainingPart(recording, tuple(problems))]
         own = training_cache_folder("knob-policies", parts, asdict(settings))

@@ -16,7 +16,7 @@ from outblas.search.agents.recorded import fastest_recorded, nearest_recording
 from outblas.search.agents.transfer import group_by_core, translate
 
 if TYPE_CHECKING:
-    from outblas.learn.train.training_part import TrainingPart
+    from outblas.records.recording import TrainingPart
 
 #: Similar shapes whose kernels take turns.
 NEIGHBOURS = 8

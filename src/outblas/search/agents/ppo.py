@@ -22,8 +22,7 @@ from outblas.search.agents.base import LaunchTurns, unexplored
 
 if TYPE_CHECKING:
     from outblas.learn.train.train_ppo import PpoSettings
-    from outblas.learn.train.training_part import TrainingPart
-    from outblas.records.recording import Recording
+    from outblas.records.recording import Recording, TrainingPart
 
 #: Environment variable: name or path of the policy to follow, instead of the packaged one.
 POLICY_VARIABLE = "OUTBLAS_POLICY"
@@ -60,7 +59,7 @@ class Ppo(LaunchTurns):
             recording: measurements of ``problems``.
             problems: training problems; a part of them is kept for validation.
         """
-        from outblas.learn.train.training_part import TrainingPart
+        from outblas.records.recording import TrainingPart
 
         self.prepare_across([TrainingPart(recording, tuple(problems))])
 

@@ -15,6 +15,7 @@ from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.records.recording import Recording
 from outblas.records.recording_files import STATUS_CODES, STATUSES
+from outblas.records.recording_places import packaged
 from outblas.search.agents.base import FixedOrder, group_by_launch, interleave
 
 #: Environment variable: name or path of the recording to follow, instead of the GPU's packaged one.
@@ -32,6 +33,11 @@ def nearest_recording(gpu: Gpu) -> Recording:
         RecordError: its files are damaged.
     """
     return Recording.load(os.environ.get(RECORDING_VARIABLE) or nearest_with_data(gpu, "recordings", ""))
+
+
+def nearest_recordings(gpu: Gpu) -> tuple[Recording, ...]:
+    """Return :func:`nearest_recording` alone; none where no recording is named and none is installed."""
+    return (nearest_recording(gpu),) if os.environ.get(RECORDING_VARIABLE) or packaged() else ()
 
 
 def fastest_recorded(recording: Recording, problem: Problem) -> list[KernelConfig]:

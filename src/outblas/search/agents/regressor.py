@@ -11,7 +11,7 @@ from outblas.learn.policy import Policy, greedy_scorer
 from outblas.search.agents.ppo import POLICY_VARIABLE, Ppo, loaded_policy, packaged_policy
 
 if TYPE_CHECKING:
-    from outblas.learn.train.training_part import TrainingPart
+    from outblas.records.recording import TrainingPart
 
 
 class RegressorAgent(Ppo):

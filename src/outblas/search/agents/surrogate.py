@@ -19,7 +19,7 @@ from outblas.records.recording import Recording
 from outblas.search.agents.base import LaunchTurns, unexplored
 
 if TYPE_CHECKING:
-    from outblas.learn.train.training_part import TrainingPart
+    from outblas.records.recording import TrainingPart
 
 #: A failed candidate counts as slower than expected by this logarithm.
 FAILED_LOG_SLOWDOWN = math.log(4.0)
@@ -51,7 +51,7 @@ class Surrogate(LaunchTurns):
             recording: measurements of ``problems``.
             problems: training problems.
         """
-        from outblas.learn.train.training_part import TrainingPart
+        from outblas.records.recording import TrainingPart
 
         self.prepare_across([TrainingPart(recording, tuple(problems))])
 

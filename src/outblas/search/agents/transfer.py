@@ -13,7 +13,7 @@ from outblas.core.roofline import Gpu
 from outblas.records.library import Library
 from outblas.records.recording import Recording
 from outblas.search.agents.base import FixedOrder, group_by_launch, interleave
-from outblas.search.agents.recorded import fastest_recorded, nearest_recording
+from outblas.search.agents.recorded import fastest_recorded, nearest_recordings
 from outblas.search.neighbour_winners import LibraryNeighbours
 
 #: (layout, dtype, accumulator) of every possible sister.
@@ -40,8 +40,9 @@ class Transfer(FixedOrder):
     Args:
         seed: unused, since proposals do not depend on it.
         gpu: GPU that the candidates run on.
-        recordings: measurements of sisters. None: the name or path in ``OUTBLAS_RECORDING``, else the packaged one of
-            the most similar GPU. It is loaded at the first proposal, which raises UsageError if it does not exist.
+        recordings: measurements of sisters. None: the name or path in ``OUTBLAS_RECORDING``, else that of outblas-lab
+            for the most similar GPU, if it is installed. It is loaded at the first proposal, which raises UsageError if
+            it does not exist.
         winners: problem -> configs that the tables tuned so far would install, and no neighbours. None: those of the
             packaged library, whose intervals count, too; after :meth:`prepare` none.
     """
@@ -85,7 +86,7 @@ class Transfer(FixedOrder):
 
     def _known(self, problem: Problem) -> Iterator[KernelConfig]:
         if self._recordings is None:
-            self._recordings = (nearest_recording(self.gpu),)
+            self._recordings = nearest_recordings(self.gpu)
         for sister in sister_problems(problem):
             yield from self._won(sister)
             for recording in self._recordings:

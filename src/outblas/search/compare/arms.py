@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from outblas.core.errors import UsageError, unknown_name
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
-from outblas.learn.train.training_part import TrainingPart
-from outblas.records.recording import Recording
+from outblas.records.recording import Recording, TrainingPart
 from outblas.search.agents.agent_registry import make_agent
 from outblas.search.agents.base import Agent
 from outblas.search.compare.splits import Split, outside_held_out

@@ -19,7 +19,8 @@ from outblas.records.recording_hash import recording_sha
 from outblas.records.replay import standard_error
 from outblas.records.results import PROVENANCE_FIELDS
 from outblas.search.agents.agent_file import check_agent_file, is_agent_file
-from outblas.search.agents.agent_registry import agent_preparations, make_agent
+from outblas.search.agents.agent_registry import make_agent
+from outblas.search.agents.agent_table import agent_preparations
 from outblas.search.compare.arms import SOURCES, arm_parts, arms_of, parts_of
 from outblas.search.compare.compare_pool import Watch, run_units
 from outblas.search.compare.compare_result import read_comparison, write_comparison

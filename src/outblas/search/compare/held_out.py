@@ -17,7 +17,7 @@ from typing import Any
 
 from outblas.bench.record_suite import left_out_beyond
 from outblas.core.config import KernelConfig, Launch, config_name, launch_of
-from outblas.core.errors import UsageError, unknown_name
+from outblas.core.errors import UsageError
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
@@ -26,7 +26,7 @@ from outblas.records.recording import Recording
 from outblas.records.recording_files import CHOICE_CODES, STATUS_CODES
 from outblas.records.replay import ReplayEvaluator
 from outblas.search.agents.agent_file import FileAgent, check_agent_file, is_agent_file
-from outblas.search.agents.agent_registry import AGENTS, make_agent
+from outblas.search.agents.agent_registry import check_agent, make_agent
 from outblas.search.agents.base import Agent
 from outblas.search.compare.arms import arm_parts, parts_of
 from outblas.search.compare.splits import Split, make_split
@@ -120,8 +120,8 @@ def check_agents(agents: Sequence[str]) -> None:
     for name in agents:
         if is_agent_file(name):
             check_agent_file(Path(name))
-        elif name not in AGENTS:
-            raise unknown_name("agent", name, AGENTS, "pass some of them as --agents")
+        else:
+            check_agent(name, "--agents")
         if name in READS_THE_ANSWERS:
             raise UsageError(
                 f"agent {name} on a recording would read the answers", "agents that do not", "leave it out"

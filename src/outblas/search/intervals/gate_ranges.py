@@ -8,8 +8,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from outblas.bench.pool.transport import Judging
-from outblas.bench.pool.worker_plan import WorkerPlan
+from outblas.bench.judged_workers import Judging, Workers
 from outblas.core.config import KernelConfig, config_name
 from outblas.core.problem import Problem
 from outblas.core.rivals import RIVALS
@@ -36,7 +35,7 @@ def lacking_gates(weights: Iterable[ModelWeight], library: Library) -> RangesReq
     return engine_ranges((asked, True) for asked in gated)
 
 
-def gate_plan(plan: WorkerPlan, ranges: RangesRequest, library: Library) -> WorkerPlan:
+def gate_plan(plan: Workers, ranges: RangesRequest, library: Library) -> Workers:
     """Return the workers of a plan, for kernels with a gate.
 
     Args:
@@ -50,7 +49,7 @@ def gate_plan(plan: WorkerPlan, ranges: RangesRequest, library: Library) -> Work
             row = library.lookup(asked.weight.problem(m))
             if row is not None and row.plain is not None:
                 unfused[asked.weight.problem(m)] = row.plain.config
-    return replace(plan, judging=Judging(baselines=RIVALS, epilogue=STACKED_GATE, unfused=unfused))
+    return plan.judged(Judging(baselines=RIVALS, epilogue=STACKED_GATE, unfused=unfused))
 
 
 def surely_faster(intervals: Iterable[LibraryInterval]) -> list[LibraryInterval]:
@@ -66,7 +65,7 @@ def _without_kernel(one: LibraryInterval) -> LibraryInterval:
     return replace(one, row=replace(one.row, plain=None, pdl=None, weights=None))
 
 
-def rivals_sha(plan: WorkerPlan | None) -> str:
+def rivals_sha(plan: Workers | None) -> str:
     """Return a hash of all that gates are measured beside: the kernels of the products, and the code of the pass."""
     files = (Path(__file__).parents[2] / name for name in _CODE)
     unfused = {} if plan is None else {p.key: config_name(config) for p, config in plan.judging.unfused.items()}

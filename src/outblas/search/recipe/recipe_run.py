@@ -17,9 +17,8 @@ from outblas.learn.train.recipe_evaluator import Faults, RecipeCells, RecipeEval
 from outblas.learn.train.recipe_sweep import search_recipe
 from outblas.learn.train.recipe_training import RecipeSettings, train_by_reward
 from outblas.learn.train.train_ppo import TrainingRun
-from outblas.learn.train.training_part import TrainingPart
 from outblas.records.provenance import source_commit
-from outblas.records.recording import Recording
+from outblas.records.recording import Recording, TrainingPart
 from outblas.records.recording_hash import recording_sha
 from outblas.search.compare.held_out import HeldOutTask, Plan, held_out_tasks
 from outblas.search.recipe.recipe_choices import judge_policy

@@ -1,0 +1,86 @@
+"""The commands of this package, and those that outblas-lab adds (entry points ``outblas.commands``)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outblas.core import lab_parts
+
+_PACKAGE = __name__.rpartition(".")[0]
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command.
+
+    Attributes:
+        place: its function, or the group of its commands, as ``module:name``.
+        summary: at most 50 characters for the help page. The length is not checked.
+        resumable: the words of those commands that keep what an interrupted run has recorded, so that the same command
+            goes on: its name, or those of commands of a group, e.g. ``recording score``.
+        epilog: place of the text below its help; empty for none.
+    """
+
+    place: str
+    summary: str
+    resumable: tuple[str, ...] = ()
+    epilog: str = ""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the help page.
+
+    Attributes:
+        title: its heading.
+        commands: name -> command, in the page's order.
+    """
+
+    title: str
+    commands: dict[str, Command]
+
+
+PARTS = (
+    Part(
+        "Use",
+        {
+            "doctor": Command(f"{_PACKAGE}.doctor:doctor", "Say what works on this machine, and what next"),
+            "calibrate": Command(f"{_PACKAGE}.calibrate:calibrate", "Measure this GPU for floors and ranking"),
+            "eval": Command(f"{_PACKAGE}.eval:evaluate", "Prove and time one problem beside its rivals"),
+            "try": Command(f"{_PACKAGE}.try_program:try_program", "Run a program without and with OutBLAS"),
+            "capture": Command(f"{_PACKAGE}.capture:capture", "Record the matrix products of a program"),
+            "tune": Command(
+                f"{_PACKAGE}.tune:tune", "Find the fastest proven kernel of each problem", resumable=("tune",)
+            ),
+            "explain": Command(f"{_PACKAGE}.explain:explain", "Say what serves a model in an engine, and how well"),
+            "export": Command(f"{_PACKAGE}.export:export", "Write a kernel as CUDA, PTX, cubin or C++"),
+            "list": Command(f"{_PACKAGE}.listing:listing", "List suites, agents, kernels and counters"),
+            "contribute": Command(f"{_PACKAGE}.contribute:contribute", "Pack your GPU's results into one file (GPU)"),
+        },
+    ),
+)
+#: Optional package -> the extra that brings it.
+EXTRAS = {
+    "torch": "gpu",
+    "pynvml": "gpu",
+    "nvMatmulHeuristics": "gpu",
+    "cuda": "compile",
+    "pyarrow": "tune",
+}
+
+
+def parts() -> list[Part]:
+    """Return all parts of the help page, those of outblas-lab last."""
+    return [*PARTS, *(part for table in lab_parts.modules(lab_parts.COMMANDS) for part in table.PARTS)]
+
+
+def commands() -> dict[str, Command]:
+    """Return name -> command, of all parts in their order."""
+    return {name: command for part in parts() for name, command in part.commands.items()}
+
+
+def extras() -> dict[str, str]:
+    """Return optional package -> the extra that brings it, of this package or of outblas-lab."""
+    return EXTRAS | {
+        key: extra for table in lab_parts.modules(lab_parts.COMMANDS) for key, extra in table.EXTRAS.items()
+    }

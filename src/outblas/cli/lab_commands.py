@@ -1,0 +1,81 @@
+"""The commands of outblas-lab. ``outblas`` finds this table by the entry point ``outblas.commands``."""
+
+from __future__ import annotations
+
+from outblas.cli.command_table import Command, Part
+
+_PACKAGE = __name__.rpartition(".")[0]
+PARTS = (
+    Part(
+        "Study",
+        {
+            "report": Command(f"{_PACKAGE}.report:report", "Write the HTML page of a run or result file"),
+            "compare": Command(
+                f"{_PACKAGE}.compare:compare", "Compare agents on held-out problems", resumable=("compare",)
+            ),
+            "train": Command(f"{_PACKAGE}.train:train", "Train the policy of agent ppo or knob", resumable=("train",)),
+            "sweep": Command(
+                f"{_PACKAGE}.train:sweep", "Search the settings of `train` with Optuna", resumable=("sweep",)
+            ),
+            "recipe": Command(
+                f"{_PACKAGE}.study.recipe_command:recipe",
+                "Train by the published reward and our own",
+                resumable=("recipe",),
+            ),
+            "recording": Command(
+                f"{_PACKAGE}.study.recording_group:recording",
+                "Export a recording, or score an agent on it",
+                resumable=("recording score",),
+            ),
+            "evolve": Command(f"{_PACKAGE}.evolve:evolve", "Let language models write kernels", resumable=("evolve",)),
+            "train-llm": Command(
+                f"{_PACKAGE}.train_llm:train_llm",
+                "Train a language model that writes kernels",
+                resumable=("train-llm",),
+            ),
+            "mcp": Command(f"{_PACKAGE}.mcp:mcp", "Give the tools to a coding agent (MCP server)"),
+            "export-t4": Command(f"{_PACKAGE}.study.t4:export_t4", "Write recorded measurements as T4 results"),
+            "import-t4": Command(f"{_PACKAGE}.study.t4:import_t4", "Read and compare T4 results"),
+        },
+    ),
+    Part(
+        "Measure",
+        {
+            "bench": Command(f"{_PACKAGE}.bench:bench", "Time the library over a suite (GPU)", resumable=("bench",)),
+            "record": Command(
+                f"{_PACKAGE}.record:record", "Time all candidates over a suite (GPU)", resumable=("record",)
+            ),
+            "profile": Command(
+                f"{_PACKAGE}.profile:profile", "Read hardware counters of a run's best (GPU)", resumable=("profile",)
+            ),
+            "results": Command(f"{_PACKAGE}.results:results", "Summarise, write and check published figures"),
+        },
+    ),
+    Part(
+        "Develop",
+        {
+            "build-library": Command(
+                f"{_PACKAGE}.build_library:build_library",
+                "Build the packaged library from measurements",
+                resumable=("build-library",),
+                epilog=f"{_PACKAGE}.build_library:STEPS_HELP",
+            ),
+            "fit": Command(f"{_PACKAGE}.fit:fit", "Fit packaged models to measurements", resumable=("fit any-shape",)),
+        },
+    ),
+)
+#: Optional package -> the extra of outblas-lab that brings it.
+EXTRAS = {
+    "gymnasium": "rl",
+    "sb3_contrib": "rl",
+    "optuna": "rl",
+    "wandb": "wandb",
+    "openai": "llm",
+    "trl": "train-llm",
+    "mcp": "mcp",
+    "mcp_types": "mcp",
+    "peft": "train-llm",
+    "datasets": "train-llm",
+    "ray": "ray",
+    "kernel_tuner": "kernel-tuner",
+}

@@ -1,0 +1,48 @@
+"""Search agents of outblas-lab by name: one file and one line in ``AGENTS`` each."""
+
+from __future__ import annotations
+
+_PACKAGE = __name__.rpartition(".")[0]
+#: name -> "module:class"; imported on request, since some agents need heavy packages.
+AGENTS: dict[str, str] = {
+    "heuristic": f"{_PACKAGE}.fitted_heuristic:FittedHeuristic",
+    "evolution": f"{_PACKAGE}.evolution:EvolutionAgent",
+    "regressor": f"{_PACKAGE}.regressor:RegressorAgent",
+    "ppo": f"{_PACKAGE}.ppo:Ppo",
+    "ppo-oneshot": f"{_PACKAGE}.ppo:PpoOneshot",
+    "knob": f"{_PACKAGE}.knob:KnobAgent",
+    "greedy": f"{_PACKAGE}.greedy:Greedy",
+    "tpe": f"{_PACKAGE}.tpe:Tpe",
+    "surrogate": f"{_PACKAGE}.surrogate:Surrogate",
+    "nvmmh": f"{_PACKAGE}.nvmmh:HeuristicsAgent",
+    "nearest": f"{_PACKAGE}.nearest_shape:NearestShape",
+    "llm": f"{_PACKAGE}.llm:LanguageModel",
+    "kt-genetic": f"{_PACKAGE}.kernel_tuner:Genetic",
+    "kt-annealing": f"{_PACKAGE}.kernel_tuner:Annealing",
+    "kt-local": f"{_PACKAGE}.kernel_tuner:LocalSearch",
+    "kt-vndx": f"{_PACKAGE}.kernel_tuner:VariableNeighbourhood",
+    "kt-diffevo": f"{_PACKAGE}.kernel_tuner:DifferentialEvolution",
+}
+#: Extras that agents need; the others need none.
+EXTRAS = {"tpe": "rl", "nvmmh": "gpu", "llm": "llm"} | dict.fromkeys(
+    (name for name in AGENTS if name.startswith("kt-")), "kernel-tuner"
+)
+#: Seconds that an agent prepared itself on one split of the recording h200, on one core (results/h200/compare.parquet).
+#: That of ``knob`` is of journal entry 0063. Where the regressor takes part, 45 s are added for its 16 further epochs
+#: (entry 0093).
+PREPARATION_S = {
+    "knob": 190,
+    "ppo": 175,
+    "ppo-oneshot": 175,
+    "regressor": 110,
+    "heuristic": 65,
+    "surrogate": 110,
+}
+
+
+def agent_preparations() -> dict[str, str]:
+    """Return name -> time of its preparation in words, e.g. ``about 65 s on one core of a server`` for ``heuristic``.
+
+    The keys are those of :data:`PREPARATION_S`. The other agents do not learn before they search.
+    """
+    return {name: f"about {seconds} s on one core of a server" for name, seconds in PREPARATION_S.items()}
