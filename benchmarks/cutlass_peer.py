@@ -37,13 +37,13 @@ from outblas.core.problem import Problem
 from outblas.core.rivals import RIVALS, fastest_baseline
 from outblas.core.roofline import regime
 from outblas.core.suites import sample, suite
-from outblas.jail.carried_builds import CarriedBuilds
 from outblas.judge.baselines import make_baselines
 from outblas.judge.rounds import speedup
-from outblas.kernels.custom.templates.fill import CutlassSm90
-from outblas.publish.tables.notes import CUTLASS_FORMAT, cutlass_means
 from outblas.records.library import Library
 from outblas.records.results import result_file
+from outblas_lab.custom.templates.fill import CutlassSm90
+from outblas_lab.jail.carried_builds import CarriedBuilds
+from outblas_lab.publish.tables.notes import CUTLASS_FORMAT, cutlass_means
 
 H200 = packaged_gpu("h200")
 

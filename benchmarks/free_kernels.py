@@ -8,10 +8,10 @@ Command:
 Result file: results/<gpu>/free_kernels.jsonl (evaluations) and results/<gpu>/free_kernels.json (the ranking).
 
 Every example that a problem's extents allow is evaluated as in a search: proof in jailed workers, then timing in
-batches against the baselines. The evaluations are appended to ``--out`` (JSON lines of outblas.jail.evaluation_file).
-All kernels that passed on a problem are then timed together. The order by recorded speed-up is compared with the order
-by direct time. Two kernels may change places only if their intervals overlap. The result is ``--ranking``.
-An interrupted run of either part resumes.
+batches against the baselines. The evaluations are appended to ``--out`` (JSON lines of
+outblas_lab.jail.evaluation_file). All kernels that passed on a problem are then timed together. The order by recorded
+speed-up is compared with the order by direct time. Two kernels may change places only if their intervals overlap. The
+result is ``--ranking``. An interrupted run of either part resumes.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from outblas.core.gpu_records import packaged_gpu
 from outblas.core.problem import Problem
 from outblas.core.rivals import LT_AUTO, RIVALS
 from outblas.core.stats import bootstrap_median
-from outblas.jail import build as free_build
-from outblas.jail.carried_builds import CarriedBuilds, CarriedLiveEvaluator
-from outblas.jail.evaluation_file import Recorder, load
-from outblas.jail.jailed_evaluator import FreeOptions
 from outblas.judge.baselines import make_baselines
-from outblas.kernels.custom.examples.example_kernels import all_examples
-from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.records.provenance import collect_provenance, script_command
 from outblas.records.results import result_file
+from outblas_lab.custom.examples.example_kernels import all_examples
+from outblas_lab.custom.free_kernel import FreeKernel
+from outblas_lab.jail import build as free_build
+from outblas_lab.jail.carried_builds import CarriedBuilds, CarriedLiveEvaluator
+from outblas_lab.jail.evaluation_file import Recorder, load
+from outblas_lab.jail.jailed_evaluator import FreeOptions
 
 H200 = packaged_gpu("h200")
 
@@ -149,9 +149,9 @@ def contradictions(
 
 def _direct(problem: Problem, kernels: Mapping[str, FreeKernel], folder: Path) -> dict[str, Timing]:
     """All of them, and the autotuned baseline, in the same rounds of this process: they are our own texts."""
-    from outblas.jail.free_launch import load as load_kernel
     from outblas.judge.time_offline import TimingEffort, time_offline
     from outblas.runtime.device import gpu_of_device
+    from outblas_lab.jail.free_launch import load as load_kernel
 
     gpu = gpu_of_device(0)
     carried = CarriedBuilds(folder, gpu)

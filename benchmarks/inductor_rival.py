@@ -37,11 +37,11 @@ from outblas.core.suites import sample, suite
 from outblas.judge.baselines import make_baselines
 from outblas.judge.reference import b_as_k_by_n
 from outblas.judge.rounds import speedup
-from outblas.publish.tables.notes import INDUCTOR_FORMAT
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryRow
 from outblas.records.provenance import collect_provenance, script_command
 from outblas.records.results import result_file
+from outblas_lab.publish.tables.notes import INDUCTOR_FORMAT
 
 H200 = packaged_gpu("h200")
 

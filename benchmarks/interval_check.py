@@ -32,7 +32,6 @@ from typing import Any
 from new_shapes import shipped_library
 from shapes.drawn_shapes import MODELS
 
-from outblas.bench.live_evaluator import LiveEvaluator
 from outblas.core.config import KernelConfig, config_name
 from outblas.core.errors import OutblasError, RecordError, UsageError
 from outblas.core.evaluation import Evaluation
@@ -44,7 +43,6 @@ from outblas.core.roofline import Gpu
 from outblas.core.stats import geomean, losses
 from outblas.core.weight import Weight
 from outblas.judge.bench_cell import Options
-from outblas.learn.samplers import log_uniform
 from outblas.records.averages import FAR_BELOW
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryRow
@@ -52,8 +50,10 @@ from outblas.records.provenance import collect_provenance, script_command
 from outblas.records.results import result_file
 from outblas.records.store import Store
 from outblas.runtime.device import gpu_of_device
-from outblas.search.agents.agent_registry import make_agent
-from outblas.search.tune import tune
+from outblas.tune.agents.agent_registry import make_agent
+from outblas.tune.live_evaluator import LiveEvaluator
+from outblas.tune.tune import tune
+from outblas_lab.train.samplers import log_uniform
 
 #: What the checks that are joined share. Their commits may differ, and are listed.
 _SHARED = ("gpu", "driver", "toolchain")

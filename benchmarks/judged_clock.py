@@ -36,12 +36,12 @@ from outblas.core.gpu_records import packaged_gpu
 from outblas.core.phase_times import PhaseTimer
 from outblas.core.problem import Problem
 from outblas.core.rivals import RIVALS
-from outblas.jail import build as free_build
-from outblas.jail.carried_builds import CarriedBuilds
-from outblas.kernels.custom.examples.example_kernels import all_examples
-from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.records.provenance import collect_provenance, script_command
 from outblas.records.results import result_file
+from outblas_lab.custom.examples.example_kernels import all_examples
+from outblas_lab.custom.free_kernel import FreeKernel
+from outblas_lab.jail import build as free_build
+from outblas_lab.jail.carried_builds import CarriedBuilds
 
 PHASES = Path(__file__).parents[1] / "tests" / "adversarial" / "phases"
 #: Problems of the honest kernels; of the cheats.
@@ -115,14 +115,14 @@ class _Cell:
         self._folder.cleanup()
 
     def load(self, built: Any) -> Any:
-        from outblas.jail.free_launch import load
+        from outblas_lab.jail.free_launch import load
 
         return load(built, self._folder.name, None, self.gpu)
 
     def judged(self, kernels: dict[str, Any], defences: Any = None, rounds: int = ROUNDS) -> tuple[dict, dict, float]:
         """Return timings, entries and the seconds of the clock that judges."""
-        from outblas.jail.fresh_operands import FreshOperands
-        from outblas.jail.judged_clock import JudgedClock, JudgedEntry
+        from outblas_lab.jail.fresh_operands import FreshOperands
+        from outblas_lab.jail.judged_clock import JudgedClock, JudgedEntry
 
         begun = time.perf_counter()
         entries = {name: JudgedEntry(kernel) for name, kernel in kernels.items()}
@@ -161,7 +161,7 @@ class _Cell:
 
 def cheat(name: str, carried: CarriedBuilds) -> dict[str, Any]:
     """Time one cheat and its honest version: with all defences on, and without those at which it aims."""
-    from outblas.jail.judged_clock import Defences
+    from outblas_lab.jail.judged_clock import Defences
 
     text = phases()[name]
     aims = [each for each in header(text, "defence").split("+") if each != "gate"]
@@ -217,7 +217,7 @@ def cheats(carried: Path, known: list[dict[str, Any]], keep: Callable[[dict[str,
 
 def finds(tries: int, results: int) -> dict[str, Any]:
     """Count the wrong results that the check finds, and the honest ones that it refuses."""
-    from outblas.jail.fresh_operands import FreshOperands
+    from outblas_lab.jail.fresh_operands import FreshOperands
 
     def element(place: Any, problem: Problem, at: Callable[[int], int]) -> None:
         row = place.c[at(problem.m)]

@@ -24,15 +24,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from outblas.bench.run_bench import BenchRequest, run_bench
 from outblas.core.errors import OutblasError, UsageError
 from outblas.core.problem import Problem
 from outblas.core.stats import geomean
 from outblas.core.suites import block_problems, suite
 from outblas.records.library import Library
 from outblas.records.results import read_result, result_file
+from outblas_lab.pool.run_bench import BenchRequest, run_bench
 
-#: As outblas.publish.tables.notes has it; a checkout of an earlier commit does not.
+#: As outblas_lab.publish.tables.notes has it; a checkout of an earlier commit does not.
 FORMAT = "outblas-large-products-1"
 #: A win has at least this speed-up over the fastest rival.
 WIN = 1.005

@@ -23,7 +23,6 @@ from typing import Any
 
 from profile_regimes import choose
 
-from outblas.bench.live_evaluator import LiveEvaluator
 from outblas.core.config import Candidate, config_name
 from outblas.core.errors import OutblasError
 from outblas.core.evaluation import Evaluation, Status
@@ -32,12 +31,13 @@ from outblas.core.problem import Problem
 from outblas.core.rivals import RIVALS
 from outblas.core.roofline import Gpu
 from outblas.judge.bench_cell import Options
-from outblas.kernels.custom.examples.example_kernels import example
-from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.records.library import Library
 from outblas.records.provenance import collect_provenance, script_command
 from outblas.records.results import result_file
 from outblas.runtime.device import gpu_of_device
+from outblas.tune.live_evaluator import LiveEvaluator
+from outblas_lab.custom.examples.example_kernels import example
+from outblas_lab.custom.free_kernel import FreeKernel
 
 #: Page of a chapter -> its example; the last chapter has the library's kernel.
 CHAPTERS = {

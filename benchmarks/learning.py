@@ -43,7 +43,6 @@ from shapes.drawn_shapes import drawn_shapes
 
 import outblas
 from outblas.adapt.learning.learned_products import IN_WORK, LearnedProduct, Stage
-from outblas.bench.run_bench import BenchRequest, run_bench
 from outblas.core.errors import OutblasError, UsageError
 from outblas.core.files import lock_folder, write_json
 from outblas.core.problem import Problem
@@ -53,6 +52,7 @@ from outblas.records.library_row import LibraryRow
 from outblas.records.provenance import collect_provenance, script_command
 from outblas.records.results import read_result, result_file, write_result
 from outblas.runtime.device import gpu_of_device
+from outblas_lab.pool.run_bench import BenchRequest, run_bench
 
 #: GPU seconds that learning may take: of a drawn shape, and of a loop or a process of the soak.
 SECONDS_PER_SHAPE, SECONDS = 0.3, 60.0

@@ -24,7 +24,6 @@ from pathlib import Path
 from interval_check import decisions, drawn_m
 from new_shapes import drawn_figures
 
-from outblas.bench.run_bench import BenchRequest, run_bench
 from outblas.core.errors import OutblasError
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
@@ -32,6 +31,7 @@ from outblas.core.suites import LLM_M, tensor_parallel_weights
 from outblas.records.library import Library
 from outblas.records.results import read_result, result_file, write_result
 from outblas.runtime.device import gpu_of_device
+from outblas_lab.pool.run_bench import BenchRequest, run_bench
 
 SUITE, COUNT, SEED = "llm_tp_drawn", 12, 2733
 

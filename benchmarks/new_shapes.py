@@ -26,8 +26,6 @@ from typing import Any
 
 from shapes.drawn_shapes import drawn_shapes
 
-from outblas.bench.live_evaluator import LiveEvaluator
-from outblas.bench.run_bench import BenchRequest, run_bench
 from outblas.core.config import LAUNCHES, Launch, launch_of
 from outblas.core.errors import OutblasError
 from outblas.core.files import lock_folder
@@ -37,16 +35,18 @@ from outblas.core.roofline import Gpu
 from outblas.core.stats import geomean, losses
 from outblas.judge.bench_cell import Options
 from outblas.kernels.catalogue import first_search_candidates
-from outblas.learn.any_shape import AnyShapeModel
-from outblas.learn.samplers import sampler
+from outblas.predict.any_shape import AnyShapeModel
 from outblas.records.averages import FAR_BELOW, launch_of_row, published_us
 from outblas.records.library import Library
 from outblas.records.results import read_result, result_file, write_result
 from outblas.records.store import Store
 from outblas.runtime.device import gpu_of_device
-from outblas.search.agents.agent_registry import make_agent
-from outblas.search.any_shape_run import library_of_choices
-from outblas.search.tune import tune
+from outblas.tune.agents.agent_registry import make_agent
+from outblas.tune.live_evaluator import LiveEvaluator
+from outblas.tune.tune import tune
+from outblas_lab.build.any_shape_run import library_of_choices
+from outblas_lab.pool.run_bench import BenchRequest, run_bench
+from outblas_lab.train.samplers import sampler
 
 #: The launch options that are searched: what needs no promise.
 OPTIONS: tuple[Launch, ...] = LAUNCHES[:2]

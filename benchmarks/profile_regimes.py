@@ -11,7 +11,7 @@ Two problems of each regime are profiled.
 
 OutBLAS stands with the kernel of the packaged library's row, without PDL. If the row falls back, the ranking model's
 first choice takes its place. It is proved first. cuBLASLt's algorithm is chosen by the offline clock, without ncu.
-Then ncu starts outblas.bench.ncu_target, which launches every kernel twice and has the second launch profiled.
+Then ncu starts outblas_lab.pool.ncu_target, which launches every kernel twice and has the second launch profiled.
 Without a working ncu the exit status is 1, and nothing is written.
 """
 
@@ -25,7 +25,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from outblas.bench.ncu_target import ProfiledAlgorithm, Profiler, ProfileWork, cache_of
 from outblas.core.config import KernelConfig, config_name
 from outblas.core.errors import DeviceError, OutblasError
 from outblas.core.files import write_atomic
@@ -36,12 +35,13 @@ from outblas.judge.baselines import LtAuto
 from outblas.kernels.catalogue import candidates
 from outblas.kernels.config_text import config_from_name
 from outblas.kernels.cost.cost_model import rank
-from outblas.records.counter_file import FORMAT, OURS
 from outblas.records.library import Library
 from outblas.records.provenance import collect_provenance, script_command
 from outblas.records.results import result_file
 from outblas.runtime import ncu
 from outblas.runtime.device import gpu_of_device
+from outblas_lab.pool.counter_file import FORMAT, OURS
+from outblas_lab.pool.ncu_target import ProfiledAlgorithm, Profiler, ProfileWork, cache_of
 
 #: Regime -> two problems of it (TN, fp16).
 REGIMES: dict[str, tuple[tuple[int, int, int], ...]] = {

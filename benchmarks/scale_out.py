@@ -12,7 +12,7 @@ scale_out_free.json in results/h200.
 The same work is timed with one worker and with all. It is a tuning, or with ``--free`` the proof and timing of every
 example of a free kernel on a few problems, in jailed workers. ``--fill`` takes ``--free``, too, and ``--sample``
 and ``--budget`` do not apply to it. The aim of ``--free`` is 1.8 with two GPUs on equal work, see
-:func:`outblas.publish.tables.scale_block.equal_work_ratio`.
+:func:`outblas_lab.publish.tables.scale_block.equal_work_ratio`.
 
 A first, untimed run fills the compile cache; ``--filled`` says that this was done. The timed ones then start from
 the same state, each into a new store. ``--together`` runs both at the same time, each in a process with GPUs of its
@@ -20,7 +20,7 @@ own, on a host with one GPU more. They share its processors, which slows the one
 Seconds are wall time of the work itself. The seconds in which workers start (imports, CUDA contexts) are kept apart.
 The ratio is that of the former. With ray, whose workers compile for themselves, it is that of processes of one cluster.
 ``ledger`` holds the seconds and counts of every process by phase, as outblas.workers.handler,
-outblas.bench.live_evaluator and outblas.bench.pool.gpu_pool name them.
+outblas.tune.live_evaluator and outblas_lab.pool.gpu_pool name them.
 """
 
 from __future__ import annotations
@@ -36,25 +36,25 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from outblas.bench.pool.gpu_pool import PoolEvaluator
-from outblas.bench.pool.worker_plan import WORKER_KINDS, make_plan, open_pool
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.files import write_json
 from outblas.core.gpu_records import packaged_gpu
 from outblas.core.problem import Problem
 from outblas.core.suites import sample, suite
-from outblas.jail.static_gate import examine
 from outblas.kernels.catalogue import candidates
-from outblas.kernels.custom.examples.example_kernels import all_examples
-from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.kernels.source import make_source
-from outblas.publish.tables.scale_block import equal_work_ratio
 from outblas.records.provenance import script_command
 from outblas.records.store import Store
 from outblas.runtime.nvrtc import compile_many
-from outblas.search.agents.agent_registry import make_agent
-from outblas.search.tune import tune
+from outblas.tune.agents.agent_registry import make_agent
+from outblas.tune.tune import tune
 from outblas.workers.compile_ahead import BaselineKernels
+from outblas_lab.custom.examples.example_kernels import all_examples
+from outblas_lab.custom.free_kernel import FreeKernel
+from outblas_lab.jail.static_gate import examine
+from outblas_lab.pool.gpu_pool import PoolEvaluator
+from outblas_lab.pool.worker_plan import WORKER_KINDS, make_plan, open_pool
+from outblas_lab.publish.tables.scale_block import equal_work_ratio
 
 H200 = packaged_gpu("h200")
 #: Problems of --free.

@@ -44,11 +44,11 @@ from outblas.dispatch.matmul import matmul
 from outblas.dispatch.product import has_kernel, may_have_kernel
 from outblas.judge.baselines import make_baselines
 from outblas.judge.reference import Reference, b_as_k_by_n
-from outblas.publish.tables.notes import ACCURACY_FORMAT
 from outblas.records.provenance import collect_provenance, script_command, shared_conditions, source_commit
 from outblas.records.results import result_file
 from outblas.runtime.device import gpu_count, gpu_of_device
 from outblas.runtime.full_precision import full_precision_reductions, reduction_switches
+from outblas_lab.publish.tables.notes import ACCURACY_FORMAT
 
 SEED, ROUNDS = 0, 11
 #: Products of one line of the journal.

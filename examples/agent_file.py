@@ -13,7 +13,7 @@ from outblas.core.evaluation import Evaluation
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.records.recording import Recording
-from outblas.search.agents.base import Agent, unexplored
+from outblas.tune.agents.base import Agent, unexplored
 
 
 class FrequentWinners(Agent):

@@ -47,7 +47,7 @@ SKIPPED = (
     "tests/support/emulation",
     "tests/adversarial/exploits",
     "tests/adversarial/cheats",
-    "src/outblas/llm/prompts",
+    "lab/src/outblas_lab/llm/prompts",
 )
 PATTERN_OF = {re.compile(pattern, re.IGNORECASE): advice for pattern, advice in PATTERNS.items()}
 

@@ -16,8 +16,8 @@ import typer
 from outblas.cli.command_group import PARTS
 from outblas.cli.documents import DOCUMENTS, Document
 from outblas.cli.main import app
-from outblas.tool_server.guide_resources import FIXED, OF_A_PROBLEM
-from outblas.tool_server.kernel_tools import TOOLS
+from outblas_lab.mcp.guide_resources import FIXED, OF_A_PROBLEM
+from outblas_lab.mcp.kernel_tools import TOOLS
 
 REFERENCE = Path(__file__).resolve().parents[1] / "docs" / "reference"
 

@@ -13,7 +13,7 @@ from outblas.core.config import config_name
 from outblas.core.errors import OutblasError
 from outblas.core.problem import Acc, Problem
 from outblas.core.roofline import Gpu, regime
-from outblas.jail.build import BuiltKernel
+from outblas_lab.jail.build import BuiltKernel
 
 #: Name of a limit -> shared memory of a CTA, bytes: an A100's, and that of an A10, L40S or GeForce.
 LIMITS = {"163": 163 * 1024, "99": 99 * 1024}
@@ -43,7 +43,7 @@ class AmpereRows:
 
     def warm(self) -> None:
         """Start CUDA, torch and the library of the reference."""
-        from outblas.jail.jailed_worker import start_libraries
+        from outblas_lab.jail.jailed_worker import start_libraries
 
         start_libraries(0, ())
 

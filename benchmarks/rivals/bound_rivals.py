@@ -8,9 +8,9 @@ from typing import Any
 from outblas.core.problem import Problem
 from outblas.core.rivals import BaselineCall
 from outblas.core.roofline import Gpu
-from outblas.jail.build import BuiltKernel
-from outblas.jail.free_launch import DeviceKernel, HostKernel, load
 from outblas.runtime.driver import check, driver
+from outblas_lab.jail.build import BuiltKernel
+from outblas_lab.jail.free_launch import DeviceKernel, HostKernel, load
 
 #: The largest workspace of an instance of CUTLASS, bytes. It is far above ours, so that no useful split is left out.
 MAX_WORKSPACE = 2 << 30

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 
 from outblas.core.errors import CompileError, ContractError, ToolchainMissing
-from outblas.jail import build
-from outblas.jail.toolchain import locate_cutlass
+from outblas_lab.jail import build
+from outblas_lab.jail.toolchain import locate_cutlass
 
 
 def compile_jobs(jobs: Mapping[str, Callable[[], str]], at_once: int) -> dict[str, str]:

@@ -12,8 +12,8 @@ from outblas.core.errors import CompileError, ContractError, RecordError
 from outblas.core.files import write_atomic
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
-from outblas.jail.build import BuiltKernel
-from outblas.jail.carried_builds import CarriedBuilds
+from outblas_lab.jail.build import BuiltKernel
+from outblas_lab.jail.carried_builds import CarriedBuilds
 
 
 class CudaL2Builds:

@@ -12,7 +12,7 @@ from typing import Any
 
 from outblas.core.errors import ContractError, UsageError
 from outblas.core.problem import Acc, Layout, Problem
-from outblas.kernels.custom.free_kernel import FreeKernel
+from outblas_lab.custom.free_kernel import FreeKernel
 
 #: (GPU, accumulator) -> folder below ``kernels`` in the checkout.
 FOLDERS: dict[tuple[str, Acc], str] = {

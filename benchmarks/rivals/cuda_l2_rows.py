@@ -49,8 +49,8 @@ class CudaL2Rows:
         import torch
 
         from outblas.dispatch.matmul import matmul, use_library
-        from outblas.jail.jailed_worker import start_libraries
         from outblas.judge.reference import b_as_k_by_n
+        from outblas_lab.jail.jailed_worker import start_libraries
 
         start_libraries(0, [self._baselines[TORCH]])
         use_library(self._library)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from outblas.core.problem import Acc
-from outblas.kernels.custom.templates.fill import CutlassSm80
+from outblas_lab.custom.templates.fill import CutlassSm80
 
 #: (tile, warp tile, stages) of CTAs that each own a tile, with the band of their order.
 _OWN_TILE = (

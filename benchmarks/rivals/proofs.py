@@ -89,8 +89,8 @@ def proved_cuda_l2(
         prover: a CellProver of the clock's operands.
         refused: receives the reason why it is wrong.
     """
-    from outblas.jail.free_launch import load
     from outblas.judge.gates import prove
+    from outblas_lab.jail.free_launch import load
 
     if request.theirs is None:
         return None

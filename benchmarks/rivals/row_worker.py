@@ -15,11 +15,11 @@ from rivals.cuda_l2_kernels import CudaL2Kernel
 from outblas.core.config import KernelConfig
 from outblas.core.errors import DeviceError
 from outblas.core.problem import Problem
-from outblas.jail.build import BuiltKernel
-from outblas.jail.confinement import Jail
 from outblas.runtime.cubin import Cubin
 from outblas.workers.host_limits import HostLimits
 from outblas.workers.sandbox import Emit, Sandbox, WorkerLoss
+from outblas_lab.jail.build import BuiltKernel
+from outblas_lab.jail.confinement import Jail
 
 CUDA_L2 = "cuda_l2"
 #: Seconds that a row may take, and that a worker may take to start.

@@ -25,7 +25,7 @@ from outblas.records.captured_products import CapturedProducts
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryRow
 from outblas.records.user_library import LIBRARY_VARIABLE
-from outblas.search.tune_run import RunFiles, provenance_of
+from outblas.tune.tune_run import RunFiles, provenance_of
 
 #: Candidates measured of a problem, on average, where the time does not end before.
 BUDGET = 64

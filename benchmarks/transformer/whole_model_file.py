@@ -10,7 +10,7 @@ from typing import Any
 from outblas.core.errors import UsageError
 from outblas.core.files import write_json
 from outblas.core.stats import geomean
-from outblas.publish.tables.whole_models_table import FORMAT, by_context, read_whole_models
+from outblas_lab.publish.tables.whole_models_table import FORMAT, by_context, read_whole_models
 
 #: (variant, figure) -> the least geometric mean over a model's steps.
 BARS = {("enable", "speedup"): 1.04, ("optimize", "speedup"): 1.10, ("optimize", "speedup_over_merged"): 1.05}

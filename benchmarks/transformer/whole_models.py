@@ -69,10 +69,10 @@ from whole_model_weights import MODELS, ModelWeights, random_model
 import outblas
 from outblas.core.errors import DeviceError, OutblasError, UsageError
 from outblas.core.stats import MIN_ROUNDS
-from outblas.publish.tables.whole_models_table import read_whole_models
 from outblas.records.provenance import collect_provenance, script_command
 from outblas.records.results import result_file
 from outblas.records.user_library import LIBRARY_VARIABLE
+from outblas_lab.publish.tables.whole_models_table import read_whole_models
 
 STEPS = ("decode_1", "decode_8", "decode_13", "decode_64", "decode_100", "prefill_500", "prefill_2048")
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from outblas.dispatch.fusion.gated import gated_linear, interleave_gate_up
     from outblas.dispatch.linear import linear, warm
     from outblas.dispatch.matmul import explain, matmul, mm, use_library, use_workload
-    from outblas.search.prepare import prepare
+    from outblas.tune.prepare import prepare
 
 #: Public name -> the module that defines it. These modules need torch, so each is imported on first access.
 _LATER = {
@@ -31,7 +31,7 @@ _LATER = {
     **dict.fromkeys(("linear", "warm"), "outblas.dispatch.linear"),
     **dict.fromkeys(("gated_linear", "interleave_gate_up"), "outblas.dispatch.fusion.gated"),
     **dict.fromkeys(("optimize", "restore"), "outblas.adapt.optimize"),
-    "prepare": "outblas.search.prepare",
+    "prepare": "outblas.tune.prepare",
 }
 __all__ = [
     "OutblasError",

@@ -11,8 +11,8 @@ import pytest
 from outblas.adapt.learning.learner import Learner
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryRow
-from outblas.search import tune_captured
-from outblas.search.tune_run import RunFiles, TuneOutcome
+from outblas.tune import tune_captured
+from outblas.tune.tune_run import RunFiles, TuneOutcome
 from support.learning.lone_learner import LoneLearner
 
 

@@ -19,7 +19,7 @@ from outblas.core.problem import Problem
 from outblas.dispatch.unlisted_shapes import offered_kernels, predicted_kernels, promising_answers
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.kernels.legality import why_illegal
-from outblas.learn.any_shape import AnyShapeModel
+from outblas.predict.any_shape import AnyShapeModel
 from outblas.records.library import Library
 from outblas.records.library_row import AnswerChoice, LibraryChoice, LibraryRow
 from outblas.runtime import nvrtc

@@ -18,9 +18,9 @@ from outblas.core.problem import Problem
 from outblas.dispatch import device_registry
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow
-from outblas.search import prepare as prepare_module
-from outblas.search import tune_captured
-from outblas.search.prepare import ALGORITHM, LIBRARY, TORCH, UNLISTED, PreparedProduct, PrepareReport
+from outblas.tune import prepare as prepare_module
+from outblas.tune import tune_captured
+from outblas.tune.prepare import ALGORITHM, LIBRARY, TORCH, UNLISTED, PreparedProduct, PrepareReport
 from support.fused_fixture import host_fixture  # noqa: F401
 from support.gpus.known import H200
 from support.models import decoder_blocks as blocks

@@ -23,7 +23,7 @@ from outblas.records.captured_products import CapturedProduct, CapturedProducts
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryRow
 from outblas.runtime import device
-from outblas.search import tune_captured
+from outblas.tune import tune_captured
 from support.cli_fixture import assert_refused, outblas
 from support.gpus.known import H200
 from support.helpers import ROOT, running
@@ -256,7 +256,7 @@ def test_nothing_is_tuned_for_a_program_without_products_of_a_library(tmp_path: 
 def test_captured_products_are_tuned_by_their_share(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, searches: list[Any]
 ) -> None:
-    from outblas.search import time_shares
+    from outblas.tune import time_shares
 
     monkeypatch.setattr(time_shares, "gpu_of_device", lambda index: H200)
     seen = {CapturedProduct(m, 64, 64, "TN", "fp16", "cuda:0", "mm"): m for m in (1, 4096)}

@@ -8,13 +8,13 @@ import pytest
 
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.problem import Problem
-from outblas.jail.build import build
-from outblas.jail.carried_builds import CarriedBuilds
-from outblas.jail.compiler_words import own_words
-from outblas.jail.static_gate import examine
-from outblas.jail.text_rules import refusal
-from outblas.kernels.custom.examples.example_kernels import all_examples
-from outblas.kernels.custom.free_kernel import FreeKernel
+from outblas_lab.custom.examples.example_kernels import all_examples
+from outblas_lab.custom.free_kernel import FreeKernel
+from outblas_lab.jail.build import build
+from outblas_lab.jail.carried_builds import CarriedBuilds
+from outblas_lab.jail.compiler_words import own_words
+from outblas_lab.jail.static_gate import examine
+from outblas_lab.jail.text_rules import refusal
 from support.free_fixture import BODY, EXPLOITS, device_text, host_text, missing
 from support.gpus.known import H200
 
@@ -149,7 +149,7 @@ def test_a_log_is_clean_and_bounded() -> None:
 
 @NEEDS_COMPILERS
 def test_compilers_quote_the_candidate_and_nobody_else(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from outblas.jail import static_gate
+    from outblas_lab.jail import static_gate
 
     host = host_text("#include <cuda_fp16.h>\nint extra() { __half h; return h.mine + sizeof(__half2::theirs); }")
     found = examine(P, FreeKernel.parse(host), H200, cache=None)
@@ -235,7 +235,7 @@ def test_what_is_kept_of_one_text_does_not_answer_for_another(tmp_path: Path) ->
 @NEEDS_COMPILERS
 def test_a_recording_does_not_answer_for_a_text_that_was_never_measured(tmp_path: Path) -> None:
     from outblas.core.evaluation import Evaluation as Found
-    from outblas.jail.evaluation_file import Recorder, load
+    from outblas_lab.jail.evaluation_file import Recorder, load
     from support.gpus.known import H200
 
     one, other = (FreeKernel.parse(device_text(body(text))) for text in TWINS["the line"])

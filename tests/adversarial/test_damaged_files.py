@@ -19,11 +19,7 @@ from outblas.core.evaluation import Evaluation
 from outblas.core.gpu_records import packaged_records, user_records
 from outblas.core.journal import Journal
 from outblas.core.problem import Problem
-from outblas.jail.evaluation_file import Recorder
-from outblas.jail.evaluation_file import load as load_evaluations
 from outblas.kernels.catalogue import candidates
-from outblas.kernels.custom.examples.example_kernels import example
-from outblas.learn.policy import Policy
 from outblas.records.captured_products import CapturedProduct, CapturedProducts
 from outblas.records.contribution import (
     MANIFEST,
@@ -38,6 +34,10 @@ from outblas.records.library_interval import LibraryInterval
 from outblas.records.library_row import LibraryChoice, LibraryRow
 from outblas.records.recording_files import BASELINES, read_table, write_table
 from outblas.records.store import Store
+from outblas_lab.custom.examples.example_kernels import example
+from outblas_lab.jail.evaluation_file import Recorder
+from outblas_lab.jail.evaluation_file import load as load_evaluations
+from outblas_lab.train.policy import Policy
 from support.gpus.known import H200
 from support.helpers import ROOT, failed_evaluation, passed_evaluation, random_policy
 

@@ -266,8 +266,8 @@ def test_a_small_cached_file_is_read_with_little_memory(kept: CubinCache) -> Non
 
 def test_a_carried_kernel_whose_image_is_none_counts_as_absent(tmp_path: Path) -> None:
     from outblas.core.problem import Problem
-    from outblas.jail.carried_builds import CarriedBuilds
-    from outblas.kernels.custom.examples.example_kernels import example
+    from outblas_lab.custom.examples.example_kernels import example
+    from outblas_lab.jail.carried_builds import CarriedBuilds
 
     carried, kernel, problem = CarriedBuilds(tmp_path, H200), example("naive"), Problem(64, 64, 64)
     path = carried.path(kernel, problem)
@@ -286,7 +286,7 @@ def test_a_folder_that_a_killed_process_left_goes_away_with_the_next_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not one that is new, in use, of another kind, or a link."""
-    from outblas.core.scratch_folder import scratch_folder
+    from outblas_lab.jail.scratch_folder import scratch_folder
 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     (tmp_path / "elsewhere").mkdir()
@@ -304,7 +304,7 @@ def test_a_folder_that_a_killed_process_left_goes_away_with_the_next_one(
 
 
 def test_folders_in_folders_go_away_with_the_folder_of_a_worker() -> None:
-    from outblas.core.scratch_folder import scratch_folder
+    from outblas_lab.jail.scratch_folder import scratch_folder
 
     with scratch_folder("outblas-test-") as folder, contextlib.chdir(folder):
         for _ in range(1500):

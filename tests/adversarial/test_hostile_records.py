@@ -44,7 +44,7 @@ def _journal(path: Path) -> None:
     ],
 )
 def test_a_crafted_policy_is_an_error_of_the_house(tmp_path: Path, name: str, value: Any) -> None:
-    from outblas.learn.policy import Policy
+    from outblas_lab.train.policy import Policy
 
     with np.load(POLICY, allow_pickle=False) as file:
         arrays = {key: file[key] for key in file.files}
@@ -128,7 +128,7 @@ def test_a_recording_of_too_many_rows_is_not_unpacked(tmp_path: Path, monkeypatc
 def test_a_policy_that_zip_cannot_unpack_is_an_error_of_the_house(
     tmp_path: Path, mark: bytes, offset: int, value: int
 ) -> None:
-    from outblas.learn.policy import Policy
+    from outblas_lab.train.policy import Policy
 
     data = bytearray(POLICY.read_bytes())
     data[data.find(mark) + offset] = value
@@ -143,8 +143,8 @@ def test_a_policy_that_unpacks_to_too_much_is_an_error_of_the_house(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Zeros shrink to a thousandth. Nothing of them is unpacked."""
-    from outblas.learn import array_file
-    from outblas.learn.policy import Policy
+    from outblas.predict import array_file
+    from outblas_lab.train.policy import Policy
 
     monkeypatch.setattr(array_file, "_MOST_BYTES", 1 << 20)
     with zipfile.ZipFile(tmp_path / "p.npz", "w", zipfile.ZIP_DEFLATED) as packed:
@@ -184,7 +184,7 @@ def test_a_store_whose_table_is_a_view_without_an_end_is_refused(tmp_path: Path)
 
 
 def test_a_pipe_in_the_place_of_a_recording_is_not_waited_for(tmp_path: Path) -> None:
-    from outblas.jail.evaluation_file import Recorder
+    from outblas_lab.jail.evaluation_file import Recorder
     from support.gpus.known import H200
 
     os.mkfifo(tmp_path / "r")
@@ -193,7 +193,7 @@ def test_a_pipe_in_the_place_of_a_recording_is_not_waited_for(tmp_path: Path) ->
 
 
 def test_a_transcript_follows_no_link(tmp_path: Path) -> None:
-    from outblas.llm.evolve_run import _write_transcript
+    from outblas_lab.llm.evolve_run import _write_transcript
 
     mine = tmp_path / "mine"
     mine.write_text("precious")

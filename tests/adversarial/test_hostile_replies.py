@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from outblas.core.clean_text import clean_text
-from outblas.llm.bounded_http import ANSWER_BYTES
-from outblas.llm.budget import BYTES_PER_TOKEN, Cost
-from outblas.llm.client import RequestRejected, ServerError
-from outblas.llm.evolve_journal import EvolveJournal
-from outblas.llm.reply import Reply
+from outblas_lab.llm.bounded_http import ANSWER_BYTES
+from outblas_lab.llm.budget import BYTES_PER_TOKEN, Cost
+from outblas_lab.llm.client import RequestRejected, ServerError
+from outblas_lab.llm.evolve_journal import EvolveJournal
+from outblas_lab.llm.reply import Reply
 from support.llm_kernels import answer, kernel, passed, record
 from support.llm_server import MESSAGES, Say, ask, evolve_by_command, scripted, serving
 

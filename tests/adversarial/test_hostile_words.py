@@ -18,15 +18,15 @@ from outblas.core.clean_text import clean_text
 from outblas.core.evaluation import Evaluation, Status, Verdict
 from outblas.core.evaluator import Evaluator
 from outblas.core.problem import Problem
-from outblas.jail import answers
-from outblas.jail.jailed_evaluator import JailedEvaluator
 from outblas.judge.bench_cell import Options
-from outblas.kernels.custom.free_kernel import FreeKernel
-from outblas.llm.budget import Cost
-from outblas.llm.evolve_journal import AnswerOutcome, EvolveJournal
-from outblas.llm.reply import Reply
 from outblas.records.store import Store
 from outblas.workers.sandbox import UnreadableMessage, receive
+from outblas_lab.custom.free_kernel import FreeKernel
+from outblas_lab.jail import answers
+from outblas_lab.jail.jailed_evaluator import JailedEvaluator
+from outblas_lab.llm.budget import Cost
+from outblas_lab.llm.evolve_journal import AnswerOutcome, EvolveJournal
+from outblas_lab.llm.reply import Reply
 from support.evolve_fixture import evolve
 from support.free_fixture import ANSWERS, BODY, IMPORTS_NOTHING, cache_fixture, compiles, device_text  # noqa: F401
 from support.free_workers import ESCAPES, with_hostile_words
@@ -177,7 +177,7 @@ def test_a_worker_that_was_taken_over_costs_one_kernel_and_not_the_run(
     def opened(place: object) -> Iterator[Taken]:
         yield Taken()
 
-    monkeypatch.setattr("outblas.llm.evolve_run.open_chosen_evaluator", opened)
+    monkeypatch.setattr("outblas_lab.llm.evolve_run.open_chosen_evaluator", opened)
     orders = ["fault", "words", "error", "float", "pass"]
     texts = [f"// order: {order}\n{device_text(f'{BODY}int x{i};')}" for i, order in enumerate(orders)]
     with serving(lambda request, number: Say(answer(texts[number % len(texts)]))) as server:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from outblas.jail import confinement, landlock, seccomp
-from outblas.jail.canary import ATTACKS, run_canary
 from outblas.workers.sandbox import Sandbox, WorkerLoss
+from outblas_lab.jail import confinement, landlock, seccomp
+from outblas_lab.jail.canary import ATTACKS, run_canary
 from support.jail_inside.jail_attacks import Attacker
 
 HERE = Path(__file__).resolve().parents[1]
@@ -28,7 +28,7 @@ TOLD = {
 #: A process as an ordinary user's: one with root's privileges is safe from a worker that has dropped them.
 BYSTANDER = """
 import time
-from outblas.jail.confinement import _drop_capabilities
+from outblas_lab.jail.confinement import _drop_capabilities
 _drop_capabilities()
 print(flush=True)
 time.sleep(60)
@@ -105,7 +105,7 @@ def test_the_canary_finds_that_this_jail_holds():
 def test_a_jail_that_is_open_is_seen(monkeypatch):
     """A canary whose jail is empty: every attack gets through."""
     monkeypatch.syspath_prepend(str(HERE))
-    monkeypatch.setattr("outblas.jail.canary.FACTORY", f"{INSIDE}:open_canary")
+    monkeypatch.setattr("outblas_lab.jail.canary.FACTORY", f"{INSIDE}:open_canary")
     outcomes = {each.attack: each.held for each in run_canary()}
     held = {attack for attack, held in outcomes.items() if held}
     assert held <= {"use an inherited pipe", "change a file's attributes"}, outcomes

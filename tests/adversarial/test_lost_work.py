@@ -18,8 +18,8 @@ from outblas.records.library import Library
 from outblas.records.recording import Recording
 from outblas.records.replay import ReplayEvaluator
 from outblas.records.store import Store
-from outblas.search.agents.agent_registry import make_agent
-from outblas.search.tune import tune
+from outblas.tune.agents.agent_registry import make_agent
+from outblas.tune.tune import tune
 from support.gpus.known import H200
 from support.helpers import ROOT, failed_evaluation, synthetic_catalogue, synthetic_problems, synthetic_recording
 
@@ -31,8 +31,8 @@ from outblas.core.errors import OutblasError
 from outblas.records.recording import Recording
 from outblas.records.replay import ReplayEvaluator
 from outblas.records.store import Store
-from outblas.search.agents.agent_registry import make_agent
-from outblas.search.tune import tune
+from outblas.tune.agents.agent_registry import make_agent
+from outblas.tune.tune import tune
 
 recording, path, delay, limit = sys.argv[1], sys.argv[2], float(sys.argv[3]), int(sys.argv[4])
 

@@ -15,11 +15,11 @@ import pytest
 
 from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
-from outblas.jail.build import BuiltKernel
-from outblas.jail.judged_clock import Defences
-from outblas.jail.static_gate import examine
-from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.runtime.nvrtc import usable_cores
+from outblas_lab.custom.free_kernel import FreeKernel
+from outblas_lab.jail.build import BuiltKernel
+from outblas_lab.jail.judged_clock import Defences
+from outblas_lab.jail.static_gate import examine
 from support.exploit_tools import gpu_is_ours
 from support.free_fixture import missing
 from support.gpus.known import H200
@@ -67,10 +67,10 @@ def test_only_a_run_can_stop_them() -> None:
 @functools.cache
 def evaluations():
     """Name -> evaluation of the cheat and of its honest version, by real workers."""
-    from outblas.bench.live_evaluator import LiveEvaluator
-    from outblas.jail.jailed_evaluator import FreeOptions
     from outblas.judge.bench_cell import Options
     from outblas.runtime.device import gpu_of_device
+    from outblas.tune.live_evaluator import LiveEvaluator
+    from outblas_lab.jail.jailed_evaluator import FreeOptions
 
     options = Options(0, gpu_of_device(0), rounds=15, baselines=("cublas", "lt_heuristic"))
     free = FreeOptions(batch=6)
@@ -97,8 +97,8 @@ def test_a_cheat_is_refused_and_its_honest_version_passes(name) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("mnk", ["512_512_512", "1024_1024_1024", "2048_1024_1024"])
 def test_a_table_of_operand_sets_is_no_help_however_long_it_spins(mnk) -> None:
-    from outblas.bench.live_evaluator import LiveEvaluator
-    from outblas.jail.jailed_evaluator import FreeOptions
+    from outblas.tune.live_evaluator import LiveEvaluator
+    from outblas_lab.jail.jailed_evaluator import FreeOptions
 
     problem = Problem(*map(int, mnk.split("_")))
     texts = [TEXTS[TABLE].replace("#define SPIN 2000", f"#define SPIN {spin}") for spin in (0, 2000, 4000, 6000, 8000)]

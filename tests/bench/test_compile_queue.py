@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from outblas.bench.pool.compile_queue import CompileQueue
-from outblas.bench.pool.units import WorkUnit
 from outblas.core.problem import Problem
+from outblas_lab.pool.compile_queue import CompileQueue
+from outblas_lab.pool.units import WorkUnit
 
 
 def test_the_end_may_come_while_units_are_gathered() -> None:

@@ -9,25 +9,25 @@ from typing import Any
 
 import pytest
 
-from outblas.bench import run_bench
 from outblas.core.config import LAUNCHES, KernelConfig, Launch, config_name, launch_allows, launch_of
 from outblas.core.errors import ConfigError, RecordError
 from outblas.core.evaluation import Evaluation
 from outblas.core.problem import Problem
 from outblas.dispatch.decide import Operand, decide
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
-from outblas.publish.html.run_data import ReportedRun
-from outblas.publish.html.tune_page import render
-from outblas.publish.tables.all_rows_table import markdown_table
-from outblas.publish.tables.publish_results import Measured, picture_text
 from outblas.records.averages import launch_columns, launch_label, launch_of_row
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow, choose_kernel
 from outblas.records.library_tables import is_bench_of, merge_rows
 from outblas.records.results import Result, read_result, write_result
-from outblas.records.summary import summarise
-from outblas.search.agents.recorded import RecordedAgent
-from outblas.search.agents.transfer import Transfer
+from outblas.tune.agents.recorded import RecordedAgent
+from outblas.tune.agents.transfer import Transfer
+from outblas_lab.pool import run_bench
+from outblas_lab.publish.html.run_data import ReportedRun
+from outblas_lab.publish.html.tune_page import render
+from outblas_lab.publish.summary import summarise
+from outblas_lab.publish.tables.all_rows_table import markdown_table
+from outblas_lab.publish.tables.publish_results import Measured, picture_text
 from support.bench_fixture import META, make_rows
 from support.fake_gpu import FakeGpu, install, time_us
 from support.gpus.known import H200

@@ -8,9 +8,6 @@ from typing import Any
 
 import pytest
 
-from outblas.bench import eval_problem
-from outblas.bench.eval_problem import MIN_REQUESTS
-from outblas.bench.serving import Served
 from outblas.core.config import KernelConfig, config_name
 from outblas.core.errors import DeviceError, UsageError
 from outblas.core.evaluation import Speedup, Status
@@ -24,6 +21,9 @@ from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.legality import why_illegal
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow
+from outblas.tune import eval_problem
+from outblas.tune.eval_problem import MIN_REQUESTS
+from outblas.tune.serving import Served
 from support.fake_gpu import BASELINES_US, FakeGpu, install, time_us, timing
 from support.gpus.known import H200
 
@@ -165,8 +165,8 @@ def test_server_mode_reports_percentiles(gpu: FakeGpu, tmp_path: Path, monkeypat
         return Served(ServerTimes(found, found, 100.0), Speedup("torch", 12 / 9, 1.3, 1.4), {"torch": "torch.mm"})
 
     used: list[Any] = []
-    monkeypatch.setattr("outblas.bench.serving.serve", serve)
-    monkeypatch.setattr("outblas.bench.eval_problem.use_library", lambda library, index: used.append(library))
+    monkeypatch.setattr("outblas.tune.serving.serve", serve)
+    monkeypatch.setattr("outblas.tune.eval_problem.use_library", lambda library, index: used.append(library))
     result = run(tmp_path, mode="server", qps=100.0)
     # outblas.matmul is timed with the kernel found here, and has its own library back afterwards.
     assert [row.problem for row in used[0].rows] == [PROBLEM] and used[0].rows[0].plain is not None

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from outblas.bench.pool import gpu_pool
-from outblas.bench.pool.gpu_pool import MAX_LOSSES_IN_A_ROW, MAX_WORKERS_PER_UNIT, PoolEvaluator
-from outblas.bench.pool.transport import Event
-from outblas.bench.pool.units import WorkUnit
+from outblas_lab.pool import gpu_pool
+from outblas_lab.pool.gpu_pool import MAX_LOSSES_IN_A_ROW, MAX_WORKERS_PER_UNIT, PoolEvaluator
+from outblas_lab.pool.transport import Event
+from outblas_lab.pool.units import WorkUnit
 from support.helpers import failed_evaluation, passed_evaluation, synthetic_catalogue, synthetic_problems
 
 
@@ -91,8 +91,8 @@ def test_a_batch_that_is_left_kills_those_at_work_alone(pool: PoolEvaluator, pla
 
 
 def test_a_host_takes_a_task_and_goes_on_with_it() -> None:
-    from outblas.bench.pool.transport import EvaluatorSpec
-    from outblas.bench.pool.worker_host import WorkerHost
+    from outblas_lab.pool.transport import EvaluatorSpec
+    from outblas_lab.pool.worker_host import WorkerHost
 
     host: Any = WorkerHost(EvaluatorSpec("support.pool_workers:Many"))
     tasks = {"one": [("answer", 1), ("end", None)], "two": [("answer", 2)]}
@@ -118,7 +118,7 @@ class Pipe:
 
 
 def test_local_workers_are_at_work_until_their_last_word_and_end_together() -> None:
-    from outblas.bench.pool.worker_plan import LocalTransport
+    from outblas_lab.pool.worker_plan import LocalTransport
 
     log: list[Any] = []
     transport: Any = LocalTransport.__new__(LocalTransport)
@@ -141,9 +141,9 @@ def test_local_workers_are_at_work_until_their_last_word_and_end_together() -> N
 def test_the_driver_leaves_each_gpu_two_cores(
     monkeypatch: pytest.MonkeyPatch, cores: int, gpus: int, left: int
 ) -> None:
-    from outblas.bench.pool import worker_plan
     from outblas.runtime import nvrtc
     from outblas.workers import compile_ahead
+    from outblas_lab.pool import worker_plan
     from support.gpus.known import H200
 
     taken: list[int] = []
@@ -157,8 +157,8 @@ def test_the_driver_leaves_each_gpu_two_cores(
 
 
 def test_only_what_passed_is_proved_for_the_other_workers(pool: PoolEvaluator) -> None:
-    from outblas.bench.pool.units import WorkUnits
     from outblas.core.config import kernel_kind
+    from outblas_lab.pool.units import WorkUnits
 
     problem, (right, wrong) = synthetic_problems()[0], synthetic_catalogue()[:2]
     evaluations = (passed_evaluation(problem, right), failed_evaluation(problem, wrong))

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from outblas.bench import ncu_target
-from outblas.bench.ncu_target import ProfiledAlgorithm, Profiler, ProfileWork, cache_of
 from outblas.core.errors import RecordError
 from outblas.core.problem import Problem
 from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.runtime import ncu
+from outblas_lab.pool import ncu_target
+from outblas_lab.pool.ncu_target import ProfiledAlgorithm, Profiler, ProfileWork, cache_of
 from support.gpus.known import H200
 from support.helpers import ROOT
 
@@ -35,7 +35,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
     starts: list[tuple[str, dict[str, Any]]] = []
 
     def profile(tool: str, target: list[str], metrics: Any, cache: str, *_: Any) -> list[ncu.ProfiledLaunch]:
-        assert target[:3] == [sys.executable, "-m", "outblas.bench.ncu_target"] and metrics == ncu.METRICS
+        assert target[:3] == [sys.executable, "-m", "outblas_lab.pool.ncu_target"] and metrics == ncu.METRICS
         starts.append((cache, json.loads(Path(target[-1]).read_text())))
         return LAUNCHES[:5] if cache == "flushed" else LAUNCHES[5:]
 
@@ -78,7 +78,7 @@ def test_what_runs_under_ncu_ends_with_one_line_where_it_cannot_launch(tmp_path:
     file.write_text(json.dumps({"gpu": 0, "works": [FLUSHED.to_json()]}))
     code = """
 import sys
-from outblas.bench import ncu_target
+from outblas_lab.pool import ncu_target
 from outblas.core.errors import DeviceError
 def refuses(works, gpu):
     raise DeviceError(f"no GPU {gpu} for {works[0].problem.key}", "one", "run outblas doctor")

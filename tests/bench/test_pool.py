@@ -13,9 +13,6 @@ from typing import Any
 
 import pytest
 
-from outblas.bench.pool.gpu_pool import MAX_LOSSES_IN_A_ROW, PoolEvaluator
-from outblas.bench.pool.transport import EvaluatorSpec, Task
-from outblas.bench.pool.worker_plan import LocalTransport
 from outblas.core.config import LAUNCHES, config_name, launch_of
 from outblas.core.errors import DeviceError, UsageError
 from outblas.core.evaluation import Evaluation, Status
@@ -26,9 +23,12 @@ from outblas.records.evaluation_json import evaluation_to_json
 from outblas.records.library import Library
 from outblas.records.replay import ReplayEvaluator
 from outblas.records.store import Store
-from outblas.search import tune as tuning
-from outblas.search.agents.agent_registry import make_agent
-from outblas.search.tune import Interrupted, tune
+from outblas.tune import tune as tuning
+from outblas.tune.agents.agent_registry import make_agent
+from outblas.tune.tune import Interrupted, tune
+from outblas_lab.pool.gpu_pool import MAX_LOSSES_IN_A_ROW, PoolEvaluator
+from outblas_lab.pool.transport import EvaluatorSpec, Task
+from outblas_lab.pool.worker_plan import LocalTransport
 from support import pool_workers
 from support.gpus.known import H200
 from support.helpers import ROOT, running, synthetic_recording
@@ -280,13 +280,13 @@ def _children(evaluator: PoolEvaluator) -> list[str]:
 DRIVER = """
 import sys
 from pathlib import Path
-from outblas.bench.pool.gpu_pool import PoolEvaluator
-from outblas.bench.pool.worker_plan import LocalTransport
-from outblas.bench.pool.transport import EvaluatorSpec
+from outblas_lab.pool.gpu_pool import PoolEvaluator
+from outblas_lab.pool.worker_plan import LocalTransport
+from outblas_lab.pool.transport import EvaluatorSpec
 from outblas.core.gpu_records import packaged_gpu
 from outblas.records.store import Store
-from outblas.search.agents.agent_registry import make_agent
-from outblas.search.tune import tune
+from outblas.tune.agents.agent_registry import make_agent
+from outblas.tune.tune import tune
 from support.helpers import synthetic_recording
 
 if __name__ == "__main__":

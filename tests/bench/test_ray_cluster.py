@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from outblas.bench.pool import ray_actors
-from outblas.bench.pool.transport import EvaluateTask, EvaluatorSpec, Event, QuestionTask, WorkerAbout
 from outblas.core.errors import DeviceError, UsageError
+from outblas_lab.pool import ray_actors
+from outblas_lab.pool.transport import EvaluateTask, EvaluatorSpec, Event, QuestionTask, WorkerAbout
 from support.gpus.known import H200
 
 

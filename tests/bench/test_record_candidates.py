@@ -7,9 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from outblas.bench import record_suite
-from outblas.bench.record_candidates import CandidateDraw, choose_candidates
-from outblas.bench.record_suite import RecordSettings
 from outblas.core.config import KernelConfig, launch_of
 from outblas.core.errors import RecordError, UsageError
 from outblas.core.evaluation import Status
@@ -19,9 +16,12 @@ from outblas.kernels.cost.cost_model import predict_many
 from outblas.kernels.legality import why_illegal
 from outblas.records.recording import Recording
 from outblas.records.recording_files import CHOICE_CODES, STATUS_CODES
-from outblas.records.recording_hash import recording_sha
 from outblas.records.replay import ReplayEvaluator
-from outblas.search.compare.held_out import CompareUnit, Plan, run_unit, tasks_of
+from outblas_lab.compare.held_out import CompareUnit, Plan, run_unit, tasks_of
+from outblas_lab.compare.recording_hash import recording_sha
+from outblas_lab.pool import record_suite
+from outblas_lab.pool.record_candidates import CandidateDraw, choose_candidates
+from outblas_lab.pool.record_suite import RecordSettings
 from support.cli_fixture import outblas
 from support.fake_gpu import FakeGpu, install, time_us
 from support.gpus.fake_driver import DEVICES, plug_in

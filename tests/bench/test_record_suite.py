@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from outblas.bench import record_suite
 from outblas.core.config import KernelConfig, config_name
 from outblas.core.errors import DeviceError, RecordError, UsageError
 from outblas.core.evaluation import Status
@@ -19,6 +18,7 @@ from outblas.kernels.legality import why_illegal
 from outblas.records.recording import Recording
 from outblas.records.recording_files import STATUS_CODES
 from outblas.records.replay import ReplayEvaluator
+from outblas_lab.pool import record_suite
 from support.fake_gpu import BASELINES_US, FakeGpu, install, time_us
 from support.gpus.known import H200
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from outblas.bench import run_bench
 from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow
 from outblas.records.results import Result, read_result
+from outblas_lab.pool import run_bench
 from support.fake_gpu import FakeGpu, install
 
 FIRST, SECOND = Problem(64, 128, 256), Problem(128, 128, 256)

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from outblas.bench import serving
 from outblas.core.config import config_name
 from outblas.core.errors import DeviceError, UsageError
 from outblas.core.evaluation import Status, Verdict
@@ -26,7 +25,8 @@ from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow, SecondWinner
 from outblas.records.library_tables import is_bench_of
 from outblas.records.results import read_result, write_result
-from outblas.records.summary import summarise
+from outblas.tune import serving
+from outblas_lab.publish.summary import summarise
 from support.fake_gpu import PROVENANCE, timing
 from support.gpus.known import H200
 

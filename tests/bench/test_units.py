@@ -8,9 +8,6 @@ from typing import Any
 
 import pytest
 
-from outblas.bench.pool.gpu_pool import PoolEvaluator
-from outblas.bench.pool.transport import EvaluateTask, Task
-from outblas.bench.pool.units import WorkUnits
 from outblas.core.config import kernel_kind
 from outblas.core.errors import ToolchainMissing
 from outblas.core.evaluation import Status
@@ -18,9 +15,12 @@ from outblas.core.problem import Problem
 from outblas.core.roofline import work_us
 from outblas.records.replay import ReplayEvaluator
 from outblas.records.store import Store
-from outblas.search import tune as tuning
-from outblas.search.agents.agent_registry import make_agent
-from outblas.search.tune import tune
+from outblas.tune import tune as tuning
+from outblas.tune.agents.agent_registry import make_agent
+from outblas.tune.tune import tune
+from outblas_lab.pool.gpu_pool import PoolEvaluator
+from outblas_lab.pool.transport import EvaluateTask, Task
+from outblas_lab.pool.units import WorkUnits
 from support import pool_workers
 from support.gpus.known import H200
 from support.helpers import ROOT, synthetic_problems, synthetic_recording

@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from outblas.bench.pool import worker_plan as module
-from outblas.bench.pool.worker_plan import WorkerPlan, make_plan, open_pool
 from outblas.cli.main import app
 from outblas.core.config import KernelConfig
 from outblas.core.errors import DeviceError, ToolchainMissing, UsageError
@@ -19,6 +17,8 @@ from outblas.core.roofline import Gpu
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.runtime.device import Device
 from outblas.workers.compile_ahead import BaselineKernels, CompileAhead
+from outblas_lab.pool import worker_plan as module
+from outblas_lab.pool.worker_plan import WorkerPlan, make_plan, open_pool
 from support.gpus.known import H200
 from support.helpers import synthetic_recording
 

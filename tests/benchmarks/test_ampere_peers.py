@@ -16,7 +16,7 @@ from outblas.core.evaluation import Timing
 from outblas.core.problem import Problem
 from outblas.kernels.geometry import geometry
 from outblas.kernels.legality import why_illegal
-from outblas.publish.tables.rival_tables import AMPERE_FILE, AMPERE_FORMAT, NOT_MEASURED, ampere_means, ampere_table
+from outblas_lab.publish.tables.rival_tables import AMPERE_FILE, AMPERE_FORMAT, NOT_MEASURED, ampere_means, ampere_table
 from support.gpus.known import H100
 
 LIMIT = {"163": 163 * 1024, "99": 99 * 1024}

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from outblas.core.evaluation import Timing
-from outblas.publish.tables.rival_tables import CUDA_L2_FILE, NOT_MEASURED, cuda_l2_table
+from outblas_lab.publish.tables.rival_tables import CUDA_L2_FILE, NOT_MEASURED, cuda_l2_table
 from support.gpus.known import H100, H200
 
 

@@ -14,10 +14,10 @@ import pytest
 from outblas.core.errors import RecordError
 from outblas.core.evaluation import Evaluation, Speedup, Status, Timing, Verdict
 from outblas.core.problem import Problem
-from outblas.jail.evaluation_file import load
-from outblas.kernels.custom.examples.example_kernels import example
-from outblas.kernels.custom.free_kernel import FreeKernel
-from outblas.publish.tables.notes import CUTLASS_FILE, CUTLASS_FORMAT, cutlass_means, notes_of_cutlass
+from outblas_lab.custom.examples.example_kernels import example
+from outblas_lab.custom.free_kernel import FreeKernel
+from outblas_lab.jail.evaluation_file import load
+from outblas_lab.publish.tables.notes import CUTLASS_FILE, CUTLASS_FORMAT, cutlass_means, notes_of_cutlass
 from support.gpus.known import H200
 
 

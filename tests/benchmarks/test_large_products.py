@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from outblas.bench import run_bench
 from outblas.core.suites import block_problems, suite
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
-from outblas.publish.tables.notes import LARGE_FORMAT
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow
 from outblas.records.results import read_result
+from outblas_lab.pool import run_bench
+from outblas_lab.publish.tables.notes import LARGE_FORMAT
 from support.fake_gpu import install
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -22,7 +22,7 @@ from outblas.records.captured_products import CapturedProducts
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow
 from outblas.records.user_library import LIBRARY_VARIABLE
-from outblas.search.tune_run import RunFiles
+from outblas.tune.tune_run import RunFiles
 from support.fused_fixture import host_fixture  # noqa: F401
 from support.model_steps_fixture import (  # noqa: F401
     FOLLOWED,

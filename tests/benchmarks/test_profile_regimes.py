@@ -17,12 +17,12 @@ from outblas.core.roofline import regime
 from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.kernels.legality import why_illegal
-from outblas.publish.tables.counter_table import counters_table, counters_text, short_name
-from outblas.publish.tables.publish_results import check_published, publish
-from outblas.records.counter_file import read_counters
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow
 from outblas.runtime import ncu
+from outblas_lab.pool.counter_file import read_counters
+from outblas_lab.publish.tables.counter_table import counters_table, counters_text, short_name
+from outblas_lab.publish.tables.publish_results import check_published, publish
 from support.fake_gpu import PROVENANCE
 from support.gpus.known import H200
 from support.helpers import ROOT, module_of_file
@@ -115,7 +115,7 @@ def test_the_file_has_the_rows_in_order_and_says_what_was_not_asked(
 
     def profile(tool: str, target: list[str], metrics: Any, cache: str, *_: Any) -> list[ncu.ProfiledLaunch]:
         asked.append((cache, json.loads(Path(target[-1]).read_text())["works"][0]["problem"]))
-        assert target[:3] == [sys.executable, "-m", "outblas.bench.ncu_target"]
+        assert target[:3] == [sys.executable, "-m", "outblas_lab.pool.ncu_target"]
         assert metrics == ncu.METRICS[:-1]
         return launches[5:] if cache == "flushed" else launches[:5]
 

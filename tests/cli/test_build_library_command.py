@@ -15,8 +15,8 @@ from outblas.core.errors import UsageError
 from outblas.core.files import lock_folder
 from outblas.core.problem import Problem
 from outblas.core.process_group import Ended
-from outblas.search.build_library import build_run, build_steps
-from outblas.search.build_library.build_work import TABLES, BuildFolder
+from outblas_lab.build import build_run, build_steps
+from outblas_lab.build.build_work import TABLES, BuildFolder
 from support.cli_fixture import assert_refused, refused
 
 TABLE = str(TABLES[0])

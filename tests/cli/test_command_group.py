@@ -19,7 +19,7 @@ from outblas.cli.command_group import PARTS, SUMMARIES
 from outblas.cli.common import err
 from outblas.cli.main import app
 from outblas.core.errors import unknown_name
-from outblas.publish.tables import publish_results
+from outblas_lab.publish.tables import publish_results
 from support.bench_fixture import write_bench
 from support.cli_fixture import assert_refused, outblas, recording_fixture  # noqa: F401
 from support.helpers import synthetic_recording

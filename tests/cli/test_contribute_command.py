@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from outblas.bench import live_evaluator
 from outblas.judge.bench_cell import Options
 from outblas.records.contribution import load_contribution
 from outblas.runtime import device
+from outblas.tune import live_evaluator
 from support.cli_fixture import assert_refused, outblas
 from support.fake_gpu import FakeGpu
 from support.gpus.fake_driver import DEVICES, plug_in

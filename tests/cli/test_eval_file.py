@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 from outblas.cli.checks import health
 from outblas.cli.main import app
 from outblas.core.errors import ToolchainMissing
-from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.records.evaluation_json import evaluation_from_json
 from outblas.runtime import device
+from outblas_lab.custom.free_kernel import FreeKernel
 from support.free_fixture import BODY, device_text, missing
 
 compiles = pytest.mark.skipif(missing() is not None, reason=str(missing()))
@@ -75,9 +75,9 @@ def test_doctor_says_what_is_missing_for_free_kernels_and_what_the_jail_holds(mo
     def missing():
         raise ToolchainMissing("none", "one", "pip install '.[free]'")
 
-    monkeypatch.setattr("outblas.jail.toolchain.find_nvcc", missing)
-    monkeypatch.setattr("outblas.jail.toolchain.locate_cutlass", missing)
-    monkeypatch.setattr("outblas.jail.landlock.abi", lambda: 0)
+    monkeypatch.setattr("outblas_lab.jail.toolchain.find_nvcc", missing)
+    monkeypatch.setattr("outblas_lab.jail.toolchain.locate_cutlass", missing)
+    monkeypatch.setattr("outblas_lab.jail.landlock.abi", lambda: 0)
     checks = {check.name: check for check in health.diagnose()}
     for name in ("nvcc", "cutlass"):
         assert checks[name].ok is None and ".[free]" in checks[name].do

@@ -11,9 +11,9 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from outblas.cli import evolve_view
 from outblas.cli.main import app
-from outblas.llm.budget import Budget, Cost, SpendingAccount
+from outblas_lab.cli import evolve_view
+from outblas_lab.llm.budget import Budget, Cost, SpendingAccount
 from support.llm_kernels import PROBLEM, answer, kernel, passed, record
 from support.llm_server import Say, serving
 

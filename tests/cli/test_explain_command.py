@@ -13,7 +13,7 @@ from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice
 from outblas.runtime import device
-from outblas.search.intervals.model_ranges import ProductWay, served, step_speedup
+from outblas.tune.intervals.model_ranges import ProductWay, served, step_speedup
 from support.cli_fixture import assert_refused, outblas
 from support.gpus.known import H200
 
@@ -58,7 +58,7 @@ def test_the_command_that_tunes_is_for_a_shell_and_has_the_same_options(
     (folder / "config.json").write_text(json.dumps(LLAMA | {"intermediate_size": 14464}))  # of no library
     monkeypatch.setattr(device, "gpu_count", lambda: 1)
     monkeypatch.setattr(explain, "gpu_of_device", lambda index: H200)
-    monkeypatch.setattr("outblas.search.intervals.model_ranges.gpu_of_device", lambda index: H200)
+    monkeypatch.setattr("outblas.tune.intervals.model_ranges.gpu_of_device", lambda index: H200)
     result = outblas("explain", "--model", str(folder), "--dtype", "bf16", "--tp", "2", "--device", "cuda:0")
     assert result.exit_code == 0, (result.stderr, result.exception)
     command = f"outblas tune --model '{folder}' --tp 2 --dtype bf16 --device cuda:0"

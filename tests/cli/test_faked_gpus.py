@@ -12,11 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from outblas.bench import eval_problem, live_evaluator
 from outblas.core.config import config_name
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.gpu_records import nearest, user_record_path
-from outblas.core.plausibility import is_below_floor
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.dispatch import device_registry
@@ -26,8 +24,10 @@ from outblas.kernels.cost.cost_model import predict_many
 from outblas.records.library import Library
 from outblas.records.user_library import user_library_path
 from outblas.runtime import device
-from outblas.search.agents.agent_registry import make_agent
-from outblas.search.agents.ppo import packaged_policy
+from outblas.tune import eval_problem, live_evaluator
+from outblas.tune.agents.agent_registry import make_agent
+from outblas_lab.agents.ppo import packaged_policy
+from outblas_lab.jail.plausibility import is_below_floor
 from support.cli_fixture import outblas
 from support.fake_gpu import STATE, FakeGpu, timing
 from support.gpus.fake_driver import DEVICES, FakeDevice, plug_in

@@ -14,8 +14,17 @@ from outblas.core.files import lock_folder
 
 pytest.importorskip("torch", reason="what any shape is given is fitted by torch")
 
-from outblas.learn.train import fit_answers, fit_any_shape, fit_any_shape_run, held_out_choices  # noqa: E402
-from outblas.search import answer_record, any_shape_extension, any_shape_run  # noqa: E402
+from outblas_lab.build import (
+    answer_record,  # noqa: E402
+    any_shape_extension,  # noqa: E402
+    any_shape_run,  # noqa: E402
+)
+from outblas_lab.train import (
+    fit_answers,  # noqa: E402
+    fit_any_shape,  # noqa: E402
+    fit_any_shape_run,  # noqa: E402
+    held_out_choices,  # noqa: E402
+)
 from support.cli_fixture import refused  # noqa: E402
 
 

@@ -13,8 +13,8 @@ import pytest
 from outblas.cli.checks import health
 from outblas.cli.checks.health import Check, diagnose
 from outblas.core.errors import ToolchainMissing
-from outblas.jail import canary
-from outblas.jail.canary import AttackOutcome
+from outblas_lab.jail import canary
+from outblas_lab.jail.canary import AttackOutcome
 
 H200 = health._Gpu("NVIDIA H200", (9, 0))
 NAMES = {
@@ -168,8 +168,8 @@ def test_a_check_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def jail_canary(monkeypatch: pytest.MonkeyPatch, outcomes: list[AttackOutcome], complete: bool = True) -> Check:
-    monkeypatch.setattr("outblas.jail.landlock.abi", lambda: 7 if complete else 0)
-    monkeypatch.setattr("outblas.jail.seccomp.available", lambda: True)
+    monkeypatch.setattr("outblas_lab.jail.landlock.abi", lambda: 7 if complete else 0)
+    monkeypatch.setattr("outblas_lab.jail.seccomp.available", lambda: True)
     monkeypatch.setattr(canary, "run_canary", lambda: outcomes)
     return health._canary()
 

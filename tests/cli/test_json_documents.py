@@ -47,8 +47,8 @@ def test_there_is_a_document_for_each_command_that_prints_one() -> None:
 
 
 def test_calibrate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from outblas.bench.calibrate import calibration
     from outblas.core.gpu_records import packaged_records
+    from outblas.tune.calibrate import calibration
 
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     plug_in(monkeypatch, DEVICES["A100"])
@@ -91,8 +91,8 @@ def test_results(tmp_path: Path) -> None:
 
 
 def test_eval_prints_its_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from outblas.bench import eval_problem
     from outblas.runtime import device
+    from outblas.tune import eval_problem
 
     rows = [{"name": "outblas", "us": 3.0, "tflops": 9.5}, {"name": "torch", "us": 4.5, "speedup": 1.5, "low": 1.4}]
     monkeypatch.setattr(device, "gpu_count", lambda: 1)

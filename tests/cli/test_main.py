@@ -195,18 +195,18 @@ def test_the_real_command_refuses_in_one_line_without_a_traceback() -> None:
 def test_an_error_from_below_is_one_line(
     error: BaseException, words: Sequence[str], two_gpus: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls_of(monkeypatch, "outblas.bench.eval_problem", "run_eval", error)
+    calls_of(monkeypatch, "outblas.tune.eval_problem", "run_eval", error)
     assert_refused(outblas(*EVAL), *words)
 
 
 def test_a_defect_of_ours_is_not_hidden(two_gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls_of(monkeypatch, "outblas.bench.eval_problem", "run_eval", ZeroDivisionError("defect"))
+    calls_of(monkeypatch, "outblas.tune.eval_problem", "run_eval", ZeroDivisionError("defect"))
     assert isinstance(outblas(*EVAL).exception, ZeroDivisionError)
 
 
 def test_ctrl_c_says_how_to_resume_and_exits_130(two_gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["outblas", "bench", "--suite", "llm"])
-    calls_of(monkeypatch, "outblas.bench.run_bench", "run_bench", KeyboardInterrupt())
+    calls_of(monkeypatch, "outblas_lab.pool.run_bench", "run_bench", KeyboardInterrupt())
     result = outblas("bench", "--suite", "llm")
     assert result.exit_code == 130
     assert "resume with: outblas bench --suite llm" in result.stderr
@@ -217,8 +217,8 @@ def test_ctrl_c_says_how_to_resume_and_exits_130(two_gpus: None, monkeypatch: py
 def test_an_interrupted_command_without_a_journal_promises_nothing(
     error: BaseException, monkeypatch: pytest.MonkeyPatch, two_gpus: None, tmp_path: Path
 ) -> None:
-    calls_of(monkeypatch, "outblas.learn.train.choose_catalogue", "read_rows", error)
-    calls_of(monkeypatch, "outblas.bench.eval_problem", "run_eval", error)
+    calls_of(monkeypatch, "outblas_lab.train.choose_catalogue", "read_rows", error)
+    calls_of(monkeypatch, "outblas.tune.eval_problem", "run_eval", error)
     store = tmp_path / "store.sqlite"
     store.touch()
     for arguments in (EVAL, ["-q", "fit", "catalogue", "--store", str(store), "--out", str(tmp_path / "c.json")]):
@@ -247,7 +247,7 @@ def test_eval_passes_its_arguments_on_and_prints_what_comes_back(
         {"name": "outblas", "us": 1.25, "tflops": 26.8, "floor_percent": 80.0},
         {"name": "lt_auto", "us": 1.5, "tflops": 22.4, "speedup": 1.2, "low": 1.15, "high": 1.25},
     ]
-    calls = calls_of(monkeypatch, "outblas.bench.eval_problem", "run_eval", {"rows": rows, "file": "results/x.json"})
+    calls = calls_of(monkeypatch, "outblas.tune.eval_problem", "run_eval", {"rows": rows, "file": "results/x.json"})
     result = outblas(
         *EVAL, "--acc", "FP32", "--layout", "nn", "--mode", "server", "--target-qps", "100", "--warmup-seconds", "0",
         "--benchmark-seconds", "0.5", "--base-dir", str(tmp_path), "--gpu-device-id", "1",
@@ -263,15 +263,15 @@ def test_eval_passes_its_arguments_on_and_prints_what_comes_back(
 def test_eval_refuses_a_file_as_its_directory_before_any_work(
     base_dir: str, more: list[str], two_gpus: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    calls = calls_of(monkeypatch, "outblas.bench.eval_problem", "run_eval", {})
-    calls_free = calls_of(monkeypatch, "outblas.bench.eval_file", "eval_file", {"status": "passed"})
+    calls = calls_of(monkeypatch, "outblas.tune.eval_problem", "run_eval", {})
+    calls_free = calls_of(monkeypatch, "outblas_lab.pool.eval_file", "eval_file", {"status": "passed"})
     (tmp_path / "file").write_text("precious")
     assert_refused(outblas(*EVAL, *more, "--base-dir", str(tmp_path / base_dir)), "--base-dir", "a folder")
     assert calls == calls_free == [] and (tmp_path / "file").read_text() == "precious"
 
 
 def test_bench_passes_its_arguments_on(two_gpus: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    calls = calls_of(monkeypatch, "outblas.bench.run_bench", "run_bench", RecordError("stop here", "it", "."))
+    calls = calls_of(monkeypatch, "outblas_lab.pool.run_bench", "run_bench", RecordError("stop here", "it", "."))
     path = tmp_path / "r.parquet"
     outblas(
         "bench",
@@ -297,7 +297,7 @@ def test_bench_passes_its_arguments_on(two_gpus: None, monkeypatch: pytest.Monke
 def test_bench_replaces_no_result_of_other_problems(
     two_gpus: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    calls = calls_of(monkeypatch, "outblas.bench.run_bench", "run_bench", RecordError("stop here", "it", "."))
+    calls = calls_of(monkeypatch, "outblas_lab.pool.run_bench", "run_bench", RecordError("stop here", "it", "."))
     path = tmp_path / "r.parquet"
     shutil.copy(ROOT / "results/h200/llm_tn_fp16_fp32_offline.parquet", path)
     llm = ("bench", "--suite", "llm", "--out", str(path))
@@ -314,7 +314,7 @@ def test_bench_replaces_no_result_of_other_problems(
 def test_bench_of_a_sample_takes_the_same_shapes_in_both_layouts(
     two_gpus: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls = calls_of(monkeypatch, "outblas.bench.run_bench", "run_bench", RecordError("stop here", "it", "."))
+    calls = calls_of(monkeypatch, "outblas_lab.pool.run_bench", "run_bench", RecordError("stop here", "it", "."))
     outblas("bench", "--layout", "both", "--sample", "100", "--seed", "3")
     problems = calls[0][0].problems
     shapes = {layout: [p.mnk for p in problems if p.layout == layout] for layout in ("TN", "NN")}
@@ -325,7 +325,7 @@ def test_bench_of_a_sample_takes_the_same_shapes_in_both_layouts(
 def test_tune_of_a_sample_is_another_run_than_that_of_the_suite(
     two_gpus: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls = calls_of(monkeypatch, "outblas.search.tune_run", "run_tune", RecordError("stop here", "it", "."))
+    calls = calls_of(monkeypatch, "outblas.tune.tune_run", "run_tune", RecordError("stop here", "it", "."))
     for arguments in ((), ("--sample", "10"), ("--sample", "10", "--seed", "1")):
         outblas("tune", "--device", "cuda:0", *arguments)
     whole, drawn, other = (call[0].problems for call in calls)
@@ -336,7 +336,7 @@ def test_tune_of_a_sample_is_another_run_than_that_of_the_suite(
 def test_tune_of_other_problems_or_another_seed_has_a_directory_of_its_own(
     two_gpus: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls = calls_of(monkeypatch, "outblas.search.tune_run", "run_tune", RecordError("stop here", "it", "."))
+    calls = calls_of(monkeypatch, "outblas.tune.tune_run", "run_tune", RecordError("stop here", "it", "."))
     one, other = ("--mnk", "64_64_64"), ("--mnk", "64_64_128")
     for arguments in (one, other, (*one, *other), (*one, "--seed", "1"), one):
         outblas("tune", "--device", "cuda:0", *arguments)
@@ -345,7 +345,7 @@ def test_tune_of_other_problems_or_another_seed_has_a_directory_of_its_own(
 
 
 def test_record_passes_its_arguments_on(two_gpus: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    calls = calls_of(monkeypatch, "outblas.bench.record_suite", "run_record")
+    calls = calls_of(monkeypatch, "outblas_lab.pool.record_suite", "run_record")
     monkeypatch.setattr("outblas.kernels.catalogue.catalogue", lambda name: (f"all of {name}",))
     monkeypatch.setattr("outblas.runtime.device.gpu_of_device", lambda index: H200)
     result = outblas("record", "--layout", "nn", "--out", str(tmp_path), "--gpu-device-id", "1")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from outblas.runtime import device
-from outblas.tool_server import stdio_server
+from outblas_lab.mcp import stdio_server
 from support.cli_fixture import assert_refused, outblas
 
 

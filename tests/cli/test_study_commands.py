@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from outblas.search.compare import score_run
-from outblas.search.compare.score_run import ScoreRequest
+from outblas_lab.compare import score_run
+from outblas_lab.compare.score_run import ScoreRequest
 from support.cli_fixture import assert_refused, outblas, recording_fixture  # noqa: F401
 from support.helpers import synthetic_recording
 
 AGENT = """
-from outblas.search.agents.base import Agent, unexplored
+from outblas.tune.agents.base import Agent, unexplored
 class First(Agent):
     def propose(self, problem, candidates, history, n):
         return unexplored(candidates, history)[:n]

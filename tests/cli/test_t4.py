@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from outblas.cli.main import app
 from outblas.core.config import config_name
 from outblas.records.evaluation_json import evaluation_from_json
-from outblas.search.kernel_tuner.t4_files import task_of
+from outblas_lab.kernel_tuner.t4_files import task_of
 from support.cli_fixture import assert_refused
 from support.helpers import synthetic_problems, synthetic_recording
 

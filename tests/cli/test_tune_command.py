@@ -14,7 +14,7 @@ from outblas.records.averages import launch_of_row
 from outblas.records.library import Library
 from outblas.records.replay import ReplayEvaluator
 from outblas.records.results import read_result
-from outblas.search import tune_run
+from outblas.tune import tune_run
 from support.cli_fixture import assert_refused, outblas, recording_fixture  # noqa: F401
 from support.gpus.known import H200
 

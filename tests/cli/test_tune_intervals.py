@@ -22,8 +22,8 @@ from outblas.records.captured_products import CapturedProduct, CapturedProducts
 from outblas.records.library import Library
 from outblas.records.results import read_result
 from outblas.runtime import device
-from outblas.search import tune_run
-from outblas.search.intervals.sampled_m import SAMPLED
+from outblas.tune import tune_run
+from outblas.tune.intervals.sampled_m import SAMPLED
 from support.cli_fixture import assert_refused, outblas, recording_fixture  # noqa: F401
 from support.dispatch_fixture import rows, transposed
 from support.gpus.known import H200
@@ -48,7 +48,7 @@ def model_fixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Model:
     monkeypatch.setattr(device, "gpu_count", lambda: 1)
     monkeypatch.setattr(provenance, "pci_bus_id", lambda index: None)
     monkeypatch.setattr(tune_run, "open_evaluator", opened)
-    monkeypatch.setattr("outblas.search.time_shares.gpu_of_device", lambda index: H200)
+    monkeypatch.setattr("outblas.tune.time_shares.gpu_of_device", lambda index: H200)
     monkeypatch.delenv("OUTBLAS_LIBRARY")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     return made
@@ -236,7 +236,7 @@ TINY = {
 def test_what_the_library_lacks_of_a_model_is_tuned_and_installed_once(
     model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outblas.search.intervals.model_ranges.gpu_of_device", lambda index: H200)
+    monkeypatch.setattr("outblas.tune.intervals.model_ranges.gpu_of_device", lambda index: H200)
     file = tmp_path / "config.json"
     file.write_text(json.dumps(TINY))
     trusted: list[Any] = []
@@ -267,7 +267,7 @@ def test_what_the_library_lacks_of_a_model_is_tuned_and_installed_once(
 @pytest.fixture(name="tiny")
 def tiny_fixture(model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The file of a tiny model, in a working directory of the test."""
-    monkeypatch.setattr("outblas.search.intervals.model_ranges.gpu_of_device", lambda index: H200)
+    monkeypatch.setattr("outblas.tune.intervals.model_ranges.gpu_of_device", lambda index: H200)
     monkeypatch.setattr("outblas.records.user_library.stamp_differences", lambda there, here: [])
     monkeypatch.chdir(tmp_path)
     file = tmp_path / "config.json"

@@ -16,7 +16,7 @@ from outblas.records import provenance
 from outblas.records.library import Library
 from outblas.records.replay import ReplayEvaluator
 from outblas.runtime import device
-from outblas.search import tune_run
+from outblas.tune import tune_run
 from support.helpers import synthetic_recording
 
 RECORDING = synthetic_recording()

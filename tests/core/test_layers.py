@@ -7,7 +7,7 @@ program runs it.
 import ast
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -22,22 +22,35 @@ LAYERS = (
     "kernels",
     "runtime",
     "records",
-    "learn",
-    "dispatch",
+    "predict",
     "judge",
-    "workers",
-    "jail",
-    "bench",
-    "llm",
+    "dispatch",
     "adapt",
-    "search",
-    "publish",
-    "tool_server",
+    "workers",
+    "tune",
+    "export",
     "cli",
 )
-TOP = {"__init__.py", "__main__.py", "py.typed", "data"}
-# Parts of the package that no Python file defines: the C extension, and folders without code.
-NO_SOURCE = {"_native", "data"}
+# Those of outblas-lab, which may import all of outblas.
+LAB_LAYERS = (
+    "custom",
+    "jail",
+    "pool",
+    "train",
+    "llm",
+    "kernel_tuner",
+    "agents",
+    "compare",
+    "recipe",
+    "build",
+    "mcp",
+    "publish",
+    "cli",
+)
+TOP = {"__init__.py", "__main__.py", "py.typed", "data", "data_folder.py"}
+LAB = "outblas_lab"
+# Parts of the package that no Python file defines: the C extension, folders without code, groups of entry points.
+NO_SOURCE = {"_native", "data", "commands", "agents", "parts"}
 
 Edges = Mapping[str, set[str]]
 
@@ -140,15 +153,15 @@ def dangling_names(package: Path, texts: Mapping[str, str]) -> list[str]:
     return found
 
 
-def upward(edges: Edges) -> list[str]:
+def upward(edges: Edges, layers: Sequence[str] = LAYERS) -> list[str]:
     """Return each import from a package that stands above the importer's."""
-    rank = {layer: place for place, layer in enumerate(LAYERS)}
+    rank = {layer: place for place, layer in enumerate(layers)}
     found = []
     for file, targets in edges.items():
         if "/" not in file:  # the package's own face and `__main__` stand above all layers
             continue
         for target in sorted(targets):
-            here, there = (rank.get(path.split("/")[0], len(LAYERS)) for path in (file, target))
+            here, there = (rank.get(path.split("/")[0], len(layers)) for path in (file, target))
             if there > here:
                 found.append(f"{file} -> {target}")
     return found
@@ -193,9 +206,9 @@ def face_imports(edges: Edges) -> list[str]:
     ]
 
 
-def unplaced(names: list[str]) -> list[str]:
+def unplaced(names: list[str], layers: Sequence[str] = LAYERS) -> list[str]:
     """Return what lies directly under the package and is neither a layer nor allowed there."""
-    allowed = TOP | set(LAYERS) | {"__pycache__"}
+    allowed = TOP | set(layers) | {"__pycache__"}
     return [name for name in sorted(names) if name not in allowed and not _is_built(name)]
 
 
@@ -213,19 +226,37 @@ def repeated_files(files: list[str]) -> dict[str, list[str]]:
     return {name: where for name, where in files_of.items() if len(where) > 1}
 
 
-def repeated_classes(package: Path) -> dict[str, list[str]]:
+def repeated_classes(*packages: Path) -> dict[str, list[str]]:
     """Return public class names that stand in two modules."""
     files_of = defaultdict(list)
-    for file in python_files(package):
+    for package, file in ((package, file) for package in packages for file in python_files(package)):
         for node in ast.parse((package / file).read_text()).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 files_of[node.name].append(file)
     return {name: where for name, where in files_of.items() if len(where) > 1}
 
 
+def lab_imports(package: Path) -> list[str]:
+    """Return each import of outblas_lab in the package; entry points name its parts instead."""
+    found = []
+    for file in python_files(package):
+        nodes = _imports(ast.parse((package / file).read_text()), for_types=True)
+        named = (node for node in nodes if not getattr(node, "level", 0) and any(True for _ in _named(node, file, LAB)))
+        found += [f"{file} -> {LAB}" for _ in named]
+    return found
+
+
+PACKAGES = {ROOT / "src" / "outblas": LAYERS, ROOT / "lab" / "src" / LAB: LAB_LAYERS}
+
+
+@pytest.fixture(scope="module", params=PACKAGES, ids=lambda path: path.name)
+def package(request) -> Path:
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def package() -> Path:
-    return ROOT / "src" / "outblas"
+def layers(package) -> Sequence[str]:
+    return PACKAGES[package]
 
 
 @pytest.fixture(scope="module")
@@ -233,8 +264,12 @@ def edges(package) -> Edges:
     return import_edges(package)
 
 
-def test_no_import_goes_up(package):
-    assert upward(import_edges(package, for_types=True)) == []
+def test_no_import_goes_up(package, layers):
+    assert upward(import_edges(package, for_types=True), layers) == []
+
+
+def test_outblas_imports_nothing_of_the_lab():
+    assert lab_imports(ROOT / "src" / "outblas") == []
 
 
 def test_no_two_files_import_each_other(edges):
@@ -245,33 +280,34 @@ def test_no_module_imports_a_face(edges):
     assert face_imports(edges) == []
 
 
-def test_only_packages_lie_directly_under_the_package(package):
-    assert unplaced([path.name for path in package.iterdir()]) == []
+def test_only_packages_lie_directly_under_the_package(package, layers):
+    assert unplaced([path.name for path in package.iterdir()], layers) == []
 
 
-def test_every_layer_is_there(package):
-    assert [layer for layer in LAYERS if not (package / layer / "__init__.py").is_file()] == []
+def test_every_layer_is_there(package, layers):
+    assert [layer for layer in layers if not (package / layer / "__init__.py").is_file()] == []
 
 
-def test_the_readme_lists_every_package_in_order_and_nothing_else(package):
+def test_the_readme_lists_every_package_in_order_and_nothing_else(package, layers):
     there = {path.name for path in package.iterdir() if path.is_dir() and path.name not in ("__pycache__", "data")}
-    table = (ROOT / "README.md").read_text(encoding="utf-8").partition("\n## Packages\n")[2].partition("\n## ")[0]
-    listed = re.findall(r"^\| `(\w+)/` \|", table, re.MULTILINE)
-    assert listed == [layer for layer in LAYERS if layer in there]
-    assert set(listed) == there
+    section = (ROOT / "README.md").read_text(encoding="utf-8").partition("\n## Packages\n")[2].partition("\n## ")[0]
+    own, _, labs = section.partition("\n`lab/src/outblas_lab/`")
+    listed = re.findall(r"^\| `(\w+)/` \|", labs if package.name == LAB else own, re.MULTILINE)
+    assert listed == list(layers) and set(listed) == there
 
 
-def test_no_file_name_stands_twice(package):
-    assert repeated_files(python_files(package)) == {}
+def test_no_file_name_stands_twice():
+    assert repeated_files([file for package in PACKAGES for file in python_files(package)]) == {}
 
 
-def test_no_public_class_name_stands_twice(package):
-    assert repeated_classes(package) == {}
+def test_no_public_class_name_stands_twice():
+    assert repeated_classes(*PACKAGES) == {}
 
 
 def test_names_in_texts_are_names_of_something(package):
     documents = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
-    files = [*package.rglob("*.py"), *documents, ROOT / "hatch_build.py", ROOT / "Makefile"]
+    code = [path for one in PACKAGES for path in one.rglob("*.py")]
+    files = [*code, *documents, ROOT / "hatch_build.py", ROOT / "Makefile"]
     texts = {path.relative_to(ROOT).as_posix(): path.read_text() for path in files}
     assert dangling_names(package, texts) == []
 
@@ -307,6 +343,13 @@ def test_an_import_upwards_is_found_inside_a_function_and_if_asked_where_it_is_f
     assert for_types["core/b.py"] == {"core/c.py", "judge/gates.py"}
     assert edges["core/b.py"] == {"core/c.py"}
     assert edges["core/c.py"] == {"core/b.py", "core/d.py"}
+
+
+def test_an_import_of_the_lab_is_found_inside_a_function_and_for_types(tree):
+    (tree / "core" / "d.py").write_text("def late():\n    from outblas_lab.agents import ppo\n")
+    (tree / "core" / "b.py").write_text("if TYPE_CHECKING:\n    import outblas_lab\n")
+    (tree / "core" / "c.py").write_text("import outblas.core.b\nTEXT = 'outblas_lab'\n")
+    assert lab_imports(tree) == ["core/b.py -> outblas_lab", "core/d.py -> outblas_lab"]
 
 
 def test_circles_are_found(tree):

@@ -9,10 +9,6 @@ from typing import Any
 
 import pytest
 
-from outblas.bench.live_evaluator import LiveEvaluator
-from outblas.bench.pool.gpu_pool import PoolEvaluator
-from outblas.bench.pool.transport import EvaluateTask, EvaluatorSpec, Task
-from outblas.bench.pool.worker_plan import LocalTransport
 from outblas.core.evaluation import Status
 from outblas.core.phase_times import PhaseTimer, PhaseTotals, sum_totals
 from outblas.core.problem import Problem
@@ -20,10 +16,14 @@ from outblas.core.suites import sample, suite
 from outblas.judge.bench_cell import Options
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.records.store import Store
-from outblas.search.agents.agent_registry import make_agent
-from outblas.search.tune import tune
+from outblas.tune.agents.agent_registry import make_agent
+from outblas.tune.live_evaluator import LiveEvaluator
+from outblas.tune.tune import tune
 from outblas.workers.compile_ahead import BackgroundCompiler
 from outblas.workers.sandbox import Sandbox, WorkerLoss
+from outblas_lab.pool.gpu_pool import PoolEvaluator
+from outblas_lab.pool.transport import EvaluateTask, EvaluatorSpec, Task
+from outblas_lab.pool.worker_plan import LocalTransport
 from support import pool_workers
 from support.gpus.known import H200
 from support.helpers import ROOT, synthetic_recording

@@ -9,15 +9,15 @@ import pytest
 
 from outblas.core.evaluation import Evaluation, Speedup, Status, Timing
 from outblas.core.gpu_records import gpu_of_product
-from outblas.core.plausibility import is_below_floor, least_us, why_too_fast
 from outblas.core.problem import Problem
 from outblas.core.rivals import BASELINE_NAMES
 from outblas.core.roofline import memory_us, work_us
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
-from outblas.llm.feedback import feedback_text, kind_of
-from outblas.llm.train.rewards import reward_parts
 from outblas.records.averages import problem_of
 from outblas.records.results import read_result
+from outblas_lab.jail.plausibility import is_below_floor, least_us, why_too_fast
+from outblas_lab.llm.feedback import feedback_text, kind_of
+from outblas_lab.llm.train.rewards import reward_parts
 from support.gpus.known import H200
 
 PROBLEM = Problem(512, 512, 512)

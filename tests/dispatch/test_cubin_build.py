@@ -17,7 +17,7 @@ from outblas.core.problem import Problem
 from outblas.dispatch import cubin_build
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.source import Source, make_source
-from outblas.learn.any_shape import AnyShapeModel
+from outblas.predict.any_shape import AnyShapeModel
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow
 from outblas.runtime import native_build

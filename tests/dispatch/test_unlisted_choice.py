@@ -27,10 +27,10 @@ from outblas.dispatch.unlisted_shapes import (
 from outblas.kernels.families.sm90_oddrows_kernels import Sm90OddrowsConfig
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.kernels.legality import why_illegal
-from outblas.learn import any_shape
-from outblas.learn.answer_choice import AnswerModel
-from outblas.learn.any_shape import AnyShapeModel, likeliest, network_inputs
-from outblas.learn.posterior import Regressor
+from outblas.predict import any_shape
+from outblas.predict.answer_choice import AnswerModel
+from outblas.predict.any_shape import AnyShapeModel, likeliest, network_inputs
+from outblas.predict.posterior import Regressor
 from outblas.records.library import Library
 from outblas.records.library_row import AnswerChoice, LibraryChoice, LibraryRow
 from outblas.runtime import cublaslt

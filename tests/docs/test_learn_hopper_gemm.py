@@ -12,11 +12,11 @@ import pytest
 
 from outblas.core.errors import OutblasError
 from outblas.core.problem import Problem
-from outblas.jail.build import build
 from outblas.kernels.config_text import config_from_name
-from outblas.kernels.custom.examples.example_kernels import example
 from outblas.kernels.source import make_source
 from outblas.runtime.nvrtc import compile_source
+from outblas_lab.custom.examples.example_kernels import example
+from outblas_lab.jail.build import build
 from support.gpus.known import H200
 
 ROOT = Path(__file__).resolve().parents[2]

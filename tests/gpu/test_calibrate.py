@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from outblas.bench.calibrate.calibration import base_record, calibrate
 from outblas.records.provenance import collect_provenance
 from outblas.runtime.device_attributes import device_attributes
+from outblas.tune.calibrate.calibration import base_record, calibrate
 
 pytestmark = pytest.mark.gpu
 

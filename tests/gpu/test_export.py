@@ -14,9 +14,9 @@ pytest.importorskip("cuda.bindings")
 import torch
 
 from outblas.core.problem import Problem
+from outblas.export.exported_files import export
+from outblas.export.target import Target, find_target
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
-from outblas.publish.export.exported_files import export
-from outblas.publish.export.target import Target, find_target
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow
 from outblas.runtime.device import gpu_of_device

@@ -12,12 +12,12 @@ pytest.importorskip("cuda.bindings")
 from outblas.core.errors import ToolchainMissing
 from outblas.core.evaluation import Status, Verdict
 from outblas.core.problem import Problem
-from outblas.jail.build import build
-from outblas.jail.free_launch import load
 from outblas.judge.gates import prove
-from outblas.kernels.custom.examples.example_kernels import example, example_names
-from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.runtime.device import gpu_of_device
+from outblas_lab.custom.examples.example_kernels import example, example_names
+from outblas_lab.custom.free_kernel import FreeKernel
+from outblas_lab.jail.build import build
+from outblas_lab.jail.free_launch import load
 
 pytestmark = pytest.mark.gpu
 

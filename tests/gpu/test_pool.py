@@ -8,14 +8,14 @@ import pytest
 
 pytest.importorskip("torch")
 
-from outblas.bench.pool.worker_plan import make_plan, open_pool  # noqa: E402
 from outblas.core.evaluation import Status  # noqa: E402
 from outblas.core.phase_times import sum_totals  # noqa: E402
 from outblas.core.problem import Problem  # noqa: E402
 from outblas.records.store import Store  # noqa: E402
 from outblas.runtime.device import gpu_count  # noqa: E402
-from outblas.search.agents.agent_registry import make_agent  # noqa: E402
-from outblas.search.tune import tune  # noqa: E402
+from outblas.tune.agents.agent_registry import make_agent  # noqa: E402
+from outblas.tune.tune import tune  # noqa: E402
+from outblas_lab.pool.worker_plan import make_plan, open_pool  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 

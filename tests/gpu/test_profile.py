@@ -14,8 +14,8 @@ from outblas.core.problem import Problem
 from outblas.records.store import Store
 from outblas.runtime import ncu
 from outblas.runtime.device import Device
-from outblas.search.profile import ProfileRequest, run_profile
-from outblas.search.tune_run import TuneRequest, run_tune
+from outblas.tune.tune_run import TuneRequest, run_tune
+from outblas_lab.pool.profile import ProfileRequest, run_profile
 
 pytestmark = pytest.mark.gpu
 

@@ -10,7 +10,6 @@ torch = pytest.importorskip("torch")
 if not torch.cuda.is_available():
     pytest.skip("no GPU", allow_module_level=True)
 
-from outblas.bench.serving import PublicApi, server_rows, time_public_api  # noqa: E402
 from outblas.core.config import config_name  # noqa: E402
 from outblas.core.problem import Problem  # noqa: E402
 from outblas.core.rivals import CallFromC  # noqa: E402
@@ -24,6 +23,7 @@ from outblas.records.library import Library  # noqa: E402
 from outblas.records.library_row import LibraryChoice, LibraryRow, SecondWinner  # noqa: E402
 from outblas.runtime import native  # noqa: E402
 from outblas.runtime.device import gpu_of_device  # noqa: E402
+from outblas.tune.serving import PublicApi, server_rows, time_public_api  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 if native.why_not_built():

@@ -14,13 +14,13 @@ pytest.importorskip("cuda.bindings")
 from outblas.core.errors import ToolchainMissing
 from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
-from outblas.jail.build import build
-from outblas.jail.free_launch import load
 from outblas.judge.gates import CellProver, prove
 from outblas.judge.gpu_clock import GpuClock
-from outblas.kernels.custom.free_kernel import FreeKernel
-from outblas.kernels.custom.templates.fill import CutlassSm80
 from outblas.runtime.device import gpu_of_device
+from outblas_lab.custom.free_kernel import FreeKernel
+from outblas_lab.custom.templates.fill import CutlassSm80
+from outblas_lab.jail.build import build
+from outblas_lab.jail.free_launch import load
 
 pytestmark = pytest.mark.gpu
 

@@ -6,13 +6,13 @@ import pytest
 
 pytest.importorskip("torch")
 
-from outblas.bench.live_evaluator import LiveEvaluator  # noqa: E402
 from outblas.core.evaluation import Status  # noqa: E402
 from outblas.core.problem import Problem  # noqa: E402
 from outblas.core.rivals import RIVALS  # noqa: E402
 from outblas.judge.bench_cell import Options  # noqa: E402
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig  # noqa: E402
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig  # noqa: E402
+from outblas.tune.live_evaluator import LiveEvaluator  # noqa: E402
 from support.gpus.known import H200
 
 pytestmark = pytest.mark.gpu

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from outblas.core.evaluation import Status
-from outblas.judge.small_tasks import PROVEN, SmallTask
-from outblas.kernels.custom.free_kernel import FreeKernel
-from outblas.llm.train.task_judge import task_evaluator
+from outblas_lab.custom.free_kernel import FreeKernel
+from outblas_lab.jail.small_tasks import PROVEN, SmallTask
+from outblas_lab.llm.train.task_judge import task_evaluator
 
 pytestmark = pytest.mark.gpu
 

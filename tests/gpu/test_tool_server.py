@@ -9,10 +9,10 @@ import pytest
 
 pytest.importorskip("torch")
 
-from outblas.llm.evaluators import parse_evaluator  # noqa: E402
-from outblas.tool_server.session_budget import SessionLimits  # noqa: E402
-from outblas.tool_server.tool_calls import answer_call  # noqa: E402
-from outblas.tool_server.tool_session import SessionSettings, ToolSession  # noqa: E402
+from outblas_lab.llm.evaluators import parse_evaluator  # noqa: E402
+from outblas_lab.mcp.session_budget import SessionLimits  # noqa: E402
+from outblas_lab.mcp.tool_calls import answer_call  # noqa: E402
+from outblas_lab.mcp.tool_session import SessionSettings, ToolSession  # noqa: E402
 from support.free_fixture import exploit  # noqa: E402
 
 pytestmark = pytest.mark.gpu

@@ -18,8 +18,8 @@ pytest.importorskip("transformers", reason="transformers is not installed: pip i
 import torch
 
 import outblas
-from outblas.publish.tables.whole_models_table import FORMAT
 from outblas.runtime.device import gpu_of_device
+from outblas_lab.publish.tables.whole_models_table import FORMAT
 
 pytestmark = pytest.mark.gpu
 

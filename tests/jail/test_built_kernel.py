@@ -6,8 +6,8 @@ import pytest
 
 from outblas.core.errors import CompileError, ToolchainMissing
 from outblas.core.problem import Problem
-from outblas.jail import build as building
 from outblas.runtime.cubin import SassFacts
+from outblas_lab.jail import build as building
 from support.free_fixture import device_text, host_text
 
 

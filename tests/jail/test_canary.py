@@ -13,10 +13,10 @@ from types import SimpleNamespace
 import pytest
 
 from outblas.core.evaluation import Status
-from outblas.jail import canary
-from outblas.jail.canary import AttackOutcome
-from outblas.jail.system_calls import REFUSED
 from outblas.workers.sandbox import WorkerLoss
+from outblas_lab.jail import canary
+from outblas_lab.jail.canary import AttackOutcome
+from outblas_lab.jail.system_calls import REFUSED
 
 
 def raising(number):
@@ -77,8 +77,8 @@ def test_outcomes_come_in_the_order_of_the_attacks(monkeypatch, tmp_path):
         AttackOutcome("three", False, ""),
     ]
     ((factory, _, seconds, keys),) = made
-    assert factory == "outblas.jail.canary:make_canary" and seconds == (5.0, 20.0)
-    assert keys == {"codec": "outblas.jail.canary"}
+    assert factory == "outblas_lab.jail.canary:make_canary" and seconds == (5.0, 20.0)
+    assert keys == {"codec": "outblas_lab.jail.canary"}
 
 
 def test_a_system_call_returns_its_number_or_raises():

@@ -11,14 +11,14 @@ import pytest
 from outblas.core.errors import ContractError
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.problem import Problem
-from outblas.jail import carried_builds, jailed_evaluator
-from outblas.jail.build import BuiltKernel
-from outblas.jail.carried_builds import CarriedBuilds, CarriedLiveEvaluator
-from outblas.jail.jailed_evaluator import FreeOptions
 from outblas.judge.bench_cell import Options
-from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.kernels.kernel_hash import kernels_sha
 from outblas.runtime.cubin import Cubin, SassFacts
+from outblas_lab.custom.free_kernel import FreeKernel
+from outblas_lab.jail import carried_builds, jailed_evaluator
+from outblas_lab.jail.build import BuiltKernel
+from outblas_lab.jail.carried_builds import CarriedBuilds, CarriedLiveEvaluator
+from outblas_lab.jail.jailed_evaluator import FreeOptions
 from support.free_fixture import BODY, device_text
 from support.gpus.known import H200
 
@@ -132,7 +132,7 @@ def test_a_carried_kernel_passes_the_same_gate(examined, builds, monkeypatch):
 
 def test_a_run_time_library_is_that_beside_nvcc_or_none(monkeypatch, tmp_path):
     from outblas.core.errors import ToolchainMissing
-    from outblas.jail import toolchain
+    from outblas_lab.jail import toolchain
 
     found = toolchain.Nvcc(tmp_path / "nvcc", "13.0", tmp_path / "lib", "libcudart.so.13")
     monkeypatch.setattr(toolchain, "find_nvcc", lambda: found)

@@ -10,7 +10,7 @@ import zlib
 
 import pytest
 
-from outblas.jail import conduct
+from outblas_lab.jail import conduct
 
 CODE = ctypes.create_string_buffer(b"machine code", 12)
 BEGIN = ctypes.addressof(CODE)

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import pytest
 
 from outblas.core.errors import CompileError, ToolchainMissing
-from outblas.jail import confined_compiler, confinement, seccomp
-from outblas.jail.confined_compiler import CompileLimits
+from outblas_lab.jail import confined_compiler, confinement, seccomp
+from outblas_lab.jail.confined_compiler import CompileLimits
 
 
 @pytest.fixture(name="steps")

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from outblas.core.evaluation import Status
-from outblas.jail import landlock, seccomp
-from outblas.jail.confinement import Jail, lines, readable_roots, report
 from outblas.workers.host_limits import HostLimits
 from outblas.workers.sandbox import Sandbox, WorkerLoss
+from outblas_lab.jail import landlock, seccomp
+from outblas_lab.jail.confinement import Jail, lines, readable_roots, report
 
 SRC = Path(__file__).resolve().parents[2] / "src"
 HERE = Path(__file__).resolve().parents[1]
@@ -25,7 +25,7 @@ calls = pytest.mark.skipif(not seccomp.available(), reason="this kernel has no s
 ATTEMPTS = r"""
 import ctypes, json, os, signal, socket, subprocess, sys, tempfile, threading, time
 folder, secret, parent = sys.argv[1], sys.argv[2], int(sys.argv[3])
-from outblas.jail.confinement import Jail
+from outblas_lab.jail.confinement import Jail
 jail = Jail(folder, cpu_seconds=20, file_bytes=1 << 20)
 jail.environment(); jail.files()
 before = threading.Thread(target=time.sleep, args=(60,), daemon=True); before.start()
@@ -159,7 +159,7 @@ def test_a_home_is_never_readable_as_a_whole(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     recorded = tmp_path / "recorded"
     recorded.mkdir()
-    monkeypatch.setattr("outblas.jail.confinement._home", lambda: str(recorded))
+    monkeypatch.setattr("outblas_lab.jail.confinement._home", lambda: str(recorded))
     monkeypatch.setattr(sys, "path", ["", str(tmp_path), str(recorded), "/", *sys.path])
     roots = readable_roots(("/extra",))
     assert str(tmp_path) not in roots and str(recorded) not in roots and "/" not in roots and "/extra" in roots
@@ -168,7 +168,7 @@ def test_a_home_is_never_readable_as_a_whole(monkeypatch, tmp_path):
 IN_A_PROJECT = r"""
 import importlib, json, os, sys
 folder, tries = sys.argv[1], sys.argv[2:]
-from outblas.jail.confinement import Jail
+from outblas_lab.jail.confinement import Jail
 Jail(folder).files()
 found = {}
 for path in tries:
@@ -176,7 +176,7 @@ for path in tries:
         found[path] = open(path).read()
     except OSError:
         found[path] = None
-found["import"] = importlib.import_module("outblas.core.plausibility").__name__
+found["import"] = importlib.import_module("outblas_lab.jail.plausibility").__name__
 print(json.dumps(found))
 """
 
@@ -206,7 +206,7 @@ def test_folders_of_the_user_that_the_environment_names_stay_closed(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert found.pop("import") == "outblas.core.plausibility", "its own package stays open"
+    assert found.pop("import") == "outblas_lab.jail.plausibility", "its own package stays open"
     assert found.pop(str(cache / "cubin" / "kernel")) == "private"
     assert found == dict.fromkeys([".env", *map(str, secrets)])
 

@@ -7,7 +7,7 @@ import struct
 import pytest
 
 from outblas.core.errors import CompileError
-from outblas.jail.elf import Section, called_on_gpu, cubins, dynamic_symbols, fat_binaries, kept_bytes, sections
+from outblas_lab.jail.elf import Section, called_on_gpu, cubins, dynamic_symbols, fat_binaries, kept_bytes, sections
 
 PROGBITS, SYMTAB, STRTAB, NOBITS, DYNSYM = 1, 2, 3, 8, 11
 CUDA, X86 = 190, 62

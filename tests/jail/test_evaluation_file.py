@@ -12,10 +12,10 @@ import pytest
 from outblas.core.errors import RecordError
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.problem import Problem
-from outblas.jail import evaluation_file
-from outblas.jail.evaluation_file import FORMAT, Recorder, load
-from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.records.evaluation_json import evaluation_to_json
+from outblas_lab.custom.free_kernel import FreeKernel
+from outblas_lab.jail import evaluation_file
+from outblas_lab.jail.evaluation_file import FORMAT, Recorder, load
 from support.free_fixture import device_text
 from support.gpus.known import H200
 

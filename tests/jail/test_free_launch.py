@@ -15,14 +15,14 @@ import torch
 
 from outblas.core.errors import DeviceError, TensorError
 from outblas.core.problem import Problem
-from outblas.jail import conduct, free_launch
-from outblas.jail.build import BuiltKernel
-from outblas.jail.free_launch import GuardedWorkspace
-from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.runtime import driver as driver_module
 from outblas.runtime import launch as launching
 from outblas.runtime import tensor_map
 from outblas.runtime.cubin import Cubin, SassFacts
+from outblas_lab.custom.free_kernel import FreeKernel
+from outblas_lab.jail import conduct, free_launch
+from outblas_lab.jail.build import BuiltKernel
+from outblas_lab.jail.free_launch import GuardedWorkspace
 from support.free_fixture import BODY, block, device_text, exploit
 from support.gpus.known import H200
 

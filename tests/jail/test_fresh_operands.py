@@ -14,9 +14,9 @@ import torch
 from outblas.core.errors import DeviceError
 from outblas.core.evaluation import GateFailed, Status
 from outblas.core.problem import Problem
-from outblas.jail.fresh_operands import FreshOperands, same_bits
 from outblas.judge.proof_inputs import fill_mixed, put_special_values
 from outblas.judge.reference import b_as_k_by_n
+from outblas_lab.jail.fresh_operands import FreshOperands, same_bits
 
 PROBLEMS = (
     Problem(64, 96, 128), Problem(1, 64, 2048), Problem(33, 17, 65, "NN", "bf16"), Problem(40, 24, 600, acc="fp16"),
@@ -59,7 +59,7 @@ def test_a_deal_has_a_place_more_than_calls_and_pools_have_several_times_as_many
 
 
 def test_large_problems_have_two_places_a_call(monkeypatch):
-    monkeypatch.setattr("outblas.jail.fresh_operands._POOL_BYTES", 1000)
+    monkeypatch.setattr("outblas_lab.jail.fresh_operands._POOL_BYTES", 1000)
     fresh = FreshOperands(Problem(8, 8, 8), 1, "cpu")
     assert len({place.c.data_ptr() for _ in range(50) for place in fresh.deal()}) == 4
 

@@ -12,17 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from outblas.bench.live_evaluator import LiveEvaluator
 from outblas.core.errors import CompileError, OutblasError
 from outblas.core.evaluation import Evaluation, Status, Timing
 from outblas.core.problem import Problem
-from outblas.jail import build as building
-from outblas.jail.elf import cubins, dynamic_symbols, sections
-from outblas.jail.jailed_evaluator import JailedEvaluator
-from outblas.jail.static_gate import examine
-from outblas.jail.text_rules import refusal
 from outblas.judge.bench_cell import Baselines, Options
-from outblas.kernels.custom.free_kernel import FreeKernel
+from outblas.tune.live_evaluator import LiveEvaluator
+from outblas_lab.custom.free_kernel import FreeKernel
+from outblas_lab.jail import build as building
+from outblas_lab.jail.elf import cubins, dynamic_symbols, sections
+from outblas_lab.jail.jailed_evaluator import JailedEvaluator
+from outblas_lab.jail.static_gate import examine
+from outblas_lab.jail.text_rules import refusal
 from support.free_fixture import ANSWERS, BODY, IMPORTS_NOTHING, device_text, host_text, missing
 from support.gpus.known import H200
 
@@ -50,7 +50,7 @@ def test_words_in_the_compilers_log_are_no_figures_that_break_the_judge():
 
 
 def test_device_code_beside_that_of_the_compiler_is_seen_in_its_section_too(monkeypatch):
-    monkeypatch.setattr("outblas.jail.static_gate.refusal", lambda *_: None)  # as if it got past the rules
+    monkeypatch.setattr("outblas_lab.jail.static_gate.refusal", lambda *_: None)  # as if it got past the rules
     macros = "#define S_(x) #x\n#define S(x) S_(x)\n#define J(a, b) a##b\n"
     place = "__attribute__((used, section(S(J(.nv_fat, bin)))))"
     found = examined(host_only(f"{macros}{place} const unsigned hidden[4] = {{0xBA55ED50u, 0x00100001u, 0u, 0u}};"))
@@ -159,7 +159,7 @@ def test_who_leaves_in_the_middle_leaves_no_worker_and_no_folder(monkeypatch, tm
 
 def test_a_compilers_children_end_with_it(tmp_path):
     """The whole group is killed, not the program alone."""
-    from outblas.jail.confined_compiler import CompileLimits, run_confined
+    from outblas_lab.jail.confined_compiler import CompileLimits, run_confined
 
     script = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'],"
     script += " cwd='.'); open('started', 'w').close(); time.sleep(60)"
@@ -176,7 +176,7 @@ def test_a_compiler_ends_with_a_driver_that_is_killed(tmp_path):
     """Its children, too: nobody is left who would count their seconds."""
     script = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']);"
     script += " open('started', 'w').close(); time.sleep(60)"
-    driver = "import sys; from pathlib import Path; from outblas.jail.confined_compiler import *\n"
+    driver = "import sys; from pathlib import Path; from outblas_lab.jail.confined_compiler import *\n"
     driver += "run_confined({'program': [sys.executable, '-c', sys.argv[1]]}, Path(sys.argv[2]), [], "
     driver += "CompileLimits(60.0, 16 << 30))"
     process = subprocess.Popen([sys.executable, "-c", driver, script, str(tmp_path)])

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from outblas.bench.live_evaluator import LiveEvaluator
 from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
-from outblas.jail.jailed_evaluator import FreeOptions, JailedEvaluator
 from outblas.judge.bench_cell import Options
-from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
+from outblas.tune.live_evaluator import LiveEvaluator
+from outblas_lab.custom.free_kernel import FreeKernel
+from outblas_lab.jail.jailed_evaluator import FreeOptions, JailedEvaluator
 from support import free_workers
 from support.free_fixture import ANSWERS, BODY, IMPORTS_NOTHING, cache_fixture, compiles, device_text  # noqa: F401
 from support.gpus.known import H200
@@ -93,7 +93,7 @@ def test_a_worker_lives_for_a_batch_and_its_folder_with_it(live):
 
 @compiles
 def test_a_live_evaluator_keeps_the_two_kinds_apart(live, monkeypatch):
-    monkeypatch.setattr("outblas.jail.jailed_evaluator.HANDLER_FACTORY", ANSWERS)
+    monkeypatch.setattr("outblas_lab.jail.jailed_evaluator.HANDLER_FACTORY", ANSWERS)
     monkeypatch.setattr(JailedEvaluator.__init__, "__defaults__", (None, ANSWERS))
     monkeypatch.syspath_prepend(HERE)
     options, templates = Options(0, H200, baselines=("cublas",)), "support.free_workers:templates"
@@ -145,7 +145,7 @@ def test_a_worker_that_waits_has_torch_and_no_keys_and_has_not_started_cuda():
     pytest.importorskip("torch")
     program = (
         "import os, sys\n"
-        "from outblas.jail.jailed_worker import import_ahead\n"
+        "from outblas_lab.jail.jailed_worker import import_ahead\n"
         "import_ahead()\n"
         "import torch\n"
         "from pathlib import Path\n"

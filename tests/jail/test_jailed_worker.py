@@ -10,14 +10,14 @@ import pytest
 from outblas.core.errors import UsageError
 from outblas.core.evaluation import Evaluation, GateFailed, Speedup, Status, Timing, Verdict
 from outblas.core.problem import Problem
-from outblas.jail import host_launches
-from outblas.jail import jailed_worker as free
-from outblas.jail.answers import decode, encode
 from outblas.judge.bench_cell import Baselines, Options
-from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.workers import handler as plain
 from outblas.workers.work_item import WorkItem
+from outblas_lab.custom.free_kernel import FreeKernel
+from outblas_lab.jail import host_launches
+from outblas_lab.jail import jailed_worker as free
+from outblas_lab.jail.answers import decode, encode
 from support.free_fixture import BODY, device_text, host_text
 from support.gpus.known import H200
 
@@ -111,7 +111,7 @@ def world(monkeypatch, tmp_path):
     monkeypatch.setattr(free, "JudgedClock", FakeClock)
     monkeypatch.setattr(FakeClock, "failure", None)
     monkeypatch.setattr(FakeClock, "on_measure", None)
-    monkeypatch.setattr("outblas.jail.fresh_operands.FreshOperands", lambda *a: None)
+    monkeypatch.setattr("outblas_lab.jail.fresh_operands.FreshOperands", lambda *a: None)
     monkeypatch.setattr(free.conduct, "snapshot", lambda: {"x": 1})
     monkeypatch.setattr(free.conduct, "what_changed", lambda before: made.offence)
     handler = free.FreeHandler(Options(0, H200, baselines=(), rounds=3), free.JailedCell(str(tmp_path), None, False))

@@ -14,11 +14,11 @@ import torch
 from outblas.core.errors import DeviceError
 from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
-from outblas.jail import judged_clock
-from outblas.jail.fresh_operands import FreshOperands
-from outblas.jail.judged_clock import Defences, JudgedClock, JudgedEntry
 from outblas.judge.bench_cell import Options
 from outblas.judge.stream_clock import HostBehindGpu
+from outblas_lab.jail import judged_clock
+from outblas_lab.jail.fresh_operands import FreshOperands
+from outblas_lab.jail.judged_clock import Defences, JudgedClock, JudgedEntry
 from support.gpus.known import H200
 
 P, CALLS, ROUNDS = Problem(24, 16, 32), 4, 5

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from outblas.jail import confinement, landlock
-from outblas.jail.confinement import Jail
+from outblas_lab.jail import confinement, landlock
+from outblas_lab.jail.confinement import Jail
 
 EXECUTE, WRITE, READ, READ_DIR, REFER, TRUNCATE, IOCTL = 1, 2, 4, 8, 1 << 13, 1 << 14, 1 << 15
 FIRST = (1 << 13) - 1

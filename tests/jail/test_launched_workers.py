@@ -12,15 +12,14 @@ torch = pytest.importorskip("torch")
 from outblas.core.errors import DeviceError  # noqa: E402
 from outblas.core.evaluation import GateFailed, Status, Verdict  # noqa: E402
 from outblas.core.problem import Problem  # noqa: E402
-from outblas.jail import free_launch, host_launches, jailed_worker, task_worker  # noqa: E402
-from outblas.jail.free_launch import GuardedWorkspace, HostCall  # noqa: E402
-from outblas.jail.jailed_worker import JailedCell  # noqa: E402
-from outblas.jail.task_worker import OutOfBounds, TaskHandler  # noqa: E402
-from outblas.judge import small_tasks  # noqa: E402
 from outblas.judge.bench_cell import Options  # noqa: E402
 from outblas.judge.operands import CANARY  # noqa: E402
-from outblas.kernels.custom.free_kernel import FreeKernel  # noqa: E402
 from outblas.workers.work_item import WorkItem  # noqa: E402
+from outblas_lab.custom.free_kernel import FreeKernel  # noqa: E402
+from outblas_lab.jail import free_launch, host_launches, jailed_worker, small_tasks, task_worker  # noqa: E402
+from outblas_lab.jail.free_launch import GuardedWorkspace, HostCall  # noqa: E402
+from outblas_lab.jail.jailed_worker import JailedCell  # noqa: E402
+from outblas_lab.jail.task_worker import OutOfBounds, TaskHandler  # noqa: E402
 from support.free_fixture import device_text, host_text  # noqa: E402
 from support.gpus.known import H200  # noqa: E402
 

@@ -12,20 +12,25 @@ import pytest
 from outblas.core.errors import CompileError, RecordError, UsageError
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.problem import Problem
-from outblas.jail import build as building
-from outblas.jail import landlock
-from outblas.jail.build import BuiltKernel, build
-from outblas.jail.confined_compiler import CompileLimits, run_confined
-from outblas.jail.evaluation_file import FORMAT, Recorder, load
-from outblas.jail.free_proof_shapes import MAX_FLOPS, free_proof_shapes
-from outblas.jail.offline_evaluators import NOT_RUN, CompileOnlyEvaluator, RecordedFreeEvaluator, recording_evaluator
-from outblas.jail.static_gate import examine
-from outblas.jail.symbols import allowed, why_refused
-from outblas.jail.text_rules import refusal
-from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.records.evaluation_json import evaluation_from_json, evaluation_to_json
 from outblas.runtime.cubin import CubinCache
+from outblas_lab.custom.free_kernel import FreeKernel
+from outblas_lab.jail import build as building
+from outblas_lab.jail import landlock
+from outblas_lab.jail.build import BuiltKernel, build
+from outblas_lab.jail.confined_compiler import CompileLimits, run_confined
+from outblas_lab.jail.evaluation_file import FORMAT, Recorder, load
+from outblas_lab.jail.free_proof_shapes import MAX_FLOPS, free_proof_shapes
+from outblas_lab.jail.offline_evaluators import (
+    NOT_RUN,
+    CompileOnlyEvaluator,
+    RecordedFreeEvaluator,
+    recording_evaluator,
+)
+from outblas_lab.jail.static_gate import examine
+from outblas_lab.jail.symbols import allowed, why_refused
+from outblas_lab.jail.text_rules import refusal
 from support.free_fixture import BODY, cache_fixture, compiles, device_text, exploit, host_text  # noqa: F401
 from support.gpus.known import H200
 from support.helpers import passed_evaluation

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from outblas.jail import seccomp
-from outblas.jail.system_calls import BY_ARGUMENT, HARMLESS, HIGHEST, REFUSED
+from outblas_lab.jail import seccomp
+from outblas_lab.jail.system_calls import BY_ARGUMENT, HARMLESS, HIGHEST, REFUSED
 from support.jail_inside import bpf
 
 ALLOW, EPERM, ENOSYS = 0x7FFF0000, 0x50001, 0x50026

@@ -8,9 +8,9 @@ pytest.importorskip("cuda.bindings")
 
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.problem import Problem
-from outblas.jail.build import BuiltKernel
-from outblas.jail.static_gate import MAX_KEPT_BYTES, MAX_STACK_BYTES, examine
-from outblas.kernels.custom.free_kernel import FreeKernel
+from outblas_lab.custom.free_kernel import FreeKernel
+from outblas_lab.jail.build import BuiltKernel
+from outblas_lab.jail.static_gate import MAX_KEPT_BYTES, MAX_STACK_BYTES, examine
 from support.free_fixture import cache_fixture, compiles, device_text, host_text  # noqa: F401
 from support.gpus.known import H200
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from outblas.jail.compiler_words import own_words
-from outblas.jail.spliced_literals import can_say, literal_macros, runs_of
-from outblas.jail.symbols import allowed, why_refused
-from outblas.jail.text_rules import refusal
+from outblas_lab.jail.compiler_words import own_words
+from outblas_lab.jail.spliced_literals import can_say, literal_macros, runs_of
+from outblas_lab.jail.symbols import allowed, why_refused
+from outblas_lab.jail.text_rules import refusal
 
 
 def plain(literal):

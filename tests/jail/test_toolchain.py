@@ -9,9 +9,9 @@ import pytest
 
 from outblas.core.errors import ToolchainMissing
 from outblas.core.problem import Problem
-from outblas.jail import toolchain
-from outblas.jail.build import build
-from outblas.kernels.custom.free_kernel import FreeKernel
+from outblas_lab.custom.free_kernel import FreeKernel
+from outblas_lab.jail import toolchain
+from outblas_lab.jail.build import build
 from support.free_fixture import device_text
 from support.gpus.known import H200
 

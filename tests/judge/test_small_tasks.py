@@ -11,8 +11,8 @@ import pytest
 from outblas.core.errors import ConfigError, UsageError
 from outblas.core.evaluation import Status, Verdict
 from outblas.core.problem import Problem
-from outblas.judge import small_tasks
-from outblas.judge.small_tasks import TASK_NAMES, SmallTask, TaskRun, prove_task
+from outblas_lab.jail import small_tasks
+from outblas_lab.jail.small_tasks import TASK_NAMES, SmallTask, TaskRun, prove_task
 
 Body = Callable[[Any, Any], Any]
 
@@ -136,7 +136,7 @@ def test_the_other_tasks_of_a_proof_are_small_and_ragged() -> None:
 
 
 def test_a_proven_task_is_left_out_and_a_failed_one_keeps_its_status() -> None:
-    from outblas.kernels.custom.free_kernel import FreeKernel
+    from outblas_lab.custom.free_kernel import FreeKernel
     from support.free_fixture import device_text
 
     kernel, problem = FreeKernel.parse(device_text()), Problem(8, 8, 8)

@@ -15,10 +15,10 @@ import torch
 from outblas.core.errors import ToolchainMissing, UsageError
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.problem import Problem
-from outblas.jail.carried_builds import CarriedBuilds
-from outblas.jail.static_gate import examine
-from outblas.kernels.custom.examples.example_kernels import all_examples, example, example_names
-from outblas.kernels.custom.free_kernel import FreeKernel
+from outblas_lab.custom.examples.example_kernels import all_examples, example, example_names
+from outblas_lab.custom.free_kernel import FreeKernel
+from outblas_lab.jail.carried_builds import CarriedBuilds
+from outblas_lab.jail.static_gate import examine
 from support.emulation import emulate
 from support.gpus.known import H200
 
@@ -146,6 +146,6 @@ def test_a_carried_kernel_is_of_the_headers_that_it_includes(monkeypatch: pytest
             folder.build(example(name), problem)
     except ToolchainMissing as error:
         pytest.skip(str(error))
-    monkeypatch.setattr("outblas.jail.carried_builds.kernels_sha", lambda: "other kernel files")
+    monkeypatch.setattr("outblas_lab.jail.carried_builds.kernels_sha", lambda: "other kernel files")
     assert folder.get(example("naive"), problem) is not None
     assert folder.get(example("mma_direct"), problem) is None

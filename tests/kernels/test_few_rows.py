@@ -16,11 +16,11 @@ from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.kernels.families.sm90_wgmma.wgmma_kernels import few_rows_kernels
 from outblas.kernels.geometry import geometry
 from outblas.kernels.legality import why_illegal
-from outblas.kernels.neighbours import neighbours
 from outblas.kernels.proof_shapes import proof_shapes
 from outblas.kernels.source import make_source
 from outblas.runtime.cubin import Cubin
 from outblas.runtime.nvrtc import compile_source
+from outblas_lab.build.neighbours import neighbours
 from support.gpus.known import H200
 
 PROBLEM = Problem(16, 4096, 4096)

@@ -12,13 +12,13 @@ from outblas.core.errors import ContractError, OutblasError
 from outblas.core.evaluation import LOG_BYTES, Evaluation, Status
 from outblas.core.problem import Problem
 from outblas.kernels.config_text import config_from_json
-from outblas.kernels.custom.contract import MAX_WORKSPACE_BYTES
-from outblas.kernels.custom.cuda_text import canonical, comments, split_text
-from outblas.kernels.custom.expression import Expression, variables_of
-from outblas.kernels.custom.free_kernel import MAX_TEXT_BYTES, FreeKernel, normalised
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.records.evaluation_json import evaluation_from_json, evaluation_to_json
 from outblas.records.store import Store
+from outblas_lab.custom.contract import MAX_WORKSPACE_BYTES
+from outblas_lab.custom.cuda_text import canonical, comments, split_text
+from outblas_lab.custom.expression import Expression, variables_of
+from outblas_lab.custom.free_kernel import MAX_TEXT_BYTES, FreeKernel, normalised
 from support.free_fixture import BODY, block, device_text, host_text
 from support.gpus.known import H200
 

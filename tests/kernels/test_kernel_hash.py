@@ -15,7 +15,6 @@ import pytest
 
 from outblas.core.problem import Problem
 from outblas.kernels import kernel_hash
-from outblas.kernels.custom import cuda_text
 from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
 from outblas.kernels.kernel_hash import (
     headers_sha,
@@ -25,6 +24,7 @@ from outblas.kernels.kernel_hash import (
     without_comments,
 )
 from outblas.kernels.source import make_source
+from outblas_lab.custom import cuda_text
 
 NAMES = [name for name, _ in kernel_headers()]
 

@@ -14,7 +14,7 @@ from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
 from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
-from outblas.learn.train.fit_cost_model import MeasuredRow, fit_residual
+from outblas_lab.train.fit_cost_model import MeasuredRow, fit_residual
 from support.gpus.known import H200
 
 ZERO = np.zeros(len(residual.FEATURE_NAMES))

@@ -15,10 +15,10 @@ from outblas.kernels.families.sm90_wgmma.sm90_wgmma_gemm import with_shifted_edg
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.kernels.geometry import geometry
 from outblas.kernels.legality import why_illegal
-from outblas.kernels.neighbours import neighbours
 from outblas.kernels.source import make_source
 from outblas.runtime.cubin import Cubin
 from outblas.runtime.nvrtc import compile_source
+from outblas_lab.build.neighbours import neighbours
 from support.gpus.known import H200
 
 RAGGED = Problem(1000, 1000, 4096)

@@ -11,11 +11,11 @@ import pytest
 
 from outblas.core.errors import ConfigError, ToolchainMissing
 from outblas.core.problem import Problem
-from outblas.jail import build
-from outblas.jail.carried_builds import CarriedBuilds
-from outblas.jail.confined_compiler import CompileLimits
-from outblas.jail.static_gate import check_built
-from outblas.kernels.custom.templates.fill import CuteSm80, CutlassSm80, CutlassSm90, template_text
+from outblas_lab.custom.templates.fill import CuteSm80, CutlassSm80, CutlassSm90, template_text
+from outblas_lab.jail import build
+from outblas_lab.jail.carried_builds import CarriedBuilds
+from outblas_lab.jail.confined_compiler import CompileLimits
+from outblas_lab.jail.static_gate import check_built
 from support.gpus.known import H200
 
 pytestmark = pytest.mark.long
@@ -150,7 +150,7 @@ def test_an_unknown_template_or_place_is_an_error(monkeypatch: pytest.MonkeyPatc
         template_text("cutlass_sm100.cu")
     with pytest.raises(ConfigError, match="template"):
         template_text("../examples/naive.cu")
-    from outblas.kernels.custom.templates import fill
+    from outblas_lab.custom.templates import fill
 
     monkeypatch.setattr(fill, "template_text", lambda name: "{{TILE_M}} {{NEW}}")
     with pytest.raises(ConfigError, match="NEW"):

@@ -13,12 +13,12 @@ pytest.importorskip("torch", reason="nets are fitted by torch")
 
 from outblas.core.errors import OutblasError, RecordError
 from outblas.core.problem import Problem
-from outblas.learn import answer_choice
-from outblas.learn.answer_choice import AnswerModel, network_inputs, other_answers
-from outblas.learn.posterior import Regressor
-from outblas.learn.train import fit_answers as module
-from outblas.learn.train.fit_answers import fit_answers, read_answers
+from outblas.predict import answer_choice
+from outblas.predict.answer_choice import AnswerModel, network_inputs, other_answers
+from outblas.predict.posterior import Regressor
 from outblas.records.parquet import parquet_bytes
+from outblas_lab.train import fit_answers as module
+from outblas_lab.train.fit_answers import fit_answers, read_answers
 from support.gpus.known import H100, H200
 
 P = Problem(64, 4096, 4096)

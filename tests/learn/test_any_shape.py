@@ -19,10 +19,10 @@ from outblas.dispatch.decide import Operand, decide
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.kernels.legality import why_illegal
-from outblas.learn import any_shape
-from outblas.learn.any_shape import AnyShapeModel, is_left_to_torch, network_inputs, shape_features
-from outblas.learn.array_file import read_arrays
-from outblas.learn.posterior import Regressor
+from outblas.predict import any_shape
+from outblas.predict.any_shape import AnyShapeModel, is_left_to_torch, network_inputs, shape_features
+from outblas.predict.array_file import read_arrays
+from outblas.predict.posterior import Regressor
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow
 from support.gpus.known import H200

@@ -16,10 +16,10 @@ from outblas.core.gpu_records import packaged_gpu
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
-from outblas.learn.any_shape import AnyShapeModel
-from outblas.learn.train import fit_any_shape, fit_any_shape_run
-from outblas.learn.train.fit_any_shape import RANDOM, OfferedCells
-from outblas.learn.train.fit_any_shape_run import FitData, fit_all
+from outblas.predict.any_shape import AnyShapeModel
+from outblas_lab.train import fit_any_shape, fit_any_shape_run
+from outblas_lab.train.fit_any_shape import RANDOM, OfferedCells
+from outblas_lab.train.fit_any_shape_run import FitData, fit_all
 from support.gpus.known import H100, H200
 
 KERNEL = Sm90WgmmaConfig(64, 64)
@@ -64,7 +64,7 @@ def test_a_gpu_without_a_file_gets_the_kernels_that_ship_for_the_reference_gpu(b
 
 
 def test_a_problem_of_two_gpus_is_kept_out_as_one() -> None:
-    from outblas.learn.train.held_out_choices import folds_of, joined
+    from outblas_lab.train.held_out_choices import folds_of, joined
 
     problem = cells(H200, 3, 1.3)[0]
     both: list[Any] = joined([problem, replace(problem, gpu=H100), replace(problem, gpu=packaged_gpu("h200"))])

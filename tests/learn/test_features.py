@@ -12,8 +12,8 @@ from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm80_pipelined_kernels import Sm80PipelinedConfig
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
-from outblas.learn import features
-from outblas.learn.features import (
+from outblas.predict import features
+from outblas.predict.features import (
     CANDIDATE_FEATURES,
     PROBLEM_FEATURES,
     candidate_features,

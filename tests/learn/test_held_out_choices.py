@@ -15,9 +15,9 @@ from outblas.core.config import KernelConfig
 from outblas.core.errors import OutblasError
 from outblas.core.problem import Problem
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
-from outblas.learn.train import held_out_choices
-from outblas.learn.train.fit_any_shape import RANDOM, OfferedCells
-from outblas.learn.train.held_out_choices import Guess, Rule, choose_rule, figures, folds_of, joined, outcome
+from outblas_lab.train import held_out_choices
+from outblas_lab.train.fit_any_shape import RANDOM, OfferedCells
+from outblas_lab.train.held_out_choices import Guess, Rule, choose_rule, figures, folds_of, joined, outcome
 from support.gpus.known import H200
 
 PLAIN: KernelConfig = Sm90WgmmaConfig(64, 64, stages=4)

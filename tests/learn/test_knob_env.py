@@ -25,11 +25,11 @@ from outblas.kernels.kernel_space import KernelSpace, kernel_space
 from outblas.kernels.knobs import all_knobs
 from outblas.kernels.legality import why_illegal
 from outblas.kernels.pool import pool
-from outblas.learn.cost_simulator import CostSimulator
-from outblas.learn.knob_env import FORBIDDEN, MAX_DEVIATIONS, KnobEnv
-from outblas.learn.recorded_members import RecordedMembers
-from outblas.learn.reward import reward
 from outblas.records.replay import ReplayEvaluator
+from outblas_lab.train.cost_simulator import CostSimulator
+from outblas_lab.train.knob_env import FORBIDDEN, MAX_DEVIATIONS, KnobEnv
+from outblas_lab.train.recorded_members import RecordedMembers
+from outblas_lab.train.reward import reward
 from support.fake_gpu import FakeGpu
 from support.gpus.known import H200
 from support.helpers import ROOT, synthetic_recording
@@ -253,7 +253,7 @@ import sys
 sys.modules["gymnasium"] = None  # as if not installed
 from outblas.core.errors import ToolchainMissing
 try:
-    import outblas.learn.knob_env
+    import outblas_lab.train.knob_env
 except ToolchainMissing as error:
     print(error)
 """

@@ -13,11 +13,11 @@ from outblas.core.problem import Problem
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.kernels.knobs import all_knobs
 from outblas.kernels.pool import pool
-from outblas.learn.features import PROBLEM_FEATURES
-from outblas.learn.knob_choice import log_probabilities
-from outblas.learn.knob_policy import KnobPolicy
-from outblas.learn.knob_view import SearchState, every_knob
-from outblas.search.agents.knob import KnobAgent
+from outblas.predict.features import PROBLEM_FEATURES
+from outblas_lab.agents.knob import KnobAgent
+from outblas_lab.train.knob_choice import log_probabilities
+from outblas_lab.train.knob_policy import KnobPolicy
+from outblas_lab.train.knob_view import SearchState, every_knob
 from support.gpus.known import H200
 from support.helpers import passed_evaluation, untrained_knob_policy
 

@@ -20,9 +20,9 @@ from outblas.kernels.config_text import config_from_name
 from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
-from outblas.learn.train import choose_catalogue, measured_times
-from outblas.learn.train.fit_cost_model import MeasuredRow
 from outblas.records.store import Store
+from outblas_lab.train import choose_catalogue, measured_times
+from outblas_lab.train.fit_cost_model import MeasuredRow
 from support.gpus.known import H200
 from support.helpers import failed_evaluation, passed_evaluation
 

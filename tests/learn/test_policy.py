@@ -11,9 +11,8 @@ import pytest
 from outblas.core.errors import RecordError, UsageError
 from outblas.core.problem import Problem
 from outblas.kernels.catalogue import candidates
-from outblas.learn.features import GPU_FEATURES, problem_features
-from outblas.learn.policy import LOG_TIME_UNIT, POSTERIOR_INPUTS, CandidateView, Policy
-from outblas.learn.posterior import (
+from outblas.predict.features import GPU_FEATURES, problem_features
+from outblas.predict.posterior import (
     CONSTANT_DEVIATION,
     CORRELATION_LENGTH,
     NOISE_DEVIATION,
@@ -21,6 +20,7 @@ from outblas.learn.posterior import (
     expected_improvement,
     posterior,
 )
+from outblas_lab.train.policy import LOG_TIME_UNIT, POSTERIOR_INPUTS, CandidateView, Policy
 from support.gpus.known import H200
 from support.helpers import random_policy, synthetic_catalogue
 
@@ -120,7 +120,7 @@ def test_a_text_in_place_of_a_policy_is_refused_without_a_word_on_pickles(tmp_pa
 
 def test_a_policy_of_other_inputs_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     random_policy().save(tmp_path / "p.npz")
-    monkeypatch.setattr("outblas.learn.policy.input_names", lambda *names: "others")
+    monkeypatch.setattr("outblas_lab.train.policy.input_names", lambda *names: "others")
     with pytest.raises(RecordError, match="inputs"):
         Policy.load(tmp_path / "p.npz")
 

@@ -10,10 +10,11 @@ import pytest
 from outblas.core.config import config_name
 from outblas.core.errors import RecordError, UsageError
 from outblas.core.evaluation import Status
-from outblas.kernels.cost.hit_rates import modelled_hit_rates
-from outblas.learn.reward import reward
-from outblas.learn.train.hit_rate_file import read_hit_rates
-from outblas.learn.train.recipe_evaluator import (
+from outblas.records.recording import Recording
+from outblas.records.replay import ReplayEvaluator
+from outblas_lab.train.hit_rate_file import read_hit_rates
+from outblas_lab.train.hit_rates import modelled_hit_rates
+from outblas_lab.train.recipe_evaluator import (
     FAULT_SPEED,
     Faults,
     RecipeCells,
@@ -21,8 +22,7 @@ from outblas.learn.train.recipe_evaluator import (
     count_faulty,
     measured_cells,
 )
-from outblas.records.recording import Recording
-from outblas.records.replay import ReplayEvaluator
+from outblas_lab.train.reward import reward
 from support.helpers import synthetic_recording
 
 RECORDING = synthetic_recording(candidates=40)

@@ -7,7 +7,7 @@ import pytest
 
 from outblas.core.errors import UsageError
 from outblas.core.evaluation import FAILURES, Status
-from outblas.learn.reward import reward
+from outblas_lab.train.reward import reward
 from support.helpers import failed_evaluation, passed_evaluation, synthetic_catalogue, synthetic_problems
 
 PROBLEM, CONFIG = synthetic_problems()[0], synthetic_catalogue()[0]

@@ -15,18 +15,18 @@ from outblas.core.errors import RecordError
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
-from outblas.learn import policy as policy_module
-from outblas.learn.features import (
+from outblas.predict.features import (
     GPU_FEATURES,
     GPU_FIGURES,
     PROBLEM_FEATURES,
     candidate_features,
     problem_features,
 )
-from outblas.learn.older_policies import OLDER_GPU_FEATURES, older_problem_features
-from outblas.learn.policy import POSTERIOR_INPUTS, Policy, greedy_scorer, input_names
-from outblas.learn.train.training_part import split_parts
 from outblas.records.recording import Recording, TrainingPart
+from outblas_lab.train import policy as policy_module
+from outblas_lab.train.older_policies import OLDER_GPU_FEATURES, older_problem_features
+from outblas_lab.train.policy import POSTERIOR_INPUTS, Policy, greedy_scorer, input_names
+from outblas_lab.train.training_part import split_parts
 from support.gpus.fake_driver import DEVICES
 from support.gpus.known import H100, H200
 from support.gpus.made_recordings import made_recording, packaged_record
@@ -144,7 +144,7 @@ def test_both_sides_of_a_split_have_an_nk_of_all_gpus_together() -> None:
 def test_after_a_training_on_one_gpu_its_facts_contribute_nothing() -> None:
     """Not even on a GPU whose facts are no whole numbers, where a rounded mean would make noise of them."""
     pytest.importorskip("torch", reason="needs torch")
-    from outblas.learn.train import regression
+    from outblas_lab.train import regression
 
     settings = regression.RegressSettings(nets=2, width=16, epochs=2, batch=4)
     made = ruled("h100", True)
@@ -164,7 +164,7 @@ def test_after_a_training_on_one_gpu_its_facts_contribute_nothing() -> None:
 def taught_fixture() -> Policy:
     """A regressor of two GPUs with opposite rules."""
     pytest.importorskip("torch", reason="needs torch")
-    from outblas.learn.train import regression
+    from outblas_lab.train import regression
 
     settings = regression.RegressSettings(nets=2, width=32, epochs=30, batch=4, lr=1e-2)
     both = parts(ruled("h200", True), ruled("h100", False))
@@ -199,7 +199,7 @@ def test_the_command_trains_on_recordings_of_several_gpus(tmp_path: Path, monkey
     pytest.importorskip("sb3_contrib", reason="needs sb3-contrib (pip install '.[rl]')")
     import json
 
-    from outblas.learn.train import train_ppo
+    from outblas_lab.train import train_ppo
     from support.cli_fixture import outblas
 
     small = replace(train_ppo.RECIPE, steps=64, rollout=16, envs=3, batch=16, budget=2)

@@ -11,9 +11,9 @@ pytest.importorskip("torch", reason="needs torch")
 pytest.importorskip("sb3_contrib", reason="needs sb3-contrib (pip install '.[rl]')")
 pytest.importorskip("optuna", reason="needs optuna (pip install '.[rl]')")
 
-from outblas.learn.train import sweep as module  # noqa: E402
-from outblas.learn.train.train_ppo import PpoSettings  # noqa: E402
-from outblas.learn.train.training_part import TrainingPart  # noqa: E402
+from outblas_lab.train import sweep as module  # noqa: E402
+from outblas_lab.train.train_ppo import PpoSettings  # noqa: E402
+from outblas_lab.train.training_part import TrainingPart  # noqa: E402
 from support.helpers import random_policy, synthetic_recording  # noqa: E402
 
 RECORDING = synthetic_recording()

@@ -24,20 +24,20 @@ from outblas.core.evaluation import Status  # noqa: E402
 from outblas.core.files import lock_folder  # noqa: E402
 from outblas.core.problem import Problem  # noqa: E402
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig  # noqa: E402
-from outblas.learn.env import TuningEnv  # noqa: E402
-from outblas.learn.policy import Policy  # noqa: E402
-from outblas.learn.samplers import sampler  # noqa: E402
-from outblas.learn.train import regression, train_ppo  # noqa: E402
-from outblas.learn.train.network import CandidatePolicy  # noqa: E402
-from outblas.learn.train.policy_quality import recorded_searches, search_qualities  # noqa: E402
-from outblas.learn.train.regression import RegressSettings, train_regressor  # noqa: E402
-from outblas.learn.train.train_ppo import PpoSettings, TrainingRun, train  # noqa: E402
-from outblas.learn.train.training_part import TrainingPart  # noqa: E402
 from outblas.records.recording import Recording  # noqa: E402
 from outblas.records.recording_files import CHOICE_CODES, STATUS_CODES  # noqa: E402
 from outblas.records.replay import ReplayEvaluator  # noqa: E402
-from outblas.search.agents.ppo import Ppo  # noqa: E402
-from outblas.search.agents.surrogate import Surrogate  # noqa: E402
+from outblas_lab.agents.ppo import Ppo  # noqa: E402
+from outblas_lab.agents.surrogate import Surrogate  # noqa: E402
+from outblas_lab.train import regression, train_ppo  # noqa: E402
+from outblas_lab.train.env import TuningEnv  # noqa: E402
+from outblas_lab.train.network import CandidatePolicy  # noqa: E402
+from outblas_lab.train.policy import Policy  # noqa: E402
+from outblas_lab.train.policy_quality import recorded_searches, search_qualities  # noqa: E402
+from outblas_lab.train.regression import RegressSettings, train_regressor  # noqa: E402
+from outblas_lab.train.samplers import sampler  # noqa: E402
+from outblas_lab.train.train_ppo import PpoSettings, TrainingRun, train  # noqa: E402
+from outblas_lab.train.training_part import TrainingPart  # noqa: E402
 from support.gpus.known import H200  # noqa: E402
 from support.helpers import synthetic_recording  # noqa: E402
 
@@ -323,7 +323,7 @@ def test_too_few_problems() -> None:
 
 
 def test_a_quick_training_has_fewer_problems_of_all_kinds() -> None:
-    from outblas.cli.train import QUICK_PROBLEMS, _parts
+    from outblas_lab.cli.train import QUICK_PROBLEMS, _parts
 
     (every,), (few,) = _parts(["h200"]), _parts(["h200"], QUICK_PROBLEMS)
     assert len(few.problems) == QUICK_PROBLEMS and {*few.problems} < {*every.problems}

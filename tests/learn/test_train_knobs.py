@@ -23,16 +23,16 @@ from outblas.core.problem import Problem  # noqa: E402
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig  # noqa: E402
 from outblas.kernels.kernel_space import KernelSpace  # noqa: E402
 from outblas.kernels.knobs import all_knobs  # noqa: E402
-from outblas.learn.features import PROBLEM_FEATURES  # noqa: E402
-from outblas.learn.knob_policy import KnobPolicy  # noqa: E402
-from outblas.learn.knob_view import SearchState, every_knob  # noqa: E402
-from outblas.learn.train import train_knobs as module  # noqa: E402
-from outblas.learn.train.knob_quality import knob_search_qualities, knob_searches  # noqa: E402
-from outblas.learn.train.knob_settings import KnobSettings  # noqa: E402
-from outblas.learn.train.train_knobs import network_layers, simulated_gpus, train_knobs  # noqa: E402
-from outblas.learn.train.train_ppo import TrainingRun  # noqa: E402
+from outblas.predict.features import PROBLEM_FEATURES  # noqa: E402
 from outblas.records.recording import Recording  # noqa: E402
 from outblas.records.recording_files import STATUS_CODES  # noqa: E402
+from outblas_lab.train import train_knobs as module  # noqa: E402
+from outblas_lab.train.knob_policy import KnobPolicy  # noqa: E402
+from outblas_lab.train.knob_quality import knob_search_qualities, knob_searches  # noqa: E402
+from outblas_lab.train.knob_settings import KnobSettings  # noqa: E402
+from outblas_lab.train.knob_view import SearchState, every_knob  # noqa: E402
+from outblas_lab.train.train_knobs import network_layers, simulated_gpus, train_knobs  # noqa: E402
+from outblas_lab.train.train_ppo import TrainingRun  # noqa: E402
 from support.gpus.known import H200  # noqa: E402
 from support.helpers import synthetic_recording, untrained_knob_policy  # noqa: E402
 

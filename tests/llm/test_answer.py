@@ -11,8 +11,8 @@ from outblas.core.problem import Problem
 from outblas.kernels.catalogue import candidates
 from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
-from outblas.llm.answer import read_answer
-from outblas.llm.compact import describe, describe_offered, read_config, write_config
+from outblas_lab.llm.answer import read_answer
+from outblas_lab.llm.compact import describe, describe_offered, read_config, write_config
 from support.gpus.known import H200
 from support.llm_kernels import answer, config_answer, kernel
 

@@ -14,18 +14,18 @@ from outblas.core.errors import DeviceError, RecordError, UsageError
 from outblas.core.evaluation import Evaluation, Speedup, Status, Timing
 from outblas.core.problem import Problem
 from outblas.core.roofline import floor_us
-from outblas.kernels.custom.free_kernel import FreeKernel
-from outblas.llm.train import training_folder
-from outblas.llm.train.answer_judge import AnswerJudge, evaluator_of
-from outblas.llm.train.cuda_answers import CudaAnswers
-from outblas.llm.train.dataset import completion_text, prompt_messages, prompt_rows, supervised_rows
-from outblas.llm.train.knob_words import KnobWords
-from outblas.llm.train.languages import language_of
-from outblas.llm.train.reward_functions import RewardFunctions
-from outblas.llm.train.rewards import RefusedAnswer
-from outblas.llm.train.settings import TrainSettings, claim_folder
-from outblas.llm.train.training_folder import drop_later_lines, last_checkpoint, publish_folder
 from outblas.records.store import Store
+from outblas_lab.custom.free_kernel import FreeKernel
+from outblas_lab.llm.train import training_folder
+from outblas_lab.llm.train.answer_judge import AnswerJudge, evaluator_of
+from outblas_lab.llm.train.cuda_answers import CudaAnswers
+from outblas_lab.llm.train.dataset import completion_text, prompt_messages, prompt_rows, supervised_rows
+from outblas_lab.llm.train.knob_words import KnobWords
+from outblas_lab.llm.train.languages import language_of
+from outblas_lab.llm.train.reward_functions import RewardFunctions
+from outblas_lab.llm.train.rewards import RefusedAnswer
+from outblas_lab.llm.train.settings import TrainSettings, claim_folder
+from outblas_lab.llm.train.training_folder import drop_later_lines, last_checkpoint, publish_folder
 from support.free_fixture import host_text
 from support.gpus.known import H200
 

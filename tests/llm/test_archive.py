@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from outblas.core.errors import RecordError
-from outblas.llm.archive import Archive, ArchiveShape, Entry
-from outblas.llm.budget import Cost
-from outblas.llm.evolve_journal import AnswerOutcome, EvolveJournal
-from outblas.llm.reply import Reply
 from outblas.records.store import Store
+from outblas_lab.llm.archive import Archive, ArchiveShape, Entry
+from outblas_lab.llm.budget import Cost
+from outblas_lab.llm.evolve_journal import AnswerOutcome, EvolveJournal
+from outblas_lab.llm.reply import Reply
 
 
 def entry(number: int, score: float, island: int = 0, problem: str = "p") -> Entry:

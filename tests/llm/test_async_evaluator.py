@@ -13,8 +13,8 @@ from outblas.core.errors import DeviceError, RecordError, ToolchainMissing, Usag
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.evaluator import Evaluator
 from outblas.core.problem import Problem
-from outblas.kernels.custom.free_kernel import FreeKernel
-from outblas.llm.async_evaluator import AsyncEvaluator
+from outblas_lab.custom.free_kernel import FreeKernel
+from outblas_lab.llm.async_evaluator import AsyncEvaluator
 from support.llm_kernels import PROBLEM, failed, kernel, passed
 
 

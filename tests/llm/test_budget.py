@@ -5,10 +5,10 @@ import asyncio
 import pytest
 
 from outblas.core.errors import UsageError
-from outblas.llm.budget import Budget, BudgetSpent, Cost, Price, SpendingAccount, at_least, at_most, parse_budget
-from outblas.llm.models import Model, parse_models
-from outblas.llm.problem_shares import log_gap, next_problem
-from outblas.llm.rate_limits import RateLimiter
+from outblas_lab.llm.budget import Budget, BudgetSpent, Cost, Price, SpendingAccount, at_least, at_most, parse_budget
+from outblas_lab.llm.models import Model, parse_models
+from outblas_lab.llm.problem_shares import log_gap, next_problem
+from outblas_lab.llm.rate_limits import RateLimiter
 
 
 @pytest.mark.parametrize(

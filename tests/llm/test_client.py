@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from outblas.core.errors import UsageError
-from outblas.llm.budget import Budget, BudgetSpent, Cost, SpendingAccount
-from outblas.llm.client import (
+from outblas_lab.llm.budget import Budget, BudgetSpent, Cost, SpendingAccount
+from outblas_lab.llm.client import (
     AnswerOptions,
     Client,
     RequestRejected,
@@ -20,7 +20,7 @@ from outblas.llm.client import (
     Unanswered,
     check_server,
 )
-from outblas.llm.reply import ANSWER_CHARS, Reply
+from outblas_lab.llm.reply import ANSWER_CHARS, Reply
 from support.llm_server import MESSAGES, MODEL, ListedRequests, Say, ask, scripted, serving
 
 pytest.importorskip("openai")

@@ -15,18 +15,18 @@ import pytest
 from outblas.core.config import Candidate, config_name
 from outblas.core.errors import DeviceError, RecordError, ToolchainMissing
 from outblas.core.evaluation import Evaluation
-from outblas.core.plausibility import least_us
 from outblas.core.problem import Problem
 from outblas.core.roofline import floor_us
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
-from outblas.llm import evolve_run
-from outblas.llm.budget import Budget, Price
-from outblas.llm.client import RetryPolicy, ServerError
-from outblas.llm.evaluators import EvaluatorChoice, open_chosen_evaluator
-from outblas.llm.evolve_journal import EvolveJournal
-from outblas.llm.models import Model
-from outblas.publish.html.tune_page import write_report
 from outblas.records.store import Store
+from outblas_lab.jail.plausibility import least_us
+from outblas_lab.llm import evolve_run
+from outblas_lab.llm.budget import Budget, Price
+from outblas_lab.llm.client import RetryPolicy, ServerError
+from outblas_lab.llm.evaluators import EvaluatorChoice, open_chosen_evaluator
+from outblas_lab.llm.evolve_journal import EvolveJournal
+from outblas_lab.llm.models import Model
+from outblas_lab.publish.html.tune_page import write_report
 from support.evolve_fixture import QUICK, evolve, in_turn, key_fixture, last_user, outcomes, recording_fixture  # noqa: F401
 from support.gpus.known import H200
 from support.llm_kernels import PROBLEM, answer, config_answer, kernel, passed, record
@@ -214,7 +214,7 @@ def test_a_kernel_for_a_tool_that_is_missing_is_told_so(
     def missing(*arguments: Any) -> None:
         raise ToolchainMissing("CUTLASS is not installed", "its headers", "pip install nvidia-cutlass")
 
-    monkeypatch.setattr("outblas.jail.static_gate.examine", missing)
+    monkeypatch.setattr("outblas_lab.jail.static_gate.examine", missing)
     text = kernel(1).text.replace('"acc"', '"uses": ["cutlass"], "acc"')
     with serving(in_turn(Say(answer(text)), Say(answer(kernel(2).text)))) as server:
         evolve(server, recording, tmp_path / "run", 2, turns=2)

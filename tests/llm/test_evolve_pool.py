@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from outblas.bench.pool import worker_plan
-from outblas.bench.pool.gpu_pool import PoolEvaluator
-from outblas.bench.pool.transport import EvaluatorSpec
-from outblas.bench.pool.worker_plan import LocalTransport, WorkerPlan
 from outblas.core.errors import DeviceError, UsageError
 from outblas.core.rivals import RIVALS
-from outblas.jail.evaluation_file import load
-from outblas.llm.evaluators import EvaluatorChoice, choose_workers, parse_evaluator
-from outblas.llm.evolve_folder import read_run
-from outblas.llm.train.answer_judge import evaluator_of
-from outblas.llm.train.task_judge import task_evaluator
 from outblas.runtime.device import Device
+from outblas_lab.jail.evaluation_file import load
+from outblas_lab.llm.evaluators import EvaluatorChoice, choose_workers, parse_evaluator
+from outblas_lab.llm.evolve_folder import read_run
+from outblas_lab.llm.train.answer_judge import evaluator_of
+from outblas_lab.llm.train.task_judge import task_evaluator
+from outblas_lab.pool import worker_plan
+from outblas_lab.pool.gpu_pool import PoolEvaluator
+from outblas_lab.pool.transport import EvaluatorSpec
+from outblas_lab.pool.worker_plan import LocalTransport, WorkerPlan
 from support.evolve_fixture import evolve, in_turn, key_fixture, outcomes, recording_fixture  # noqa: F401
 from support.helpers import ROOT
 from support.llm_kernels import PROBLEM, answer, kernel

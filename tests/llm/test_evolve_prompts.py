@@ -12,13 +12,13 @@ from outblas.core.config import KernelConfig, config_name
 from outblas.core.errors import RecordError, UsageError
 from outblas.core.problem import Problem
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
-from outblas.llm.archive import ArchiveShape
-from outblas.llm.evolve_journal import EvolveJournal, Question
-from outblas.llm.journal_lessons import lessons, nearest_lessons, read_lessons
-from outblas.llm.known_counters import KnownCounters, load_counters
-from outblas.llm.near_problems import SECTION_CHARS, NearProblems
-from outblas.llm.repair_chain import TurnLimits
 from outblas.records.store import Store
+from outblas_lab.llm.archive import ArchiveShape
+from outblas_lab.llm.evolve_journal import EvolveJournal, Question
+from outblas_lab.llm.journal_lessons import lessons, nearest_lessons, read_lessons
+from outblas_lab.llm.known_counters import KnownCounters, load_counters
+from outblas_lab.llm.near_problems import SECTION_CHARS, NearProblems
+from outblas_lab.llm.repair_chain import TurnLimits
 from support.evolve_fixture import evolve, in_turn, key_fixture, recording_fixture  # noqa: F401
 from support.gpus.known import H200
 from support.helpers import ROOT
@@ -147,7 +147,7 @@ def test_counters_of_rivals_alone_are_none(tmp_path: Path) -> None:
 
 
 def test_the_nearest_problems_come_first_and_the_section_is_bounded() -> None:
-    from outblas.llm.archive import Archive, Entry
+    from outblas_lab.llm.archive import Archive, Entry
 
     archive = Archive(ArchiveShape())
     for number, k in enumerate((4096, 640, 1024)):
@@ -168,7 +168,7 @@ def test_lessons_are_of_problems_like_this_one() -> None:
     assert first.distance(Problem(64, 128, 4096)) == 1.0 and second.distance(PROBLEM) == float("inf")
     split = nearest_lessons(Problem(256, 512, 12288), 2)
     assert [lesson.number for lesson in split] == ["0016", "0010"]  # both name this very problem
-    assert '"docs/journal" = "outblas/llm/journal"' in (ROOT / "pyproject.toml").read_text()  # of wheels
+    assert '"docs/journal" = "outblas_lab/llm/journal"' in (ROOT / "pyproject.toml").read_text()  # of wheels
     assert len(lessons()) > 50 and len({lesson.number for lesson in lessons()}) == len(lessons())
 
 

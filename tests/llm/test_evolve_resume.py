@@ -23,14 +23,14 @@ from outblas.core.config import config_name
 from outblas.core.errors import RecordError, UsageError
 from outblas.core.evaluation import Status
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
-from outblas.llm.archive import ArchiveShape
-from outblas.llm.budget import Budget
-from outblas.llm.evaluators import WithTemplates, open_chosen_evaluator, parse_evaluator
-from outblas.llm.evolve import Evolution
-from outblas.llm.evolve_folder import read_run
-from outblas.llm.evolve_journal import EvolveJournal
-from outblas.llm.evolve_run import write_recording
 from outblas.records.store import Store
+from outblas_lab.llm.archive import ArchiveShape
+from outblas_lab.llm.budget import Budget
+from outblas_lab.llm.evaluators import WithTemplates, open_chosen_evaluator, parse_evaluator
+from outblas_lab.llm.evolve import Evolution
+from outblas_lab.llm.evolve_folder import read_run
+from outblas_lab.llm.evolve_journal import EvolveJournal
+from outblas_lab.llm.evolve_run import write_recording
 from support.evolve_fixture import evolve, key_fixture, recording_fixture  # noqa: F401
 from support.gpus.known import H200
 from support.llm_kernels import PROBLEM, answer, failed, kernel, passed

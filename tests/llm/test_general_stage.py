@@ -11,16 +11,16 @@ import pytest
 from outblas.core.errors import UsageError
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.problem import Problem
-from outblas.jail.offline_evaluators import CompileOnlyEvaluator
-from outblas.judge.small_tasks import TASK_NAMES, SmallTask, TaskRun, prove_task, task_evaluation
-from outblas.kernels.custom.free_kernel import FreeKernel
-from outblas.llm.train import stages
-from outblas.llm.train.cuda_answers import CudaAnswers
-from outblas.llm.train.knob_words import KnobWords
-from outblas.llm.train.rewards import RefusedAnswer
-from outblas.llm.train.stages import train
-from outblas.llm.train.task_judge import FreeKernelsOnly, TaskJudge, task_evaluator, tasks_on
 from outblas.records.store import Store
+from outblas_lab.custom.free_kernel import FreeKernel
+from outblas_lab.jail.offline_evaluators import CompileOnlyEvaluator
+from outblas_lab.jail.small_tasks import TASK_NAMES, SmallTask, TaskRun, prove_task, task_evaluation
+from outblas_lab.llm.train import stages
+from outblas_lab.llm.train.cuda_answers import CudaAnswers
+from outblas_lab.llm.train.knob_words import KnobWords
+from outblas_lab.llm.train.rewards import RefusedAnswer
+from outblas_lab.llm.train.stages import train
+from outblas_lab.llm.train.task_judge import FreeKernelsOnly, TaskJudge, task_evaluator, tasks_on
 from support.gpus.known import H200
 from support.llm_kernels import answer, config_answer, kernel
 from support.training.tiny_training import (

@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from outblas.cli.main import app
-from outblas.llm.evolve_folder import without_passwords
-from outblas.llm.evolve_journal import EvolveJournal
+from outblas_lab.llm.evolve_folder import without_passwords
+from outblas_lab.llm.evolve_journal import EvolveJournal
 from support.llm_kernels import PROBLEM, answer, kernel, passed, record
 from support.llm_server import Say, Script, serving
 

@@ -10,14 +10,14 @@ from outblas.core.errors import UsageError
 from outblas.core.evaluation import Evaluation, Speedup, Status, Timing
 from outblas.core.problem import Problem
 from outblas.core.roofline import floor_us
-from outblas.jail.offline_evaluators import CompileOnlyEvaluator
-from outblas.kernels.custom.contract import _Device, _Host, _Map
-from outblas.kernels.custom.free_kernel import FreeKernel
-from outblas.llm.answer import CODE, CONFIG
-from outblas.llm.archive import Entry
-from outblas.llm.feedback import OUTCOME_KINDS, clipped, feedback_text, kind_of, score_of
-from outblas.llm.header_notes import LISTED_HEADERS, header_listing
-from outblas.llm.prompt import FOLLOW_UPS, Asked, answer_rules, first_prompt, follow_up, notes_of
+from outblas_lab.custom.contract import _Device, _Host, _Map
+from outblas_lab.custom.free_kernel import FreeKernel
+from outblas_lab.jail.offline_evaluators import CompileOnlyEvaluator
+from outblas_lab.llm.answer import CODE, CONFIG
+from outblas_lab.llm.archive import Entry
+from outblas_lab.llm.feedback import OUTCOME_KINDS, clipped, feedback_text, kind_of, score_of
+from outblas_lab.llm.header_notes import LISTED_HEADERS, header_listing
+from outblas_lab.llm.prompt import FOLLOW_UPS, Asked, answer_rules, first_prompt, follow_up, notes_of
 from support.gpus.known import H200
 from support.helpers import ROOT
 from support.llm_kernels import PROBLEM, failed, kernel, passed

@@ -8,11 +8,11 @@ import math
 import pytest
 
 from outblas.core.evaluation import FAILURES, Evaluation, Speedup, Status, Timing
-from outblas.core.plausibility import least_us
 from outblas.core.problem import Problem
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
-from outblas.llm.train.logs import line_of, row_of
-from outblas.llm.train.rewards import (
+from outblas_lab.jail.plausibility import least_us
+from outblas_lab.llm.train.logs import line_of, row_of
+from outblas_lab.llm.train.rewards import (
     PART_NAMES,
     UNPROVEN_REWARD,
     RefusedAnswer,

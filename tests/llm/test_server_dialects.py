@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from outblas.core.errors import UsageError
-from outblas.llm.answer import read_answer
-from outblas.llm.budget import Budget, Cost, SpendingAccount
-from outblas.llm.client import AnswerOptions, Client, RetryPolicy, ServerError, Unanswered, check_server
-from outblas.llm.models import Model
-from outblas.llm.reply import Reply
+from outblas_lab.llm.answer import read_answer
+from outblas_lab.llm.budget import Budget, Cost, SpendingAccount
+from outblas_lab.llm.client import AnswerOptions, Client, RetryPolicy, ServerError, Unanswered, check_server
+from outblas_lab.llm.models import Model
+from outblas_lab.llm.reply import Reply
 from support.gpus.known import H200
 from support.llm_kernels import PROBLEM, kernel, passed, record
 from support.llm_server import MESSAGES, MODEL, ListedRequests, Say, ask, evolve_by_command, scripted, serving

@@ -14,15 +14,15 @@ from outblas.core.errors import DeviceError, RecordError, ToolchainMissing, Usag
 from outblas.core.evaluation import Evaluation
 from outblas.core.files import lock_folder
 from outblas.core.problem import Problem
-from outblas.kernels.custom.free_kernel import FreeKernel
-from outblas.llm.train import base_models, stages
-from outblas.llm.train.base_models import starting_model
-from outblas.llm.train.knob_words import KnobWords
-from outblas.llm.train.rewards import RefusedAnswer
-from outblas.llm.train.settings import TrainSettings
-from outblas.llm.train.stages import train
-from outblas.llm.train.tiny import RANDOM_TINY
 from outblas.records.store import Store
+from outblas_lab.custom.free_kernel import FreeKernel
+from outblas_lab.llm.train import base_models, stages
+from outblas_lab.llm.train.base_models import starting_model
+from outblas_lab.llm.train.knob_words import KnobWords
+from outblas_lab.llm.train.rewards import RefusedAnswer
+from outblas_lab.llm.train.settings import TrainSettings
+from outblas_lab.llm.train.stages import train
+from outblas_lab.llm.train.tiny import RANDOM_TINY
 from support.training.tiny_training import (
     PROBLEM,
     STEPS,

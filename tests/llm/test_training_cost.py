@@ -8,9 +8,9 @@ import pytest
 
 from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
-from outblas.llm.train.settings import TrainSettings
-from outblas.llm.train.stages import served
-from outblas.llm.train.training_cost import (
+from outblas_lab.llm.train.settings import TrainSettings
+from outblas_lab.llm.train.stages import served
+from outblas_lab.llm.train.training_cost import (
     HBM_SHARE,
     QWEN_CODERS,
     TENSOR_SHARE,

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from outblas.core.errors import RecordError
-from outblas.learn.any_shape import AnyShapeModel
-from outblas.publish.tables.any_shape_block import NOT_MEASURED, any_shape_text
-from outblas.publish.tables.headline import headline_rows
+from outblas.predict.any_shape import AnyShapeModel
 from outblas.records.results import write_result
+from outblas_lab.publish.tables.any_shape_block import NOT_MEASURED, any_shape_text
+from outblas_lab.publish.tables.headline import headline_rows
 from support.bench_fixture import META, make_rows
 
 

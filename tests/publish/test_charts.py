@@ -7,9 +7,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from outblas.publish.html.charts import Axis, Chart, Series, chart_html, svg
-from outblas.publish.html.figures import round_ticks
-from outblas.publish.words import baseline_words, date_words, decade_words, regime_words
+from outblas_lab.publish.html.charts import Axis, Chart, Series, chart_html, svg
+from outblas_lab.publish.html.figures import round_ticks
+from outblas_lab.publish.words import baseline_words, date_words, decade_words, regime_words
 
 X, Y = Axis("x", 0, 10, [(0, "0"), (5, "5")]), Axis("y (s)", 1, 100, [(1, "1"), (10, "10")], log=True)
 

@@ -11,13 +11,13 @@ from xml.etree import ElementTree
 import pytest
 
 from outblas.core.errors import RecordError
-from outblas.publish.html.compare_page import curves, render_comparison
-from outblas.publish.html.tune_page import write_report
-from outblas.publish.tables.compare_block import compare_block
-from outblas.publish.tables.compare_picture import NAME_STEP, compare_svg
-from outblas.publish.tables.publish_results import check_published, publish
-from outblas.search.agents.agent_registry import AGENTS
-from outblas.search.compare.compare_stats import figures, noise_regret, paired_gains
+from outblas.tune.agents.agent_registry import AGENTS
+from outblas_lab.compare.compare_stats import figures, noise_regret, paired_gains
+from outblas_lab.publish.html.compare_page import curves, render_comparison
+from outblas_lab.publish.html.tune_page import write_report
+from outblas_lab.publish.tables.compare_block import compare_block
+from outblas_lab.publish.tables.compare_picture import NAME_STEP, compare_svg
+from outblas_lab.publish.tables.publish_results import check_published, publish
 from support.bench_fixture import write_bench, write_made
 
 SVG = "{http://www.w3.org/2000/svg}"

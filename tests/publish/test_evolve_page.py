@@ -16,16 +16,16 @@ from outblas.core.errors import RecordError
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.problem import Problem
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
-from outblas.llm.archive import Archive, ArchiveShape, Entry
-from outblas.llm.budget import Cost
-from outblas.llm.evolve_journal import AnswerOutcome, EvolveJournal
-from outblas.llm.feedback import score_of
-from outblas.llm.reply import Reply
-from outblas.publish.html.evolve_data import MAX_ANCESTORS, EvolveRun, load_evolution
-from outblas.publish.html.evolve_page import _charts, render_evolution
-from outblas.publish.html.lineage import difference_html
-from outblas.publish.html.tune_page import write_report
 from outblas.records.store import Store
+from outblas_lab.llm.archive import Archive, ArchiveShape, Entry
+from outblas_lab.llm.budget import Cost
+from outblas_lab.llm.evolve_journal import AnswerOutcome, EvolveJournal
+from outblas_lab.llm.feedback import score_of
+from outblas_lab.llm.reply import Reply
+from outblas_lab.publish.html.evolve_data import MAX_ANCESTORS, EvolveRun, load_evolution
+from outblas_lab.publish.html.evolve_page import _charts, render_evolution
+from outblas_lab.publish.html.lineage import difference_html
+from outblas_lab.publish.html.tune_page import write_report
 from support.llm_kernels import PROBLEM, failed, kernel, passed
 
 OTHER = Problem(64, 64, 64)

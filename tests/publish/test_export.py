@@ -16,16 +16,16 @@ from outblas.cli.main import app
 from outblas.core.config import config_name
 from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
+from outblas.export.cpp import checking_program, launch_header
+from outblas.export.cuda_source import inline_includes, standalone
+from outblas.export.exported_files import export
+from outblas.export.target import Target, find_target
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_oddrows_kernels import Sm90OddrowsConfig
 from outblas.kernels.families.sm90_wgmma.sm90_wgmma_gemm import FAMILY
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.kernels.geometry import grid, launch_smem, workspace_bytes
 from outblas.kernels.source import Source, make_source
-from outblas.publish.export.cpp import checking_program, launch_header
-from outblas.publish.export.cuda_source import inline_includes, standalone
-from outblas.publish.export.exported_files import export
-from outblas.publish.export.target import Target, find_target
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow
 from outblas.runtime.nvrtc import compile_source

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from outblas.publish.tables.headline import headline_rows, headline_table
-from outblas.publish.tables.peer_tables import transformer_table
-from outblas.publish.tables.whole_models_table import FORMAT
-from outblas.publish.words import mean_in_words
 from outblas.records.results import read_result, write_result
+from outblas_lab.publish.tables.headline import headline_rows, headline_table
+from outblas_lab.publish.tables.peer_tables import transformer_table
+from outblas_lab.publish.tables.whole_models_table import FORMAT
+from outblas_lab.publish.words import mean_in_words
 from support.bench_fixture import META, make_rows
 
 ROOT = Path(__file__).resolve().parents[2]

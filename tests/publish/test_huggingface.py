@@ -17,11 +17,11 @@ import pytest
 from outblas.core.config import Launch
 from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
+from outblas.export.exported_files import export
+from outblas.export.huggingface import write_folder
+from outblas.export.target import Target, find_targets
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
-from outblas.publish.export.exported_files import export
-from outblas.publish.export.huggingface import write_folder
-from outblas.publish.export.target import Target, find_targets
 from outblas.records.captured_products import CapturedProduct, CapturedProducts
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow

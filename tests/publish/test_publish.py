@@ -6,9 +6,9 @@ from xml.etree import ElementTree
 import pytest
 
 from outblas.core.errors import RecordError
-from outblas.publish.palette import ratio_ticks
-from outblas.publish.tables.publish_results import check_published, publish
 from outblas.records.results import read_result, write_result
+from outblas_lab.publish.palette import ratio_ticks
+from outblas_lab.publish.tables.publish_results import check_published, publish
 from support.bench_fixture import META, make_rows, write_bench
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"

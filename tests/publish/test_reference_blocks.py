@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from outblas.core.config import knob_schema
-from outblas.core.environment import VARIABLES
 from outblas.kernels.families.registry import FAMILIES
-from outblas.publish.tables.reference_blocks import attribute_texts, knob_table, variable_table
+from outblas_lab.publish.environment import VARIABLES
+from outblas_lab.publish.tables.reference_blocks import attribute_texts, knob_table, variable_table
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 #: Macros of C and CUDA sources, which are no variables of the environment.

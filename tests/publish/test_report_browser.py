@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from outblas.publish.html.tune_page import write_report
 from outblas.records.results import read_result, write_result
-from outblas.records.summary import summarise
+from outblas_lab.publish.html.tune_page import write_report
+from outblas_lab.publish.summary import summarise
 from support.bench_fixture import META, make_rows
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")

@@ -13,14 +13,14 @@ import pytest
 
 from outblas.core.errors import RecordError
 from outblas.core.problem import Problem
-from outblas.publish.html.figures import group_charts
-from outblas.publish.html.heat import heat_level
-from outblas.publish.html.run_data import ReportedRun, load_run
-from outblas.publish.html.shell import SEARCHED_ROWS, table
-from outblas.publish.html.tune_page import render, write_report
-from outblas.publish.words import regime_words
 from outblas.records.results import Result, read_result, write_result
-from outblas.records.summary import summarise
+from outblas_lab.publish.html.figures import group_charts
+from outblas_lab.publish.html.heat import heat_level
+from outblas_lab.publish.html.run_data import ReportedRun, load_run
+from outblas_lab.publish.html.shell import SEARCHED_ROWS, table
+from outblas_lab.publish.html.tune_page import render, write_report
+from outblas_lab.publish.summary import summarise
+from outblas_lab.publish.words import regime_words
 from support.bench_fixture import META, make_rows, write_bench
 from support.gpus.known import H200
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from outblas.core.errors import RecordError
-from outblas.publish.tables.headline import headline_rows
-from outblas.publish.tables.whole_models_table import FORMAT, WHOLE_MODELS, whole_models_block
+from outblas_lab.publish.tables.headline import headline_rows
+from outblas_lab.publish.tables.whole_models_table import FORMAT, WHOLE_MODELS, whole_models_block
 
 MADE = {"date": "2026-12-01T10:00:00+00:00", "commit": "0123456789abcdef"}
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import outblas
-import outblas.learn
 import outblas.records
+import outblas_lab.train
 from outblas.records.recording_files import BASELINES, CELLS
 from outblas.records.recording_files import COLUMNS as RECORDING_COLUMNS
 from outblas.records.results import COLUMNS as RESULT_COLUMNS
@@ -72,7 +72,7 @@ def test_the_reference_has_each_public_name_once() -> None:
     listed = re.findall(r"^::: ([\w.]+)$", API, re.M)
     public = [
         f"{face.__name__}.{name}"
-        for face in (outblas, outblas.learn, outblas.records)
+        for face in (outblas, outblas_lab.train, outblas.records)
         for name in face.__all__
         if name != "__version__"
     ]

@@ -104,8 +104,8 @@ def test_a_kernel_of_no_table_is_not_known_to_be_proved() -> None:
 
 
 def test_evaluators_take_them() -> None:
-    from outblas.bench.live_evaluator import LiveEvaluator
-    from outblas.bench.pool.gpu_pool import PoolEvaluator
+    from outblas.tune.live_evaluator import LiveEvaluator
+    from outblas_lab.pool.gpu_pool import PoolEvaluator
 
     kinds = proved_kinds(library())
     for kind, place in ((LiveEvaluator, "_trusted"), (PoolEvaluator, "_proved")):

@@ -13,7 +13,7 @@ from outblas.core.problem import Problem
 from outblas.core.stats import flop_weighted, geomean
 from outblas.records.averages import regime_order
 from outblas.records.results import COLUMN_DEFAULTS, COLUMNS, read_result, write_result
-from outblas.records.summary import summarise, summary_rows, summary_text, why_summary_stale, write_summary
+from outblas_lab.publish.summary import summarise, summary_rows, summary_text, why_summary_stale, write_summary
 from support.bench_fixture import META, make_rows, write_bench
 
 SUMMARY_FIELDS = [

@@ -27,7 +27,7 @@ from outblas.records.equal_kernels import EqualKernels, KernelRelease
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow
 from outblas.records.user_library import install, load, merge_user_row, stamp_differences, stamp_of, user_library_path
-from outblas.search.time_shares import budgets, time_shares, weighted_speedup
+from outblas.tune.time_shares import budgets, time_shares, weighted_speedup
 from support.gpus.known import H200
 
 FIRST, SECOND = Problem(64, 64, 64), Problem(8, 64, 64)

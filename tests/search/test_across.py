@@ -18,17 +18,17 @@ from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.kernels.cost.scaled import scaled
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
-from outblas.learn.train import fit_cost_model
 from outblas.records.recording import Recording, TrainingPart
 from outblas.records.recording_files import STATUS_CODES
-from outblas.search.agents.agent_registry import make_agent
-from outblas.search.agents.base import Agent
-from outblas.search.agents.fitted_heuristic import FittedHeuristic
-from outblas.search.compare import held_out
-from outblas.search.compare.arms import SOURCES, arm_parts, arms_of, parts_of
-from outblas.search.compare.compare_result import read_comparison
-from outblas.search.compare.held_out import CompareUnit, Plan, run_unit
-from outblas.search.compare.splits import make_split
+from outblas.tune.agents.agent_registry import make_agent
+from outblas.tune.agents.base import Agent
+from outblas_lab.agents.fitted_heuristic import FittedHeuristic
+from outblas_lab.compare import held_out
+from outblas_lab.compare.arms import SOURCES, arm_parts, arms_of, parts_of
+from outblas_lab.compare.compare_result import read_comparison
+from outblas_lab.compare.held_out import CompareUnit, Plan, run_unit
+from outblas_lab.compare.splits import make_split
+from outblas_lab.train import fit_cost_model
 from support.cli_fixture import assert_refused, outblas
 from support.gpus.known import H200
 from support.gpus.made_recordings import derived_record, made_recording, packaged_record
@@ -233,7 +233,7 @@ def test_a_regressor_of_each_source_searches_the_judged_gpu(
     judged: Recording, other: Recording, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("torch", reason="needs torch")
-    from outblas.learn.train import regression
+    from outblas_lab.train import regression
 
     monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(regression, "RegressSettings", partial(regression.RegressSettings, nets=1, width=8, epochs=2))

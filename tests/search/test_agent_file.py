@@ -9,8 +9,8 @@ from textwrap import dedent
 import pytest
 
 from outblas.core.errors import UsageError
-from outblas.search.agents.agent_file import FileAgent, check_agent_file, is_agent_file
-from outblas.search.agents.base import Agent
+from outblas.tune.agents.base import Agent
+from outblas_lab.agents.agent_file import FileAgent, check_agent_file, is_agent_file
 from support.gpus.known import H200
 from support.helpers import synthetic_recording
 
@@ -21,7 +21,7 @@ PROBLEM = RECORDING.problems[0]
 def agent_of(tmp_path: Path, body: str, before: str = "") -> FileAgent:
     """Return the agent of a file with one class, whose methods are ``body``."""
     path = tmp_path / "mine.py"
-    head = "from outblas.search.agents.base import Agent, unexplored\n"
+    head = "from outblas.tune.agents.base import Agent, unexplored\n"
     path.write_text(f"{head}{before}\nclass Mine(Agent):\n" + dedent(body).replace("\n", "\n    "))
     check_agent_file(path)
     return FileAgent(path, 3, H200)

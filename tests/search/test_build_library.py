@@ -20,14 +20,14 @@ from outblas.core.process_group import Ended
 from outblas.core.suites import Table
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.kernels.kernel_hash import kernels_sha
-from outblas.publish.tables.notes import notes_of_retune
 from outblas.records.library import Library
 from outblas.records.recording import Recording
 from outblas.records.results import read_result
-from outblas.search.build_library.begin_with import copy_tables_from, fill_from
-from outblas.search.build_library.build_run import adopt, jobs, publish_seconds, run_job, run_jobs
-from outblas.search.build_library.build_work import BuildFolder
-from outblas.search.build_library.finalists import finalists
+from outblas_lab.build.begin_with import copy_tables_from, fill_from
+from outblas_lab.build.build_run import adopt, jobs, publish_seconds, run_job, run_jobs
+from outblas_lab.build.build_work import BuildFolder
+from outblas_lab.build.finalists import finalists
+from outblas_lab.publish.tables.notes import notes_of_retune
 from support.build_library_fixture import (  # noqa: F401
     ALL,
     LLM_SHAPES,

@@ -7,20 +7,20 @@ from typing import Any
 
 import pytest
 
-from outblas.bench import run_bench
-from outblas.bench.run_bench import BenchRequest
 from outblas.core.errors import DeviceError, UsageError
 from outblas.core.journal import Journal
 from outblas.records.library_tables import is_bench_of
 from outblas.records.provenance import start_of_machine
 from outblas.records.results import read_result, write_result
-from outblas.records.summary import summarise
-from outblas.search.build_library import weak_rows
-from outblas.search.build_library.build_work import BuildFolder
-from outblas.search.build_library.finalist_trials import STARTS
-from outblas.search.build_library.judging import judge_path
-from outblas.search.build_library.workload_trials import COLD
-from outblas.search.tune import Interrupted
+from outblas.tune.tune import Interrupted
+from outblas_lab.build import weak_rows
+from outblas_lab.build.build_work import BuildFolder
+from outblas_lab.build.finalist_trials import STARTS
+from outblas_lab.build.judging import judge_path
+from outblas_lab.build.workload_trials import COLD
+from outblas_lab.pool import run_bench
+from outblas_lab.pool.run_bench import BenchRequest
+from outblas_lab.publish.summary import summarise
 from support.build_library_fixture import (  # noqa: F401
     ALL,
     LLM_SHAPES,

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from outblas.bench.pool.worker_plan import WorkerPlan
 from outblas.core.config import config_name, launch_of
 from outblas.core.errors import UsageError
 from outblas.core.evaluation import Status
@@ -25,14 +24,15 @@ from outblas.records.proved_kernels import unproved_intervals
 from outblas.records.recording import Recording
 from outblas.records.store import Store
 from outblas.runtime.device import Device
-from outblas.search import tune_run
-from outblas.search.agents.base import Agent
-from outblas.search.build_library import weak_rows, weight_intervals
-from outblas.search.build_library.begin_with import copy_tables_from
-from outblas.search.build_library.build_run import publish_seconds
-from outblas.search.build_library.build_work import BuildFolder, proved
-from outblas.search.refine import neighbours_of_winners
-from outblas.search.tune import Interrupted
+from outblas.tune import tune_run
+from outblas.tune.agents.base import Agent
+from outblas.tune.tune import Interrupted
+from outblas_lab.build import weak_rows, weight_intervals
+from outblas_lab.build.begin_with import copy_tables_from
+from outblas_lab.build.build_run import publish_seconds
+from outblas_lab.build.build_work import BuildFolder, proved
+from outblas_lab.build.refine import neighbours_of_winners
+from outblas_lab.pool.worker_plan import WorkerPlan
 from support import fake_gpu
 from support.build_library_fixture import (  # noqa: F401
     ALL,

@@ -14,9 +14,9 @@ from outblas.core.rivals import RIVALS
 from outblas.kernels.catalogue import launch_options
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.records.library_row import LibraryChoice, LibraryRow
-from outblas.search.build_library import finalist_trials as trials
-from outblas.search.build_library.finalists import PER_LAUNCH, finalists
-from outblas.search.build_library.finalists import _of_row as of_row
+from outblas_lab.build import finalist_trials as trials
+from outblas_lab.build.finalists import PER_LAUNCH, finalists
+from outblas_lab.build.finalists import _of_row as of_row
 from support.build_library_fixture import run, script_fixture, work_fixture  # noqa: F401
 from support.gpus.known import H200
 from support.helpers import passed_evaluation

@@ -9,8 +9,8 @@ from outblas.core.evaluation import Timing
 from outblas.core.problem import Problem
 from outblas.judge.rounds import timing_of_samples
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
-from outblas.search.build_library.choosing import chosen_row, pooled, surely_faster
-from outblas.search.build_library.finalist_trials import TrialEntry
+from outblas_lab.build.choosing import chosen_row, pooled, surely_faster
+from outblas_lab.build.finalist_trials import TrialEntry
 
 PROBLEM = Problem(512, 512, 512)
 PLAIN = Sm90WgmmaConfig(128, 128)

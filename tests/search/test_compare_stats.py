@@ -14,9 +14,9 @@ import pytest
 from outblas.core.errors import RecordError
 from outblas.core.roofline import regime
 from outblas.core.stats import geomean
-from outblas.search.compare.compare_result import read_comparison, write_comparison
-from outblas.search.compare.compare_run import noise_floor
-from outblas.search.compare.compare_stats import (
+from outblas_lab.compare.compare_result import read_comparison, write_comparison
+from outblas_lab.compare.compare_run import noise_floor
+from outblas_lab.compare.compare_stats import (
     best_agents,
     budget_words,
     figures,
@@ -25,7 +25,7 @@ from outblas.search.compare.compare_stats import (
     paired_gains,
     regime_qualities,
 )
-from outblas.search.compare.held_out import tasks_of
+from outblas_lab.compare.held_out import tasks_of
 from support.bench_fixture import PROBLEMS, made_meta, made_rows, write_bench, write_made
 from support.gpus.known import H200
 from support.helpers import synthetic_recording

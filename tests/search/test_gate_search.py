@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from outblas.bench.pool.worker_plan import WorkerPlan
 from outblas.core.problem import Problem
 from outblas.core.rivals import RIVALS
 from outblas.core.suites import Table
@@ -18,8 +17,9 @@ from outblas.records import provenance
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow
 from outblas.runtime.device import Device
-from outblas.search import tune_run
-from outblas.search.build_library import gate_search, weight_intervals
+from outblas.tune import tune_run
+from outblas_lab.build import gate_search, weight_intervals
+from outblas_lab.pool.worker_plan import WorkerPlan
 from support.build_library_fixture import run, script_fixture, work_fixture  # noqa: F401
 from support.gpus.known import H200
 from support.gpus.modelled_gpu import LARGE, SMALL, Model, ModelledEvaluator

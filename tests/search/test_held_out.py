@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from outblas.bench.record_suite import left_out_beyond
 from outblas.core.config import KernelConfig, launch_of
 from outblas.core.errors import UsageError
 from outblas.core.evaluation import Evaluation, Status
@@ -17,10 +16,10 @@ from outblas.core.problem import Problem
 from outblas.records.recording import Recording
 from outblas.records.recording_files import STATUS_CODES
 from outblas.records.replay import ReplayEvaluator
-from outblas.search.agents.agent_registry import make_agent
-from outblas.search.agents.base import Agent, unexplored
-from outblas.search.compare import held_out
-from outblas.search.compare.held_out import (
+from outblas.tune.agents.agent_registry import make_agent
+from outblas.tune.agents.base import Agent, unexplored
+from outblas_lab.compare import held_out
+from outblas_lab.compare.held_out import (
     CompareUnit,
     HeldOutTask,
     Plan,
@@ -29,6 +28,7 @@ from outblas.search.compare.held_out import (
     search_task,
     tasks_of,
 )
+from outblas_lab.pool.record_suite import left_out_beyond
 from support.gpus.known import H200
 from support.helpers import synthetic_recording
 

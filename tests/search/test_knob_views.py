@@ -22,13 +22,14 @@ from outblas.kernels.families.learned_families import LEARNED_FAMILIES
 from outblas.kernels.families.registry import FAMILIES, knobs_by_name
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.knobs import knobs_of
-from outblas.learn.features import CANDIDATE_FEATURES
-from outblas.llm.compact import describe_offered, read_config, write_config
-from outblas.llm.prompt import choice_prompt
-from outblas.llm.train.knob_words import KnobWords
-from outblas.publish.tables.counter_table import short_config
-from outblas.search.agents import evolution, tpe, transfer
-from outblas.search.kernel_tuner import knob_space, t4_files
+from outblas.predict.features import CANDIDATE_FEATURES
+from outblas.tune.agents import transfer
+from outblas_lab.agents import evolution, tpe
+from outblas_lab.kernel_tuner import knob_space, t4_files
+from outblas_lab.llm.compact import describe_offered, read_config, write_config
+from outblas_lab.llm.prompt import choice_prompt
+from outblas_lab.llm.train.knob_words import KnobWords
+from outblas_lab.publish.tables.counter_table import short_config
 from support.gpus.known import H200
 
 PROBLEM = Problem(512, 512, 512)

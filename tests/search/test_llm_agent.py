@@ -15,14 +15,14 @@ from outblas.core.config import config_name
 from outblas.core.errors import UsageError
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
-from outblas.llm.budget import BudgetSpent
-from outblas.llm.client import Client, ServerError
-from outblas.llm.compact import write_config
 from outblas.records.replay import ReplayEvaluator
 from outblas.records.store import Store
-from outblas.search.agents.agent_registry import make_agent
-from outblas.search.agents.llm import read_choices
-from outblas.search.tune import SearchOptions, tune
+from outblas.tune.agents.agent_registry import make_agent
+from outblas.tune.tune import SearchOptions, tune
+from outblas_lab.agents.llm import read_choices
+from outblas_lab.llm.budget import BudgetSpent
+from outblas_lab.llm.client import Client, ServerError
+from outblas_lab.llm.compact import write_config
 from support.gpus.known import H200
 from support.helpers import (
     failed_evaluation,

@@ -21,19 +21,19 @@ from outblas.core.evaluation import Evaluation, Status
 from outblas.core.files import lock_folder
 from outblas.core.problem import Problem
 from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
-from outblas.learn.reward import reward
-from outblas.publish.html.tune_page import write_report
 from outblas.records.replay import ReplayEvaluator
 from outblas.records.store import Store
 from outblas.runtime import device
 from outblas.runtime.counters import COUNTERS, PROFILED_COUNTERS, counters_of, main_stalls
 from outblas.runtime.device import Device
 from outblas.runtime.ncu import METRICS, ProfiledLaunch, parse
-from outblas.search import profile
-from outblas.search.agents.base import Agent
-from outblas.search.profile import ProfileRequest, ProfileResult, Progress, run_profile, select_pairs
-from outblas.search.tune import SearchOptions, tune
-from outblas.search.tune_run import TuneRequest, provenance_of, run_tune
+from outblas.tune.agents.base import Agent
+from outblas.tune.tune import SearchOptions, tune
+from outblas.tune.tune_run import TuneRequest, provenance_of, run_tune
+from outblas_lab.pool import profile
+from outblas_lab.pool.profile import ProfileRequest, ProfileResult, Progress, run_profile, select_pairs
+from outblas_lab.publish.html.tune_page import write_report
+from outblas_lab.train.reward import reward
 from support.fake_gpu import PROVENANCE
 from support.gpus.known import H200
 from support.helpers import ROOT, failed_evaluation, passed_evaluation, synthetic_recording

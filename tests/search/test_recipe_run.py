@@ -16,20 +16,20 @@ pytest.importorskip("sb3_contrib", reason="needs sb3-contrib (pip install '.[rl]
 optuna = pytest.importorskip("optuna", reason="needs optuna (pip install '.[rl]')")
 
 from outblas.core.errors import RecordError, ToolchainMissing, UsageError  # noqa: E402
-from outblas.learn.train import recipe_sweep  # noqa: E402
-from outblas.learn.train.recipe_evaluator import Faults, RecipeCells, RecipeEvaluator  # noqa: E402
-from outblas.learn.train.recipe_sweep import recipe_trial, search_recipe  # noqa: E402
-from outblas.learn.train.recipe_training import RecipeSettings, train_by_reward  # noqa: E402
-from outblas.learn.train.train_ppo import TrainingRun  # noqa: E402
-from outblas.learn.train.training_part import TrainingPart  # noqa: E402
-from outblas.publish.html.compare_page import render_comparison  # noqa: E402
-from outblas.search.compare.compare_result import read_comparison  # noqa: E402
-from outblas.search.compare.held_out import tasks_of  # noqa: E402
-from outblas.search.recipe import recipe_run  # noqa: E402
-from outblas.search.recipe.recipe_choices import OUTCOMES, judge_policy  # noqa: E402
-from outblas.search.recipe.recipe_result import read_recipe  # noqa: E402
-from outblas.search.recipe.recipe_run import RecipeRequest, recipe_problems, run_recipe  # noqa: E402
-from outblas.search.recipe.recipe_table import recipe_notes, recipe_rows  # noqa: E402
+from outblas_lab.compare.compare_result import read_comparison  # noqa: E402
+from outblas_lab.compare.held_out import tasks_of  # noqa: E402
+from outblas_lab.publish.html.compare_page import render_comparison  # noqa: E402
+from outblas_lab.recipe import recipe_run  # noqa: E402
+from outblas_lab.recipe.recipe_choices import OUTCOMES, judge_policy  # noqa: E402
+from outblas_lab.recipe.recipe_result import read_recipe  # noqa: E402
+from outblas_lab.recipe.recipe_run import RecipeRequest, recipe_problems, run_recipe  # noqa: E402
+from outblas_lab.recipe.recipe_table import recipe_notes, recipe_rows  # noqa: E402
+from outblas_lab.train import recipe_sweep  # noqa: E402
+from outblas_lab.train.recipe_evaluator import Faults, RecipeCells, RecipeEvaluator  # noqa: E402
+from outblas_lab.train.recipe_sweep import recipe_trial, search_recipe  # noqa: E402
+from outblas_lab.train.recipe_training import RecipeSettings, train_by_reward  # noqa: E402
+from outblas_lab.train.train_ppo import TrainingRun  # noqa: E402
+from outblas_lab.train.training_part import TrainingPart  # noqa: E402
 from support.helpers import random_policy, synthetic_recording  # noqa: E402
 
 RECORDING = synthetic_recording(problems=12, candidates=40)

@@ -12,19 +12,19 @@ from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.kernels.legality import why_illegal
-from outblas.kernels.neighbours import neighbours
 from outblas.records.library import Library
-from outblas.search.build_library import finalist_trials as trials
-from outblas.search.build_library import open_rows
-from outblas.search.build_library.build_work import REOPENED_STARTS, proved
-from outblas.search.build_library.choosing import pooled_trials
-from outblas.search.build_library.open_rows import (
+from outblas_lab.build import finalist_trials as trials
+from outblas_lab.build import open_rows
+from outblas_lab.build.build_work import REOPENED_STARTS, proved
+from outblas_lab.build.choosing import pooled_trials
+from outblas_lab.build.neighbours import neighbours
+from outblas_lab.build.open_rows import (
     WIDE_BUDGET,
     contenders,
     near_candidates,
     wide_candidates,
 )
-from outblas.search.build_library.reopened_finalists import (
+from outblas_lab.build.reopened_finalists import (
     earlier_finalists,
     finalists_of_search,
     reopened_finalists,

@@ -11,18 +11,18 @@ import pytest
 
 from outblas.core.errors import DeviceError, UsageError
 from outblas.records.recording import Recording
-from outblas.search.compare import compare_run
-from outblas.search.compare.arms import arm_parts
-from outblas.search.compare.compare_pool import run_units
-from outblas.search.compare.compare_run import CompareRequest, run_compare
-from outblas.search.compare.held_out import CompareUnit, Plan, run_unit
-from outblas.search.compare.public_split import PUBLIC_SHARE, public_split
-from outblas.search.compare.score_run import SCORED_AFTER, ScoreRequest, score_agent
-from outblas.search.compare.splits import make_split
+from outblas_lab.compare import compare_run
+from outblas_lab.compare.arms import arm_parts
+from outblas_lab.compare.compare_pool import run_units
+from outblas_lab.compare.compare_run import CompareRequest, run_compare
+from outblas_lab.compare.held_out import CompareUnit, Plan, run_unit
+from outblas_lab.compare.public_split import PUBLIC_SHARE, public_split
+from outblas_lab.compare.score_run import SCORED_AFTER, ScoreRequest, score_agent
+from outblas_lab.compare.splits import make_split
 from support.helpers import synthetic_recording
 
 FIRST = """
-from outblas.search.agents.base import Agent, unexplored
+from outblas.tune.agents.base import Agent, unexplored
 class First(Agent):
     def propose(self, problem, candidates, history, n):
         return unexplored(candidates, history)[:n]
@@ -30,7 +30,7 @@ class First(Agent):
 #: Writes down everything that it is given.
 CURIOUS = """
 import json
-from outblas.search.agents.base import Agent, unexplored
+from outblas.tune.agents.base import Agent, unexplored
 class Curious(Agent):
     def prepare(self, recording, problems):
         with open({path!r}, "w") as file:

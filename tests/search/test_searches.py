@@ -16,10 +16,10 @@ from outblas.judge import matmul_heuristics
 from outblas.kernels.families.family import TileChoice as Choice
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
-from outblas.search.agents import greedy
-from outblas.search.agents import nvmmh as agents_nvmmh
-from outblas.search.agents.agent_registry import make_agent
-from outblas.search.agents.evolution import knob_distance
+from outblas.tune.agents.agent_registry import make_agent
+from outblas_lab.agents import greedy
+from outblas_lab.agents import nvmmh as agents_nvmmh
+from outblas_lab.agents.evolution import knob_distance
 from support.gpus.known import H200
 from support.helpers import failed_evaluation, passed_evaluation, synthetic_catalogue
 

@@ -7,7 +7,7 @@ import pytest
 from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
 from outblas.core.suites import GRID_EXTENTS, suite
-from outblas.search.compare.splits import held_out_words, make_split, outside_held_out
+from outblas_lab.compare.splits import held_out_words, make_split, outside_held_out
 
 #: Two layouts and two dtypes of 1000 shapes.
 PROBLEMS = [p for kind in (("TN", "fp16"), ("NN", "fp16"), ("TN", "bf16")) for p in suite("grid1000", *kind)]

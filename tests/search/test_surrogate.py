@@ -19,8 +19,8 @@ from outblas.kernels.cost import cost_model
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.records.recording import Recording
 from outblas.records.recording_files import STATUS_CODES
-from outblas.search.agents.agent_registry import make_agent
-from outblas.search.agents.base import Agent
+from outblas.tune.agents.agent_registry import make_agent
+from outblas.tune.agents.base import Agent
 from support.gpus.known import H200
 from support.helpers import (
     failed_evaluation,
@@ -141,7 +141,7 @@ def test_prepared_it_knows_only_what_it_was_given(monkeypatch: pytest.MonkeyPatc
 
 def test_a_training_is_kept_and_is_of_its_problems_and_seed(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
     pytest.importorskip("torch", reason="needs torch")
-    from outblas.learn.train import regression
+    from outblas_lab.train import regression
 
     recording, trained = structured_recording(), []
     train = regression.train_regressor
@@ -173,7 +173,7 @@ def test_nothing_to_learn_from_is_an_error() -> None:
 
 def test_without_torch_it_can_only_propose(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    monkeypatch.delitem(sys.modules, "outblas.learn.train.regression", raising=False)
+    monkeypatch.delitem(sys.modules, "outblas_lab.train.regression", raising=False)
     agent = make_agent("surrogate", 0, H200)
     with pytest.raises(ToolchainMissing, match="torch"):
         agent.prepare(structured_recording(), PROBLEMS)

@@ -15,7 +15,7 @@ from outblas.core.roofline import floor_us, regime
 from outblas.core.suites import suite
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.records.results import write_result
-from outblas.search.compare.compare_result import Comparison, read_comparison, write_comparison
+from outblas_lab.compare.compare_result import Comparison, read_comparison, write_comparison
 from support.gpus.known import H200
 
 SMALL = (64, 512, 4096, 16384)

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from outblas.bench import record_suite, run_bench
 from outblas.core.problem import Problem
 from outblas.core.suites import Table
-from outblas.search.build_library import (
+from outblas_lab.build import (
     benching,
     build_run,
     build_searches,
@@ -22,7 +21,8 @@ from outblas.search.build_library import (
     reopened_finalists,
     weak_rows,
 )
-from outblas.search.build_library import finalist_trials as trials
+from outblas_lab.build import finalist_trials as trials
+from outblas_lab.pool import record_suite, run_bench
 from support.fake_gpu import install
 from support.gpus.known import H200
 

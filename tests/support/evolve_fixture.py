@@ -12,15 +12,15 @@ from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
 from outblas.core.roofline import floor_us
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
-from outblas.llm.archive import ArchiveShape
-from outblas.llm.budget import Budget
-from outblas.llm.client import RetryPolicy
-from outblas.llm.evaluators import EvaluatorChoice
-from outblas.llm.evolve_folder import EvolveFiles
-from outblas.llm.evolve_journal import EvolveJournal
-from outblas.llm.evolve_run import EvolveRequest, ServerSettings, run_evolve
-from outblas.llm.evolve_settings import EvolveSettings
-from outblas.llm.models import Model
+from outblas_lab.llm.archive import ArchiveShape
+from outblas_lab.llm.budget import Budget
+from outblas_lab.llm.client import RetryPolicy
+from outblas_lab.llm.evaluators import EvaluatorChoice
+from outblas_lab.llm.evolve_folder import EvolveFiles
+from outblas_lab.llm.evolve_journal import EvolveJournal
+from outblas_lab.llm.evolve_run import EvolveRequest, ServerSettings, run_evolve
+from outblas_lab.llm.evolve_settings import EvolveSettings
+from outblas_lab.llm.models import Model
 from support.gpus.known import H200
 from support.llm_kernels import PROBLEM, failed, kernel, passed, record
 from support.llm_server import Say, ScriptedServer

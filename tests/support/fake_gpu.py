@@ -6,7 +6,6 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from outblas.bench.live_evaluator import Baselines
 from outblas.core.config import KernelConfig, config_name
 from outblas.core.evaluation import Evaluation, Speedup, Status, Timing, Verdict
 from outblas.core.phase_times import PhaseTotals
@@ -14,6 +13,7 @@ from outblas.core.problem import Problem
 from outblas.core.rivals import BENCH_BASELINES, RIVALS
 from outblas.judge.bench_cell import Options
 from outblas.kernels.catalogue import candidates
+from outblas.tune.live_evaluator import Baselines
 from support.gpus.known import H200
 
 PROVENANCE = {
@@ -167,8 +167,8 @@ class FakeEvaluator:
 
 
 def install(monkeypatch: Any, module: Any) -> FakeGpu:
-    """Put a fake GPU under ``outblas.bench.run_bench``, ``outblas.bench.record_suite`` or
-    ``outblas.bench.eval_problem``."""
+    """Put a fake GPU under ``outblas_lab.pool.run_bench``, ``outblas_lab.pool.record_suite`` or
+    ``outblas.tune.eval_problem``."""
     state = FakeGpu()
     monkeypatch.setattr(module, "LiveEvaluator", state.evaluator)
     monkeypatch.setattr(module, "gpu_of_device", lambda index: H200)

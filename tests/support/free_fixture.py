@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from outblas.core.errors import ToolchainMissing
-from outblas.jail.jailed_evaluator import FreeOptions
-from outblas.jail.toolchain import find_nvcc, include_folders
+from outblas_lab.jail.jailed_evaluator import FreeOptions
+from outblas_lab.jail.toolchain import find_nvcc, include_folders
 
 #: A worker that answers what a kernel orders, and imports no torch ahead.
 ANSWERS, IMPORTS_NOTHING = "support.free_workers:make_handler", FreeOptions(prepare="support.free_workers:prepare")

@@ -18,14 +18,14 @@ from outblas.core.evaluation import Evaluation, Speedup, Status, Timing, Verdict
 from outblas.core.problem import Problem
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
-from outblas.learn.features import CANDIDATE_FEATURES, PROBLEM_FEATURES
-from outblas.learn.knob_policy import KnobPolicy
-from outblas.learn.knob_view import every_knob
-from outblas.learn.policy import POSTERIOR_INPUTS, SEARCH_INPUTS, Policy
-from outblas.learn.posterior import Regressor
+from outblas.predict.features import CANDIDATE_FEATURES, PROBLEM_FEATURES
+from outblas.predict.posterior import Regressor
 from outblas.records.library import Library
 from outblas.records.recording import Recording
 from outblas.records.recording_files import STATUS_CODES
+from outblas_lab.train.knob_policy import KnobPolicy
+from outblas_lab.train.knob_view import every_knob
+from outblas_lab.train.policy import POSTERIOR_INPUTS, SEARCH_INPUTS, Policy
 
 if TYPE_CHECKING:  # the workers of tests import this file, too
     import pytest

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from outblas.core.evaluation import Evaluation, Speedup, Status, Timing, Verdict
 from outblas.core.problem import Problem
-from outblas.jail.evaluation_file import Recorder
-from outblas.kernels.custom.free_kernel import FreeKernel
+from outblas_lab.custom.free_kernel import FreeKernel
+from outblas_lab.jail.evaluation_file import Recorder
 from support.gpus.known import H200
 
 PROBLEM = Problem(512, 512, 512)

@@ -19,10 +19,10 @@ from typing import Any
 from typer.testing import CliRunner
 
 from outblas.cli.main import app
-from outblas.llm.budget import Budget, Cost, Price, SpendingAccount
-from outblas.llm.client import AnswerOptions, Client, RetryPolicy, Timers
-from outblas.llm.models import Model
-from outblas.llm.reply import Reply
+from outblas_lab.llm.budget import Budget, Cost, Price, SpendingAccount
+from outblas_lab.llm.client import AnswerOptions, Client, RetryPolicy, Timers
+from outblas_lab.llm.models import Model
+from outblas_lab.llm.reply import Reply
 from support.llm_kernels import PROBLEM
 
 

@@ -12,9 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from outblas.bench.live_evaluator import LiveEvaluator
-from outblas.bench.pool.transport import EvaluatorSpec, Event, Task
-from outblas.bench.pool.worker_host import WorkerHost
 from outblas.core.config import KernelConfig, config_name, kernel_kind
 from outblas.core.errors import DeviceError
 from outblas.core.evaluation import Evaluation, Status, Timing
@@ -22,10 +19,13 @@ from outblas.core.evaluator import Evaluator
 from outblas.core.phase_times import PhaseTimer, PhaseTotals
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
-from outblas.jail.offline_evaluators import RecordedFreeEvaluator
 from outblas.judge.bench_cell import Options
 from outblas.kernels.catalogue import candidates
 from outblas.records.replay import ReplayEvaluator
+from outblas.tune.live_evaluator import LiveEvaluator
+from outblas_lab.jail.offline_evaluators import RecordedFreeEvaluator
+from outblas_lab.pool.transport import EvaluatorSpec, Event, Task
+from outblas_lab.pool.worker_host import WorkerHost
 from support.gpus.known import H200
 from support.helpers import synthetic_recording
 
@@ -266,7 +266,7 @@ class RecordedFree(RecordedFreeEvaluator):
 
 def live_free(gpu_index: int) -> LiveEvaluator:
     """The live evaluator with jailed workers that answer without a GPU, out of the jail."""
-    from outblas.jail import jailed_evaluator
+    from outblas_lab.jail import jailed_evaluator
 
     make, prepare = "support.free_workers:make_handler", "support.free_workers:prepare"
     jailed_evaluator.JailedEvaluator.__init__.__defaults__ = (None, make)

@@ -93,8 +93,8 @@ def dies_compiling(source, arch):
 
 def evaluations(options):
     """Evaluations without a GPU: the first config passes, split_k > 1 hangs, stages > 4 exits."""
-    from outblas.bench.live_evaluator import Baselines
     from outblas.core.evaluation import Evaluation, Status, Timing
+    from outblas.tune.live_evaluator import Baselines
 
     timing = Timing("offline", (2.0, 2.0, 2.0), 2.0, 0.0)
 
@@ -161,7 +161,7 @@ def jailed(folder):
     """A doubler behind bars; words misbehave, or send what is no answer over the worker's own pipe."""
     import pickle
 
-    from outblas.jail.confinement import Jail
+    from outblas_lab.jail.confinement import Jail
 
     jail = Jail(folder)
     jail.environment()

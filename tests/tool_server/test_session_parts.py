@@ -11,14 +11,14 @@ import pytest
 
 from outblas.core.errors import RecordError, UsageError
 from outblas.core.files import write_json
-from outblas.llm.archive import Entry
-from outblas.llm.budget import BudgetSpent
-from outblas.llm.evolve_journal import AnswerOutcome, EvolveJournal
 from outblas.records.store import Store
-from outblas.tool_server.call_thread import CallThread
-from outblas.tool_server.kernel_folder import KernelFolder
-from outblas.tool_server.session_budget import SessionBudget, SessionLimits
-from outblas.tool_server.sourced_evaluation import SourcedEvaluation
+from outblas_lab.llm.archive import Entry
+from outblas_lab.llm.budget import BudgetSpent
+from outblas_lab.llm.evolve_journal import AnswerOutcome, EvolveJournal
+from outblas_lab.mcp.call_thread import CallThread
+from outblas_lab.mcp.kernel_folder import KernelFolder
+from outblas_lab.mcp.session_budget import SessionBudget, SessionLimits
+from outblas_lab.mcp.sourced_evaluation import SourcedEvaluation
 from support.gpus.known import H200
 from support.llm_kernels import PROBLEM, kernel, passed
 

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from outblas.bench import live_evaluator
 from outblas.core.config import config_name
 from outblas.core.errors import ToolchainMissing
 from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
-from outblas.llm.evaluators import EvaluatorChoice
-from outblas.tool_server import kernel_tools
-from outblas.tool_server.session_budget import SessionLimits
-from outblas.tool_server.tool_arguments import CandidateArguments, read_candidate
-from outblas.tool_server.tool_calls import ToolAnswer, answer_call
-from outblas.tool_server.tool_session import SessionSettings, ToolSession
+from outblas.tune import live_evaluator
+from outblas_lab.llm.evaluators import EvaluatorChoice
+from outblas_lab.mcp import kernel_tools
+from outblas_lab.mcp.session_budget import SessionLimits
+from outblas_lab.mcp.tool_arguments import CandidateArguments, read_candidate
+from outblas_lab.mcp.tool_calls import ToolAnswer, answer_call
+from outblas_lab.mcp.tool_session import SessionSettings, ToolSession
 from support.fake_gpu import FakeGpu
 from support.free_fixture import device_text
 from support.helpers import synthetic_recording
@@ -177,7 +177,7 @@ def test_a_recorded_failure_has_no_time_and_is_not_stored(session: ToolSession) 
 def test_a_proof_without_a_gpu_compiles_nothing(
     recorded: bool, recording: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outblas.jail.static_gate.examine", lambda *_: pytest.fail("outside the budget"))
+    monkeypatch.setattr("outblas_lab.jail.static_gate.examine", lambda *_: pytest.fail("outside the budget"))
     place = EvaluatorChoice(str(record(tmp_path / "r.jsonl", passed(kernel(1), 3.0)))) if recorded else COMPILE
     with ToolSession(SessionSettings(place, recording, SessionLimits(compilations=0))) as session:
         answer = answer_call(session, "prove", {"mnk": "64_64_64", "kernel": device_text()})
@@ -224,7 +224,7 @@ def test_a_kernel_is_stored_whole_after_a_kill(
     settings = SessionSettings(EvaluatorChoice(str(file)), recording, folder=tmp_path / "kernels")
     store = {"action": "store", **of(PROBLEM), "kernel": kernel(1).text}
     with monkeypatch.context() as patch, ToolSession(settings) as session, pytest.raises(KeyboardInterrupt):
-        patch.setattr(f"outblas.tool_server.kernel_folder.{at}", kill)
+        patch.setattr(f"outblas_lab.mcp.kernel_folder.{at}", kill)
         answer_call(session, "archive", store)
     with ToolSession(settings) as session:
         assert data(answer_call(session, "archive", store))["stored"]

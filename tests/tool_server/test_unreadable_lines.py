@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from outblas.tool_server.unreadable_lines import AnsweringStream, request_id
+from outblas_lab.mcp.unreadable_lines import AnsweringStream, request_id
 
 pytest.importorskip("mcp", reason="the MCP SDK is not installed: pip install '.[mcp]'")
 import anyio  # noqa: E402

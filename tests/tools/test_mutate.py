@@ -304,7 +304,7 @@ def test_areas_are_names_or_folders(tool: Any) -> None:
     areas = tool.mutant_list.areas_of(["jail", "adapt/learning", "pool"])
     files = tool.mutant_list.files_of(ROOT, areas)
     assert set(files.values()) == {"jail", "adapt/learning", "pool"} and len(files) > 40
-    assert files["src/outblas/jail/elf.py"] == "jail" and "src/outblas/dispatch/fusion/plans.py" not in files
+    assert files["lab/src/outblas_lab/jail/elf.py"] == "jail" and "src/outblas/dispatch/fusion/plans.py" not in files
     assert tool.mutant_list.areas_of([]) == tool.mutant_list.AREAS
     with pytest.raises(UsageError, match="src/outblas/jails"):
         tool.mutant_list.files_of(ROOT, tool.mutant_list.areas_of(["jails"]))

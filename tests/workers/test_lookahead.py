@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from outblas.bench.live_evaluator import LiveEvaluator
 from outblas.core.config import KernelConfig
 from outblas.core.errors import ToolchainMissing, UsageError
 from outblas.core.evaluation import Status
@@ -21,6 +20,7 @@ from outblas.core.problem import Problem
 from outblas.judge.bench_cell import Options
 from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
+from outblas.tune.live_evaluator import LiveEvaluator
 from outblas.workers.compile_ahead import BackgroundCompiler
 from outblas.workers.lookahead import MAX_PROBLEMS_AHEAD, PROBLEMS_AT_A_TIME, Lookahead
 from support import sandbox_handlers

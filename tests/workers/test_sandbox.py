@@ -199,10 +199,10 @@ def test_a_killed_driver_takes_a_stuck_worker_with_it():
 
 
 def test_a_live_evaluator_reports_losses_as_evaluations():
-    from outblas.bench.live_evaluator import LiveEvaluator
     from outblas.core.problem import Problem
     from outblas.judge.bench_cell import Options
     from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
+    from outblas.tune.live_evaluator import LiveEvaluator
 
     problem, other = Problem(64, 64, 64), Problem(128, 64, 64)
     good, hangs, exits = (

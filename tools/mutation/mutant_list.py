@@ -34,9 +34,13 @@ AREAS: Mapping[str, tuple[str, ...]] = {
         for name in ("proof_inputs", "trials", "proof_context", "operands", "reference", "faults")
     ),
     "clock": tuple(f"src/outblas/judge/{name}.py" for name in ("gpu_clock", "rounds", "latency", "bench_cell")),
-    "statistics": ("src/outblas/core/stats.py", "src/outblas/core/plausibility.py", "src/outblas/records/averages.py"),
+    "statistics": (
+        "src/outblas/core/stats.py",
+        "lab/src/outblas_lab/jail/plausibility.py",
+        "src/outblas/records/averages.py",
+    ),
     "library": ("src/outblas/records/library*.py",),
-    "pool": ("src/outblas/bench/pool/*.py",),
+    "pool": ("lab/src/outblas_lab/pool/*.py",),
 }
 #: Operators that are not used, and why.
 NOT_USED = {

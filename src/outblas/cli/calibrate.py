@@ -26,10 +26,10 @@ def calibrate(
 
     (index,) = require_gpus((gpu_device_id,))
 
-    from outblas.bench.calibrate import calibration
     from outblas.core.files import write_json
     from outblas.core.gpu_records import read_record, save_user_record
     from outblas.records.provenance import collect_provenance
+    from outblas.tune.calibrate import calibration
 
     if out_file is not None:
         common.output_file("--out", out_file, "GPU record", read_record)

@@ -27,7 +27,7 @@ from outblas.core.problem import Problem
 from outblas.runtime.device import default_recording
 
 if TYPE_CHECKING:
-    from outblas.bench.judged_workers import Workers
+    from outblas.tune.judged_workers import Workers
 
 
 class CleanConsole(Console):

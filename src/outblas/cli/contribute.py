@@ -39,7 +39,7 @@ def contribute(
     )
     from outblas.records.library import Library
     from outblas.records.user_library import user_library_path
-    from outblas.search.tune_run import open_store
+    from outblas.tune.tune_run import open_store
 
     record = record_of_device(index)
     path = user_library_path(record.gpu.name)

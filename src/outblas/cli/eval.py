@@ -54,7 +54,7 @@ def evaluate(
     common.positive("--benchmark-seconds", benchmark_seconds)
     (gpu,) = require_gpus((gpu_device_id,))
 
-    from outblas.bench.eval_problem import run_eval
+    from outblas.tune.eval_problem import run_eval
 
     with common.err.status(f"{problem.key}: proving, then timing for about {benchmark_seconds:g} s ..."):
         result = run_eval(problem, mode, target_qps, warmup_seconds, benchmark_seconds, base_dir, gpu)

@@ -15,7 +15,7 @@ from outblas.runtime.device import gpu_of_device, parse_device
 
 if TYPE_CHECKING:
     from outblas.records.library import Library
-    from outblas.search.intervals.model_ranges import ModelWeight
+    from outblas.tune.intervals.model_ranges import ModelWeight
 
 
 def explain(
@@ -33,8 +33,8 @@ def explain(
     """
     from outblas.core.gpu_records import packaged_gpu
     from outblas.dispatch.unlisted_shapes import any_shape_chooser
-    from outblas.search.intervals.engine_model import check_engine
-    from outblas.search.intervals.model_ranges import served, step_speedup, weights_of_file
+    from outblas.tune.intervals.engine_model import check_engine
+    from outblas.tune.intervals.model_ranges import served, step_speedup, weights_of_file
 
     check_engine(engine)
     numbers, where = _numbers(rows), parse_device(device)

@@ -14,7 +14,7 @@ from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
 
 if TYPE_CHECKING:
-    from outblas.publish.export.target import Target
+    from outblas.export.target import Target
 
 
 def export(
@@ -50,8 +50,8 @@ def export(
     if mnk is None and wanted != ["hf"]:
         raise UsageError(f"--format {','.join(wanted)} of a set of problems", "hf", "export one problem by --mnk")
 
-    from outblas.publish.export.exported_files import export as write
-    from outblas.publish.export.target import find_target, find_targets
+    from outblas.export.exported_files import export as write
+    from outblas.export.target import find_target, find_targets
     from outblas.records.library import Library
 
     rows = Library.packaged(common.DEFAULT_RECORDING) if library is None else Library.load(library)
@@ -84,7 +84,7 @@ def _captured(file: Path, kind: tuple[str, str, str]) -> list[Problem]:
 
 def _write_set(targets: Sequence[Target], label: str, folder: Path) -> list[Path]:
     """Write kernels of one kind as one folder, named after their origin and kind."""
-    from outblas.publish.export.huggingface import write_folder
+    from outblas.export.huggingface import write_folder
 
     p, launch = targets[0].problem, targets[0].launch
     name = f"outblas_{label}_{p.layout}_{p.dtype}_{p.acc}_{launch}".lower()

@@ -76,7 +76,7 @@ def _suite_words(entry: ListedSuite) -> str:
 
 def _agents() -> list[ListedAgent]:
     from outblas.cli.documents import ListedAgent
-    from outblas.search.agents.agent_registry import agent_extras, agent_summaries
+    from outblas.tune.agents.agent_registry import agent_extras, agent_summaries
 
     extras = agent_extras()
     return [

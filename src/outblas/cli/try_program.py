@@ -70,7 +70,7 @@ def try_program(
 def _tuned(program: Program, seconds: float) -> Path | None:
     """Capture and tune the program's products; None if there is no GPU or nothing to tune."""
     from outblas.runtime.device import Device, gpu_count
-    from outblas.search.tune_captured import tune_captured
+    from outblas.tune.tune_captured import tune_captured
 
     if not gpu_count():
         err.print("not tuned: no CUDA GPU", markup=False)

@@ -37,8 +37,8 @@ from outblas.runtime.device import Device, parse_device
 
 if TYPE_CHECKING:
     from outblas.records.library_interval import LibraryInterval
-    from outblas.search.time_shares import TimeShare
-    from outblas.search.tune_run import TuneOutcome, TuneRequest
+    from outblas.tune.time_shares import TimeShare
+    from outblas.tune.tune_run import TuneOutcome, TuneRequest
 
 #: Measurements of a problem at most, but of --model.
 USUAL_BUDGET = 16
@@ -134,8 +134,8 @@ def tune(
     _check_install(install, where)
     ranked = [] if captured is None else _ranked(captured, where)
 
-    from outblas.search.time_shares import budgets
-    from outblas.search.tune_run import TuneRequest, default_agent, folder_name
+    from outblas.tune.time_shares import budgets
+    from outblas.tune.tune_run import TuneRequest, default_agent, folder_name
 
     begun = time.monotonic()
     ranges, single = ranges_and_others(context, kind, problems, ranked, where)
@@ -158,7 +158,7 @@ def _tune_model(
     json_out: bool,
 ) -> None:  # fmt: skip
     """Tune what the library lacks of a model's products, then of its gates, whose rivals they are."""
-    from outblas.search.gate_run import tune_gates
+    from outblas.tune.gate_run import tune_gates
 
     given = context.params
     dtype = given["dtype"] if given_options(context, "dtype") else None
@@ -187,7 +187,7 @@ def _run(
 
     ``more`` is called with the library installed; it returns the number of gates that it has tuned.
     """
-    from outblas.search.tune_run import run_tune
+    from outblas.tune.tune_run import run_tune
 
     with common.progress_bar("tune") as progress:
         work = _Work(request, budget, progress)
@@ -263,7 +263,7 @@ def _print_document(
     outcome: TuneOutcome, ranked: Sequence[TimeShare], installed: Path | None, gates: int, reported: bool
 ) -> None:
     from outblas.cli.documents import TunedLaunch, TuneDocument, print_document
-    from outblas.search.time_shares import weighted_speedup
+    from outblas.tune.time_shares import weighted_speedup
 
     decided, files = outcome.decided, outcome.files
     launches = [
@@ -315,7 +315,7 @@ def budget_of(text: str | None, model: Path | None) -> tuple[int, float | None]:
     Raises:
         UsageError: as :func:`parse_budget`.
     """
-    from outblas.search.intervals.range_choice import ENGINE_BUDGET
+    from outblas.tune.intervals.range_choice import ENGINE_BUDGET
 
     usual = USUAL_BUDGET if model is None else ENGINE_BUDGET
     return (usual, None) if text is None else parse_budget(text, usual)
@@ -339,7 +339,7 @@ def parse_budget(text: str, usual: int = USUAL_BUDGET) -> tuple[int, float | Non
 
 def _ranked(file: Path, where: Device) -> list[TimeShare]:
     """The problems of a captured file, those that take most of its time first; says what is left out."""
-    from outblas.search.time_shares import captured_time_shares
+    from outblas.tune.time_shares import captured_time_shares
 
     found, left_out = captured_time_shares(file, where)
     if left_out:
@@ -350,7 +350,7 @@ def _ranked(file: Path, where: Device) -> list[TimeShare]:
 
 
 def _print_outcome(outcome: TuneOutcome, ranked: Sequence[TimeShare]) -> None:
-    from outblas.search.time_shares import weighted_speedup
+    from outblas.tune.time_shares import weighted_speedup
 
     decided, files = outcome.decided, outcome.files
     for launch in decided.launches:
@@ -381,7 +381,7 @@ def _install(outcome: TuneOutcome, request: TuneRequest, json_out: bool) -> Path
         say.print(f"not installed: the figures are of the recording {where}, not of this machine; {how}", markup=False)
         return None
     from outblas.records.user_library import install
-    from outblas.search.tune_run import provenance_of
+    from outblas.tune.tune_run import provenance_of
 
     done = install(outcome.library, provenance_of(files.path), launch=request.ranges.launch)
     aside = f"; the library of another machine or release that was there is now {done.aside}" if done.aside else ""

@@ -14,11 +14,11 @@ from outblas.cli.common import err
 from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
 from outblas.runtime.device import Device
-from outblas.search.intervals.engine_model import check_engine
+from outblas.tune.intervals.engine_model import check_engine
 
 if TYPE_CHECKING:
-    from outblas.search.intervals.range_search import RangesRequest
-    from outblas.search.time_shares import TimeShare
+    from outblas.tune.intervals.range_search import RangesRequest
+    from outblas.tune.time_shares import TimeShare
 
 #: Range of M of --linear.
 WHOLE_RANGE = "1:8192"
@@ -74,7 +74,7 @@ def ranges_and_others(
         ranked: captured problems, the largest share of the time first.
         where: the GPU or the recording that measures.
     """
-    from outblas.search.intervals.range_choice import RangesRequest, linear_ranges, ranges_of_suite, split_captured
+    from outblas.tune.intervals.range_choice import RangesRequest, linear_ranges, ranges_of_suite, split_captured
 
     given = context.params
     if given["model"] is not None:
@@ -90,7 +90,7 @@ def ranges_and_others(
 
 def _model_ranges(file: Path, tp: int, dtype: str | None, where: Device) -> RangesRequest:
     """Return the ranges of a model with what the library lacks, and print a line for each of its weights."""
-    from outblas.search.intervals.model_ranges import lacking_ranges, weights_of_file
+    from outblas.tune.intervals.model_ranges import lacking_ranges, weights_of_file
 
     weights, _ = weights_of_file(file, tp, dtype, where)
     for one in weights:

@@ -101,7 +101,7 @@ def pairs_for_any_shape(files: Mapping[str, bytes]) -> list[tuple[Problem, Kerne
         RecordError: a file cannot be read.
     """
     try:
-        from outblas.learn.any_shape import AnyShapeModel
+        from outblas.predict.any_shape import AnyShapeModel
     except ImportError as error:
         raise ToolchainMissing("numpy is missing", "numpy", "install it, or build without isolation") from error
     found = []

@@ -49,8 +49,8 @@ Ask = Callable[[Problem], Sequence[str]]
 def any_shape_chooser(gpu_name: str, library: Library, ask: Ask | None = None) -> Choose | None:
     """Return the chooser for a GPU, which reads its data at its first call.
 
-    It chooses a kernel by :mod:`outblas.learn.any_shape`, or an algorithm by :mod:`outblas.learn.answer_choice` if its
-    lower bound is higher.
+    It chooses a kernel by :mod:`outblas.predict.any_shape`, or an algorithm by :mod:`outblas.predict.answer_choice` if
+    its lower bound is higher.
 
     Return None if the package has no data for this GPU, or if ``OUTBLAS_ANY_SHAPE`` is 0, false, no or off. If the data
     cannot be read or numpy cannot be imported, the chooser warns once and returns None from then on.
@@ -72,8 +72,8 @@ def any_shape_chooser(gpu_name: str, library: Library, ask: Ask | None = None) -
         if broken:
             return None
         try:
-            from outblas.learn.answer_choice import AnswerModel  # with numpy
-            from outblas.learn.any_shape import AnyShapeModel, is_narrow
+            from outblas.predict.answer_choice import AnswerModel  # with numpy
+            from outblas.predict.any_shape import AnyShapeModel, is_narrow
 
             kernels, algorithms = AnyShapeModel.load(gpu_name), AnswerModel.load(gpu_name)
         except (OutblasError, ImportError, OSError) as error:
@@ -226,7 +226,7 @@ def predicted_kernels(
     """
     import numpy as np
 
-    from outblas.learn.any_shape import AnyShapeModel
+    from outblas.predict.any_shape import AnyShapeModel
 
     offered = offered_kernels(gpu.name, library, problem.layout, problem.dtype, launch)
     configs, gain, deviation = AnyShapeModel.load(gpu.name).predict(problem, _fitted_gpu(gpu), offered, answer)
@@ -249,7 +249,7 @@ def promising_answers(gpu: Gpu, problem: Problem, answers: Sequence[str]) -> lis
         UsageError: the package has no data for the GPU.
         RecordError: the data are damaged.
     """
-    from outblas.learn.answer_choice import AnswerModel
+    from outblas.predict.answer_choice import AnswerModel
 
     others, gain, deviation = AnswerModel.load(gpu.name).predict(problem, _fitted_gpu(gpu), answers)
     return [answers[others[i]] for i in (-gain - deviation).argsort(kind="stable").tolist()]
@@ -285,7 +285,7 @@ def offered_kernels(
 def _offered(
     gpu_name: str, library: SameObject, layout: Layout, dtype: Dtype, launch: Launch
 ) -> tuple[KernelConfig, ...]:
-    from outblas.learn.any_shape import AnyShapeModel
+    from outblas.predict.any_shape import AnyShapeModel
 
     installed = library.value.fp32_kernels.get((layout, dtype), ())
     return _one_object(AnyShapeModel.load(gpu_name).offered(launch, installed))

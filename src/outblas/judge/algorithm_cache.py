@@ -1,7 +1,7 @@
 """A file of the cuBLASLt algorithms that autotuning chose, for the processes of one search, one after the other.
 
 Choosing takes 30 ms per problem, and a search visits each problem three times or more. Published figures never use
-this file: the process that times them chooses anew (outblas.bench.run_bench).
+this file: the process that times them chooses anew (outblas_lab.pool.run_bench).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Result files of a bench: their columns, and how they are read, checked and written.
 
 A result file is Parquet with one row per (problem, launch option). The run's provenance is in the schema metadata.
-``summary.json`` is computed from such files alone (:mod:`outblas.records.summary`).
+``summary.json`` is computed from such files alone (:mod:`outblas_lab.publish.summary`).
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ PROVENANCE_FIELDS = ("gpu", "driver", "toolchain", "date", "commit", "command")
 #: algorithm that autotuning cuBLASLt chose, whether or not it was the fastest baseline. ``torch_full_us`` and
 #: ``lt_edges_us`` are of :data:`outblas.core.rivals.BENCH_BASELINES`, and no rivals. ``ours_mhz`` and ``baseline_mhz``
 #: are the frequencies of the SMs in mode ``block``. ``by_start`` has the published speed-ups of several starts of the
-#: machine, of which the row is the median one (:mod:`outblas.records.median_rows`). The 99th percentiles are for server
-#: mode. ``pdl``: PDL was allowed. ``early``: early loads of a constant B, too. If the library has a second winner for
-#: the mode's workload, the row's plain choice is timed in the same rounds. Its figures are ``plain_config`` (empty: the
-#: fall-back), ``plain_us``, ``plain_p99_us`` and ``plain_speedup``. In server mode ``chosen_on`` requests of each entry
-#: chose the rival, and all figures are of ``judged_on`` others. ``qps`` is their rate. ``clock_us`` is the clock's own
-#: share of a time or latency.
+#: machine, of which the row is the median one (:mod:`outblas_lab.build.median_rows`). The 99th percentiles are for
+#: server mode. ``pdl``: PDL was allowed. ``early``: early loads of a constant B, too. If the library has a second
+#: winner for the mode's workload, the row's plain choice is timed in the same rounds. Its figures are ``plain_config``
+#: (empty: the fall-back), ``plain_us``, ``plain_p99_us`` and ``plain_speedup``. In server mode ``chosen_on`` requests
+#: of each entry chose the rival, and all figures are of ``judged_on`` others. ``qps`` is their rate. ``clock_us`` is
+#: the clock's own share of a time or latency.
 COLUMNS: dict[str, tuple[str, bool]] = {
     **{c: ("int32", False) for c in ("m", "n", "k")},
     **{c: ("string", False) for c in ("layout", "dtype", "acc", "mode")},

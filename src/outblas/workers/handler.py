@@ -364,7 +364,7 @@ class ProvenCandidate:
 
     Attributes:
         config: the candidate.
-        graph: its captured graph, or a free kernel's :class:`outblas.jail.judged_clock.JudgedEntry`.
+        graph: its captured graph, or a free kernel's :class:`outblas_lab.jail.judged_clock.JudgedEntry`.
         verdict: outcome of the proof.
         counters: ``{"registers": R, "compile_seconds": S}``: registers per thread, and seconds that its compilation
             took (0.0 from the cache).

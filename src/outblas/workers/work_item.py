@@ -16,8 +16,8 @@ class WorkItem(NamedTuple):
         nvmmh: config that baseline ``nvmmh`` runs; None: it is left out. Consecutive items of one problem share the
             first one's.
         proved: True if another worker has proved this kernel in full. It is still proved on the timed operands.
-        built: the compiled free kernel (:class:`outblas.jail.build.BuiltKernel`), which a jailed worker cannot compile
-            itself; else None.
+        built: the compiled free kernel (:class:`outblas_lab.jail.build.BuiltKernel`), which a jailed worker cannot
+            compile itself; else None.
         fallback: algorithm of cuBLASLt that ``outblas.matmul`` would run, to be timed as one more baseline,
             ``fallback``.
             Its form is that of :func:`outblas.runtime.cublas.describe`: ``id=66 tile=10 splitk=1 ...``. Empty:

@@ -6,7 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from outblas.bench.calibrate.probes import (
+from outblas.core.roofline import Gpu, architecture
+from outblas.runtime.cubin import CubinCache
+from outblas.runtime.nvrtc import compile_source
+from outblas.tune.calibrate.probes import (
     UNIT_BYTES,
     WGMMA_SMEM,
     Probe,
@@ -14,9 +17,6 @@ from outblas.bench.calibrate.probes import (
     reading_probes,
     tensor_probes,
 )
-from outblas.core.roofline import Gpu, architecture
-from outblas.runtime.cubin import CubinCache
-from outblas.runtime.nvrtc import compile_source
 from support.gpus.fake_driver import DEVICES
 from support.gpus.known import H200
 

@@ -14,15 +14,15 @@ pytest.importorskip("openai")
 
 from outblas.core.evaluation import Status  # noqa: E402
 from outblas.core.problem import Problem  # noqa: E402
-from outblas.kernels.custom.free_kernel import FreeKernel  # noqa: E402
-from outblas.llm.budget import Budget  # noqa: E402
-from outblas.llm.evaluators import parse_evaluator  # noqa: E402
-from outblas.llm.evolve_journal import EvolveJournal  # noqa: E402
-from outblas.llm.evolve_run import EvolveRequest, ServerSettings, run_evolve  # noqa: E402
-from outblas.llm.evolve_settings import EvolveSettings  # noqa: E402
-from outblas.llm.models import Model  # noqa: E402
-from outblas.publish.html.tune_page import write_report  # noqa: E402
 from outblas.records.store import Store  # noqa: E402
+from outblas_lab.custom.free_kernel import FreeKernel  # noqa: E402
+from outblas_lab.llm.budget import Budget  # noqa: E402
+from outblas_lab.llm.evaluators import parse_evaluator  # noqa: E402
+from outblas_lab.llm.evolve_journal import EvolveJournal  # noqa: E402
+from outblas_lab.llm.evolve_run import EvolveRequest, ServerSettings, run_evolve  # noqa: E402
+from outblas_lab.llm.evolve_settings import EvolveSettings  # noqa: E402
+from outblas_lab.llm.models import Model  # noqa: E402
+from outblas_lab.publish.html.tune_page import write_report  # noqa: E402
 from support.helpers import ROOT  # noqa: E402
 from support.llm_kernels import answer, config_answer  # noqa: E402
 from support.llm_server import Say, serving  # noqa: E402

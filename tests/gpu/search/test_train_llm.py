@@ -10,11 +10,11 @@ import pytest
 
 from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
-from outblas.llm.train.knob_words import KnobWords
-from outblas.llm.train.settings import TrainSettings
-from outblas.llm.train.stages import train
-from outblas.llm.train.tiny import RANDOM_TINY
 from outblas.records.store import Store
+from outblas_lab.llm.train.knob_words import KnobWords
+from outblas_lab.llm.train.settings import TrainSettings
+from outblas_lab.llm.train.stages import train
+from outblas_lab.llm.train.tiny import RANDOM_TINY
 
 pytestmark = pytest.mark.gpu
 

@@ -15,8 +15,8 @@ pytest.importorskip("torch", reason="what any shape is given is fitted by torch"
 from outblas.core.config import launch_of
 from outblas.core.problem import Problem
 from outblas.kernels.families.registry import FAMILIES
-from outblas.search import answer_record, any_shape_extension
-from outblas.search.any_shape_extension import (
+from outblas_lab.build import answer_record, any_shape_extension
+from outblas_lab.build.any_shape_extension import (
     CHOSEN,
     DRAWN,
     UNALIGNED,

@@ -18,8 +18,8 @@ from outblas.records.library import Library
 from outblas.records.library_interval import LibraryInterval
 from outblas.records.library_row import LibraryChoice, LibraryRow
 from outblas.runtime import device
-from outblas.search import gate_run, tune_run
-from outblas.search.intervals.gate_ranges import surely_faster
+from outblas.tune import gate_run, tune_run
+from outblas.tune.intervals.gate_ranges import surely_faster
 from support.cli_fixture import outblas
 from support.gpus.known import H200
 from support.gpus.modelled_gpu import LARGE, SMALL, Model, ModelledEvaluator
@@ -43,7 +43,7 @@ def plans_fixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(device, "gpu_count", lambda: 1)
     monkeypatch.setattr(provenance, "pci_bus_id", lambda index: None)
     monkeypatch.setattr(tune_run, "open_evaluator", opened)
-    monkeypatch.setattr("outblas.search.intervals.model_ranges.gpu_of_device", lambda index: H200)
+    monkeypatch.setattr("outblas.tune.intervals.model_ranges.gpu_of_device", lambda index: H200)
     monkeypatch.setattr("outblas.records.user_library.stamp_differences", lambda there, here: [])
     monkeypatch.delenv("OUTBLAS_LIBRARY")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))

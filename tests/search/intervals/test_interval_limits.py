@@ -13,8 +13,8 @@ from outblas.core.config import KernelConfig
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.problem import Problem
 from outblas.core.weight import Weight
-from outblas.search.intervals import interval_search
-from outblas.search.intervals.range_search import RangesRequest
+from outblas.tune.intervals import interval_search
+from outblas.tune.intervals.range_search import RangesRequest
 from search.intervals.test_interval_search import EVERY, WEIGHT, model, plain, search
 from support.gpus.modelled_gpu import SMALL, ModelledEvaluator
 

@@ -22,14 +22,14 @@ from outblas.records.library import Library
 from outblas.records.recording import Recording
 from outblas.records.replay import ReplayEvaluator
 from outblas.records.store import Store
-from outblas.search.agents.agent_registry import make_agent
-from outblas.search.agents.base import Agent
-from outblas.search.agents.random_search import Exhaustive
-from outblas.search.intervals import interval_search
-from outblas.search.intervals.interval_search import OPEN_GAP, SearchWatch
-from outblas.search.intervals.range_search import RangesRequest, TunedRanges, search_ranges
-from outblas.search.intervals.sampled_m import drawn, sampled
-from outblas.search.tune import Interrupted
+from outblas.tune.agents.agent_registry import make_agent
+from outblas.tune.agents.base import Agent
+from outblas.tune.agents.random_search import Exhaustive
+from outblas.tune.intervals import interval_search
+from outblas.tune.intervals.interval_search import OPEN_GAP, SearchWatch
+from outblas.tune.intervals.range_search import RangesRequest, TunedRanges, search_ranges
+from outblas.tune.intervals.sampled_m import drawn, sampled
+from outblas.tune.tune import Interrupted
 from support.gpus.known import H200
 from support.gpus.modelled_gpu import FEW, LARGE, SMALL, SPARE, Model, ModelledEvaluator
 from support.helpers import synthetic_recording
@@ -217,7 +217,7 @@ def test_a_kernel_is_legal_for_each_m_of_its_intervals(tmp_path: Path, monkeypat
             return "not for this M"
         return why_illegal(problem, config, gpu)
 
-    for module in ("outblas.search.intervals.cells", "support.gpus.modelled_gpu"):
+    for module in ("outblas.tune.intervals.cells", "support.gpus.modelled_gpu"):
         monkeypatch.setattr(f"{module}.why_illegal", why)
     made = model()
     served = Library("h200", (), {}, search(tmp_path / "s.sqlite", made).intervals)

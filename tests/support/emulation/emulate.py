@@ -16,11 +16,11 @@ import numpy as np
 
 from outblas.core.config import KernelConfig
 from outblas.core.problem import Problem
-from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.kernels.epilogue import NO_EPILOGUE, STACKED_GATE, Epilogue
 from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.geometry import geometry, grid, workspace_bytes
 from outblas.kernels.source import Source, make_source
+from outblas_lab.custom.free_kernel import FreeKernel
 from support.gpus.known import H200
 
 HERE = Path(__file__).parent

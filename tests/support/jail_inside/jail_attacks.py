@@ -24,9 +24,9 @@ import threading
 import time
 from multiprocessing import resource_tracker
 
-from outblas.jail import system_calls
-from outblas.jail.canary import system_call
-from outblas.jail.confinement import Jail
+from outblas_lab.jail import system_calls
+from outblas_lab.jail.canary import system_call
+from outblas_lab.jail.confinement import Jail
 
 COLUMN = 1 if os.uname().machine == "aarch64" else 0
 CALLS = {**system_calls.REFUSED, **system_calls.BY_ARGUMENT, **system_calls.HARMLESS}
@@ -245,7 +245,7 @@ def attacker(folder, victim, pid, address):
 
 def open_canary(folder, victim):
     """The canary's worker without a jail."""
-    from outblas.jail.canary import attack_handler
+    from outblas_lab.jail.canary import attack_handler
 
     return attack_handler(folder, victim)
 

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from outblas.core.problem import Problem
-from outblas.llm.train import stages
-from outblas.llm.train.knob_words import KnobWords
-from outblas.llm.train.settings import TrainSettings
-from outblas.llm.train.tiny import RANDOM_TINY
+from outblas_lab.llm.train import stages
+from outblas_lab.llm.train.knob_words import KnobWords
+from outblas_lab.llm.train.settings import TrainSettings
+from outblas_lab.llm.train.tiny import RANDOM_TINY
 
 PROBLEM = Problem(512, 512, 512)
 STEPS = 5

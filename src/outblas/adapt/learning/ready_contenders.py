@@ -19,8 +19,8 @@ from outblas.dispatch.unlisted_shapes import predicted_kernels, promising_answer
 from outblas.kernels.catalogue import first_search_candidates
 from outblas.kernels.geometry import workspace_bytes
 from outblas.kernels.source import make_source
-from outblas.learn.answer_choice import other_answers
-from outblas.learn.any_shape import likeliest
+from outblas.predict.answer_choice import other_answers
+from outblas.predict.any_shape import likeliest
 from outblas.records.library import Library
 from outblas.records.library_row import AnswerChoice, LibraryChoice
 from outblas.runtime.cubin import Cubin

@@ -104,7 +104,7 @@ def _known_kernels(
     problem: Problem, gpu: Gpu, library: Library, launch: Launch, answer: str
 ) -> Iterator[tuple[LibraryChoice, str]]:
     """Yield (kernel, its rival and where its speed is known from): the measured one first, then the predicted ones."""
-    from outblas.learn.any_shape import is_narrow
+    from outblas.predict.any_shape import is_narrow
 
     row = library.lookup(problem)
     if row is not None and row.nearest is not None:

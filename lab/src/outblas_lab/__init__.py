@@ -1,0 +1,1 @@
+"""OutBLAS for makers: agents and their comparison, the shipped library, training, language models, publishing."""

@@ -1,0 +1,1 @@
+"""Search agents: one file and one line in ``AGENTS`` (agent_table.py) each."""

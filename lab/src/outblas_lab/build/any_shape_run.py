@@ -1,0 +1,289 @@
+"""Fit the choice for shapes of no library: the offered kernels, their predicted speed, and the margin they must clear.
+
+::
+
+    outblas fit any-shape record --work build/any_shapes  # on a GPU, resumable -> h200_cells.parquet
+    outblas fit any-shape collect --build build/h200      # the library's trials -> h200_trials.parquet
+    outblas fit any-shape fit                             # -> the package's data/any_shape/h200.npz
+    outblas fit any-shape evaluate                        # -> h200_held_out.json
+    outblas fit any-shape prove                           # on a GPU -> h200_proved.json
+    outblas fit any-shape bench                           # on a GPU -> h200_bench.parquet, h200.json
+
+The files lie in results/any_shapes.
+
+- ``record`` draws ``--count`` random problems. On each it measures ``--measurements`` kernels beside torch.matmul, in
+the
+  same rounds. The policy chooses them among :func:`outblas_lab.train.fit_any_shape.general_kernels`.
+- ``collect`` reads the kernels that the trials of the library's build timed (``outblas_lab.build.any_shape_trials``).
+- ``fit`` learns the speed-up over torch.matmul on these and on the packaged recordings. It chooses the margin that a
+  prediction must clear on problems that were kept out (``outblas_lab.train.fit_any_shape_run``).
+- ``evaluate`` scores the choice on kept-out problems (``outblas_lab.train.held_out_choices``).
+- ``prove`` proves every offered kernel by all gates, in each layout and dtype in which it ships.
+- ``bench`` times the fitted choice on other random problems, beside every baseline.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any, get_args
+
+from outblas.core.config import LAUNCHES, KernelConfig, config_name
+from outblas.core.errors import UsageError
+from outblas.core.evaluation import Status
+from outblas.core.files import write_json
+from outblas.core.problem import Dtype, Layout, Problem
+from outblas.core.rivals import LT_AUTO, RIVALS
+from outblas.core.roofline import Gpu
+from outblas.core.stats import geomean
+from outblas.core.suites import GRID_EXTENTS, LLM_LAYERS, PUBLISHED_SUITES, suite
+from outblas.dispatch.unlisted_shapes import any_shape_chooser, ask_cublaslt, offered_kernels
+from outblas.judge.bench_cell import Options
+from outblas.kernels.legality import why_illegal
+from outblas.predict.any_shape import AnyShapeModel
+from outblas.records.library import Library
+from outblas.records.library_row import AnswerChoice, LibraryChoice, LibraryRow
+from outblas.records.provenance import collect_provenance
+from outblas.records.results import read_result, write_result
+from outblas.records.store import Store
+from outblas.runtime.cublaslt import LtAlgorithms
+from outblas.runtime.device import gpu_of_device
+from outblas.tune.agents.agent_registry import make_agent
+from outblas.tune.live_evaluator import LiveEvaluator
+from outblas.tune.tune import SearchOptions, tune
+from outblas_lab.pool.run_bench import BenchRequest, run_bench
+from outblas_lab.train.fit_any_shape import general_kernels
+from outblas_lab.train.fit_any_shape_run import export
+from outblas_lab.train.held_out_choices import SLOW
+from outblas_lab.train.samplers import log_uniform
+
+#: A kernel is proved on the first of these that it may compute, and on its representatives.
+PROOF_EXTENTS = ((333, 1000, 520), (333, 1001, 521), (8, 512, 8192), (8, 512, 4096), (16, 512, 4096), (256, 256, 8192))
+#: Kernels that are measured of each recorded problem.
+MEASUREMENTS = 6
+#: Above this a single product takes milliseconds, and both sides are as fast as the clock allows.
+MAX_FLOPS = 1e12
+#: Seeds of what is fitted and of what is benched.
+RECORDED, BENCHED = 1, 2
+
+
+def near_layers(rng: random.Random) -> tuple[int, int, int]:
+    """Return (M, N, K): N and K of a random layer of a real model, and a log-uniform M from 1 to 8192.
+
+    Args:
+        rng: generator of the draws.
+    """
+    n, k = rng.choice([nk for model in LLM_LAYERS.values() for nk in model])
+    return log_uniform(rng, 1, 8192), n, k
+
+
+def multiples_of_8(rng: random.Random) -> tuple[int, int, int]:
+    """Return (M, N, K): N and K multiples of 8 from 32 to 16384, and any M from 1 to 16384, all log-uniform.
+
+    Args:
+        rng: generator of the draws.
+    """
+    n, k = (8 * log_uniform(rng, 4, GRID_EXTENTS[-1] // 8) for _ in range(2))
+    return log_uniform(rng, 1, GRID_EXTENTS[-1]), n, k
+
+
+def any_extents(rng: random.Random) -> tuple[int, int, int]:
+    m, n, k = (log_uniform(rng, 1, GRID_EXTENTS[-1]) for _ in range(3))
+    return m, n, k
+
+
+EXTENT_GENERATORS: tuple[Callable[[random.Random], tuple[int, int, int]], ...] = (
+    near_layers,
+    multiples_of_8,
+    any_extents,
+)
+
+
+def shapes(count: int, seed: int) -> list[Problem]:
+    """Return ``count`` different fp16 problems with fp32 accumulation, whose (M, N, K) is in no published suite.
+
+    Extents come from :data:`EXTENT_GENERATORS` in turns; a product has at most 1e12 FLOP. Layout TN has probability
+    3/4, else it is NN. The same arguments give the same problems, in the same order. 0 gives ``[]``.
+
+    Args:
+        count: number of problems.
+        seed: seed of the draw.
+    """
+    rng = random.Random(seed)
+    known = {(p.m, p.n, p.k) for name in PUBLISHED_SUITES for p in suite(name)}
+    found: dict[Problem, None] = {}
+    while len(found) < count:
+        mnk = EXTENT_GENERATORS[len(found) % len(EXTENT_GENERATORS)](rng)
+        if mnk not in known and 2 * math.prod(mnk) <= MAX_FLOPS:
+            found[Problem(*mnk, rng.choice(("TN", "TN", "TN", "NN")))] = None
+    return list(found)
+
+
+def record(problems: Sequence[Problem], measurements: int, store: Path, cells: Path) -> str:
+    """Measure the kernels that the policy chooses beside torch, and write them as a table (GPU 0, resumable).
+
+    Args:
+        problems: problems to measure.
+        measurements: kernels of each problem.
+        store: file of the evaluations, in which a stopped run resumes.
+        cells: path of the Parquet table, which is replaced.
+
+    Returns:
+        The counts in words, e.g. ``"9600 cells of 1200 problems"``.
+    """
+    gpu = gpu_of_device(0)
+    general = general_kernels(gpu)
+    measure(problems, measurements, store, "ppo", lambda p: [c for c in general if not why_illegal(p, c, gpu)], 1.3)
+    return export(store, cells)
+
+
+def measure(
+    problems: Sequence[Problem],
+    measurements: int,
+    store: Path,
+    agent: str,
+    offered: Callable[[Problem], Sequence[KernelConfig]],
+    drop_beyond: float,
+) -> None:
+    """Measure kernels that an agent chooses beside torch (GPU 0, resumable).
+
+    Args:
+        problems: problems to measure.
+        measurements: kernels of each problem, proposed at once.
+        store: file of the evaluations, in which a stopped run resumes.
+        agent: name of the agent.
+        offered: returns a problem's kernels.
+        drop_beyond: see :class:`outblas.judge.bench_cell.Options`.
+    """
+    gpu = gpu_of_device(0)
+    options = Options(0, gpu, rounds=7, baselines=("torch",), drop_beyond=drop_beyond, level="cell")
+
+    def progress(done: int, of: int, mean: float) -> None:
+        if done % 500 == 0:
+            print(f"{done} of {of}, geometric mean of the best so far {mean:.3f}", flush=True)
+
+    with LiveEvaluator(0, options, offered=offered) as evaluator, Store(store) as opened:
+        made, at_once = make_agent(agent, 0, gpu), SearchOptions(per_round=measurements)
+        tune(problems, made, measurements, evaluator, opened, "any_shapes", progress, at_once)
+
+
+def prove(out: Path) -> bool:
+    """Put every offered kernel through all gates, on representative problems, too (GPU 0).
+
+    Each kernel is tried in each layout and dtype in which it is on offer, on the first of :data:`PROOF_EXTENTS` on
+    which it is legal.
+
+    Args:
+        out: JSON file that is written. ``passed`` is the number of passing (problem, kernel) pairs. ``failed`` is a
+            dict: problem key and kernel name -> status and reason. ``provenance`` is the third key.
+
+    Returns:
+        True if all passed.
+    """
+    gpu, pairs = gpu_of_device(0), []
+    library = Library.packaged(gpu.name)
+    for layout, dtype in product(get_args(Layout), get_args(Dtype)):
+        for config in offered_kernels(gpu.name, library, layout, dtype, "weights"):  # those of every call
+            problems = (Problem(*mnk, layout, dtype) for mnk in PROOF_EXTENTS)
+            pairs += [(p, config) for p in problems if not why_illegal(p, config, gpu)][:1]
+    failed = {}
+    with LiveEvaluator(0, Options(0, gpu, rounds=3, baselines=("torch",))) as evaluator:
+        for done, e in enumerate(evaluator.evaluate(pairs), 1):
+            if e.status is not Status.PASSED:
+                failed[f"{e.problem.key} {config_name(e.config)}"] = f"{e.status}: {e.detail}"
+            if done % 50 == 0 or done == len(pairs):
+                print(f"{done} of {len(pairs)} kernels, {len(failed)} failed", flush=True)
+    about = collect_provenance("outblas fit any-shape prove", 0)
+    write_json(out, {"passed": len(pairs) - len(failed), "failed": failed, "provenance": about})
+    return not failed
+
+
+def bench(problems: Sequence[Problem], out: Path, summary_file: Path) -> dict[str, Any]:
+    """Bench the decisions of :class:`AnyShapeModel` on problems that were never measured (GPU).
+
+    torch runs the problems that the model leaves alone; they count as fall-backs.
+
+    Args:
+        problems: problems to bench.
+        out: path of the result file.
+        summary_file: path of the JSON file with the figures of :func:`summarize_rows`, ``provenance`` and ``fit``.
+
+    Returns:
+        The figures of :func:`summarize_rows`, and ``fit``, the description of the model's fit.
+    """
+    gpu = gpu_of_device(0)
+    library = library_of_choices(problems, gpu)
+    run_bench(BenchRequest(problems, "any_shapes", library, out, baselines=RIVALS))
+    result = read_result(out)
+    # The published figures are without PDL; benchmarks/new_shapes.py has the other launch options.
+    result = replace(result, rows=[row for row in result.rows if not row["pdl"]])
+    write_result(result.rows, result.meta, out)
+    about = AnyShapeModel.load(gpu.name).about
+    summary = summarize_rows(result.rows)
+    write_json(summary_file, {**summary, "provenance": result.meta["provenance"], "fit": about})
+    return {**summary, "fit": about}
+
+
+def library_of_choices(problems: Sequence[Problem], gpu: Gpu) -> Library:
+    """Return the choices for problems that no library has, on GPU 0, as a library; cuBLASLt is asked about each.
+
+    A problem of which no kernel is surely faster has a row that names torch, or an algorithm of cuBLASLt.
+
+    Args:
+        gpu: GPU 0.
+
+    Raises:
+        UsageError: this GPU has no data for any shape, or ``OUTBLAS_ANY_SHAPE`` switches it off.
+    """
+    ask = functools.partial(ask_cublaslt, LtAlgorithms(), 0)
+    choose = any_shape_chooser(gpu.name, Library.packaged(gpu.name, missing_ok=True), ask)
+    if choose is None:
+        raise UsageError(
+            f"no choices for any shape on {gpu.name}", "a packaged GPU", "unset OUTBLAS_ANY_SHAPE, or use an H200"
+        )
+    rows = []
+    for problem in problems:
+        found = {launch: choose(problem, gpu, launch) for launch in LAUNCHES}
+        named = [choice.algorithm for choice in found.values() if isinstance(choice, AnswerChoice)]
+        row = (
+            LibraryRow(problem, LT_AUTO, named[0], "any_shape")
+            if named
+            else LibraryRow(problem, "torch", "", "any_shape")
+        )
+        kernels = {launch: choice for launch, choice in found.items() if isinstance(choice, LibraryChoice)}
+        rows.append(replace(row, plain=kernels.get("plain"), pdl=kernels.get("pdl"), weights=kernels.get("weights")))
+    return Library(gpu.name, tuple(rows))
+
+
+def summarize_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the figures of benched problems.
+
+    A ratio ``over_torch`` is the time of torch over ours: above 1 we are faster. Means are geometric.
+
+    Args:
+        rows: result rows with ``fallback``, ``torch_us``, ``ours_us`` and ``lt_auto_us``. A fall-back counts as 1.
+
+    Returns:
+        A dictionary. ``shapes`` and ``ours`` are the numbers of all and of served problems (no fall-backs).
+        ``over_torch`` (mean), ``worst_over_torch`` (minimum) and ``slower`` (number of ratios below 0.98) are of all.
+        ``ours_over_torch`` and ``ours_over_lt_auto`` are means of the served ones.
+
+    Raises:
+        UsageError: no problem is served.
+    """
+    over = [1.0 if row["fallback"] else row["torch_us"] / row["ours_us"] for row in rows]
+    ours = [row for row in rows if not row["fallback"]]
+    return {
+        "shapes": len(rows),
+        "ours": len(ours),
+        "over_torch": geomean(over),
+        "worst_over_torch": min(over),
+        "slower": sum(ratio < SLOW for ratio in over),
+        "ours_over_torch": geomean([row["torch_us"] / row["ours_us"] for row in ours]),
+        "ours_over_lt_auto": geomean([row["lt_auto_us"] / row["ours_us"] for row in ours]),
+    }

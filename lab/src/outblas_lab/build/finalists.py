@@ -1,0 +1,120 @@
+"""The finalists of a tuned table: the kernels among which the trials decide."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from outblas.core.config import LAUNCHES, KernelConfig, Launch, config_name, launch_of
+from outblas.core.evaluation import Evaluation, Status
+from outblas.core.files import write_json
+from outblas.core.plain_files import read_object
+from outblas.core.problem import Problem
+from outblas.core.roofline import Gpu
+from outblas.core.suites import BLOCK_FLOP, Table
+from outblas.kernels.catalogue import launch_options
+from outblas.kernels.config_text import config_from_name
+from outblas.kernels.legality import why_illegal
+from outblas.records.library_row import LibraryRow
+from outblas.records.library_tables import rows_of_table
+from outblas.runtime.device import gpu_of_device
+from outblas_lab.build.build_searches import earlier_searches
+from outblas_lab.build.build_work import BuildFolder
+
+#: Finalists of each launch option, at most, and how far behind the best of them, as a factor of speed.
+PER_LAUNCH, WITHIN = 2, 0.97
+#: Finalists of a problem that blocks time, at most: each takes about a second there.
+PER_BLOCK_PROBLEM = 3
+
+
+def finalists(work: BuildFolder, table: Table) -> dict[Problem, list[KernelConfig]]:
+    """Return problem -> its finalists, for all problems of a tuned table.
+
+    For each launch option, these are the two fastest kernels of the table's searches, if they are within 3% of each
+    other. Kernels that the library installs are finalists, too. Where no kernel with PDL was searched, the best plain
+    one with PDL is. A product of mode ``block`` has up to three plain ones, within 3% as well. The list is empty if no
+    search found a kernel that passed.
+
+    The first call writes the lists to ``<stem>_finalists.json``, so that all trials time the same. A later search
+    deletes that file.
+
+    Args:
+        work: directory of the build.
+
+    Raises:
+        UsageError: the table is not tuned.
+    """
+    path = work.finalists(table)
+    if path.exists():
+        return read_finalists(path)
+    gpu, tried = gpu_of_device(work.gpu_index), earlier_searches(work, table, but="")
+    rows = rows_of_table(work.load(), table).rows
+    found = {row.problem: _of_row(row, tried.get(row.problem, []), gpu) for row in rows}
+    write_json(path, names_of_finalists(found))
+    return found
+
+
+def read_finalists(path: Path) -> dict[Problem, list[KernelConfig]]:
+    """Return problem -> its finalists from a file of :func:`names_of_finalists`."""
+    do = "move it away to choose them again"
+    known = read_object(path, "the finalists of a build", do)
+    return {Problem.from_key(key): [config_from_name(name) for name in names] for key, names in known.items()}
+
+
+def names_of_finalists(found: Mapping[Problem, Sequence[KernelConfig]]) -> dict[str, list[str]]:
+    """Return problem key -> names of its finalists, as files have them."""
+    return {problem.key: [config_name(c) for c in configs] for problem, configs in found.items()}
+
+
+def _of_row(row: LibraryRow, tried: Sequence[Evaluation], gpu: Gpu) -> list[KernelConfig]:
+    """Return the finalists of one problem, fastest first within a launch option."""
+    speed = speed_by_kernel(tried)
+    for launch in LAUNCHES:
+        choice = row.choice(launch)
+        if choice is not None:
+            speed[choice.config] = max(choice.speedup, speed.get(choice.config, 0.0))
+    ranked = sorted(speed, key=lambda config: (-speed[config], config_name(config)))
+    if row.problem.flops >= BLOCK_FLOP:
+        return near_the_best(ranked, "plain", speed, PER_BLOCK_PROBLEM)
+    near = [c for launch in launch_options(row.problem, gpu) for c in near_the_best(ranked, launch, speed)]
+    return list(dict.fromkeys((*near, *_with_pdl(row.problem, near, gpu))))
+
+
+def _with_pdl(problem: Problem, near: Sequence[KernelConfig], gpu: Gpu) -> list[KernelConfig]:
+    """Return the best plain finalist with PDL, for a problem too long for a search among kernels with PDL.
+
+    PDL saves it half a microsecond at least, which decides where it is level with its rivals.
+    """
+    if "pdl" in launch_options(problem, gpu) or not near or "pdl" not in near[0].knobs():
+        return []
+    twin = near[0].with_knobs(pdl=True)
+    return [twin] if why_illegal(problem, twin, gpu) is None else []
+
+
+def near_the_best(
+    ranked: Sequence[KernelConfig],
+    launch: Launch,
+    speed: Mapping[KernelConfig, float],
+    most: int = PER_LAUNCH,
+    within: float = WITHIN,
+) -> list[KernelConfig]:
+    """Return the first kernels of a launch option that are near its best.
+
+    Args:
+        ranked: kernels, fastest first.
+        launch: the launch option.
+        speed: kernel -> speed-up over the fastest rival.
+        most: number of kernels, at most.
+        within: least speed, as a factor of the best one's.
+    """
+    mine = [config for config in ranked if launch_of(config) == launch][:most]
+    return [config for config in mine if speed[config] >= within * speed[mine[0]]]
+
+
+def speed_by_kernel(tried: Iterable[Evaluation]) -> dict[KernelConfig, float]:
+    """Return kernel -> its highest speed-up over the fastest rival, of those that passed."""
+    found: dict[KernelConfig, float] = {}
+    for e in tried:
+        if e.status is Status.PASSED and e.speedup is not None:
+            found[e.template] = max(e.speedup.ratio, found.get(e.template, 0.0))
+    return found

@@ -1,0 +1,115 @@
+"""``outblas bench``: a whole suite on one or more GPUs, to a result file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from outblas.cli import common
+from outblas.cli.common import (
+    AccOption,
+    DtypeOption,
+    LibraryOption,
+    QpsOption,
+    SampleOption,
+    SampleSeedOption,
+    SuiteOption,
+    out,
+)
+from outblas.core.errors import RecordError, UsageError
+from outblas.core.problem import Problem
+from outblas.runtime.device import require_gpus
+
+
+def bench(
+    suite: SuiteOption = "grid1000",
+    layout: Annotated[str, typer.Option(help="tn, nn, or both: each is a problem of its own.")] = "tn",
+    dtype: DtypeOption = "fp16",
+    acc: AccOption = "fp32",
+    mode: Annotated[
+        str,
+        typer.Option(
+            help="offline, offline_cold (L2 evicted before every call), block (each kernel alone at its settled clock; "
+            "problems of 1e11 FLOP or more) or server."
+        ),
+    ] = "offline",
+    target_qps: QpsOption = None,
+    sample: SampleOption = None,
+    seed: SampleSeedOption = 0,
+    library: LibraryOption = None,
+    rounds: Annotated[int, typer.Option(help="Interleaved rounds per problem, 7 or more.")] = 9,
+    gpus: Annotated[str, typer.Option(help="CUDA indices of the GPUs, separated by commas.")] = "0",
+    out_file: Annotated[
+        Path | None, typer.Option("--out", help="Result file; by default ./results/<suite>_<layout>_....parquet.")
+    ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            help="Go on where an interrupted run of the same settings stopped; keep a result of other problems."
+        ),
+    ] = True,
+) -> None:
+    """Time the library against every baseline over a suite, resumable, to a Parquet result file (GPU)."""
+    layouts = ("TN", "NN") if layout.lower() == "both" else (layout.upper(),)
+    problems = common.suite_problems(suite, layouts, dtype, acc, sample, seed)
+    if common.check_mode(mode, target_qps) == "block":
+        problems = _large(problems)
+    common.at_least("--rounds", rounds, 7)
+    if library is not None and not library.is_file():
+        raise UsageError(f"no library file {library}", "what `outblas tune` wrote", "correct --library or leave it out")
+    part = () if sample is None else (f"sample{sample}",)
+    name = "_".join((suite, layout.lower(), dtype.lower(), acc.lower(), mode, *part))
+    path = out_file or Path("results") / f"{name}.parquet"
+    if path.is_dir():
+        raise UsageError(f"--out {path} is a folder", "a result file", "name a file in it")
+    if resume and path.exists():
+        _check_replaced(path, problems, mode)
+    indices = require_gpus(common.parse_indices("--gpus", gpus))
+
+    from outblas_lab.pool.run_bench import BenchRequest, run_bench
+
+    request = BenchRequest(problems, suite, library, path, indices, mode, rounds, resume, target_qps)
+    with common.progress_bar(f"bench {suite}") as progress:
+        run_bench(request, progress)
+
+    from outblas_lab.cli.results import summary_table
+    from outblas_lab.publish.summary import summarise
+
+    common.print_table(summary_table(summarise(path)))
+    out.print(f"result: {path}\nreport: outblas report {path}", markup=False)
+
+
+def _large(problems: Sequence[Problem]) -> list[Problem]:
+    """Return the problems of mode ``block``.
+
+    Raises:
+        UsageError: none is large enough.
+    """
+    from outblas.core.suites import BLOCK_FLOP, block_problems
+
+    if found := block_problems(problems):
+        return found
+    raise UsageError(
+        f"none of {len(problems)} problems has {BLOCK_FLOP:.0e} FLOP",
+        "large products: smaller ones do not reach the power limit",
+        "choose --mode offline, or a suite with larger problems",
+    )
+
+
+def _check_replaced(path: Path, problems: Sequence[Problem], mode: str) -> None:
+    """Raise unless ``path`` is a bench of the same problems in the same mode, which a new one may replace."""
+    from outblas.records.results import read_result
+
+    do = "choose another --out, or pass --no-resume to replace it"
+    try:
+        rows = read_result(path).rows
+    except RecordError as error:
+        wrong = f"{path} is there and no bench can be read from it"
+        raise UsageError(wrong, "a new file, or a bench of the same problems", do) from error
+    was = {Problem.from_json(row) for row in rows}
+    if rows[0]["mode"] != mode or was != set(problems):
+        wrong = f"{path} is a bench in mode {rows[0]['mode']} of {len(was)} problems"
+        raise UsageError(wrong, f"a new file, or one in mode {mode} of the same {len(problems)} problems", do)

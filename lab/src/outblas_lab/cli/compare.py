@@ -1,0 +1,163 @@
+"""``outblas compare``: agents on held-out problems of a recording, with no GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from outblas.cli import common
+from outblas.cli.common import ProgressFn, err, out
+from outblas.core.errors import UsageError
+from outblas.runtime.device import parse_device
+
+if TYPE_CHECKING:
+    from outblas_lab.compare.compare_result import Comparison
+    from outblas_lab.compare.compare_stats import Figure
+
+
+def compare(
+    agents: Annotated[str, typer.Option(help="Agents, separated by commas; see `outblas list agents`.")] = (
+        "random,heuristic,evolution"
+    ),
+    budgets: Annotated[
+        str, typer.Option(help="Measurements after which to compare the choices; 0: the first proposal, unmeasured.")
+    ] = "0,1,2,4,8,16,32",
+    seeds: Annotated[int, typer.Option(help="Seeds of every agent that draws.")] = 5,
+    held_out: Annotated[float, typer.Option(help="Share of shapes or families that is held out.")] = 0.2,
+    splits: Annotated[
+        str,
+        typer.Option(
+            help="Held-out parts: shapes (M, N, K), families (N, K), layout (all but TN), or an extent, e.g. k=64."
+        ),
+    ] = "shapes,families",
+    split_seed: Annotated[int, typer.Option(help="Which shapes and families are held out, and which sample.")] = 0,
+    sample: Annotated[
+        int | None, typer.Option(help="Search this number of held-out problems of each split, stratified by regime.")
+    ] = None,
+    device: Annotated[
+        str, typer.Option(help="replay:NAME: the recording that answers.")
+    ] = f"replay:{common.DEFAULT_RECORDING}",
+    across: Annotated[
+        str | None,
+        typer.Option(help="Recording of another GPU: compare what agents learn from it, from --device, or from both."),
+    ] = None,
+    learn_from: Annotated[
+        str | None, typer.Option(help="Sources to compare with --across: other, other-all, both, own; by default all.")
+    ] = None,
+    out_file: Annotated[Path, typer.Option("--out", help="Result file (Parquet) to write.")] = Path("compare.parquet"),
+    jobs: Annotated[int, typer.Option(help="Processes that search side by side.")] = 1,
+    resume: Annotated[
+        bool,
+        typer.Option(help="Go on with an interrupted run's journal beside the output; else replace what is there."),
+    ] = True,
+) -> None:
+    """Compare agents by what they find on held-out problems of a recording, within a few measurements."""
+    where = parse_device(device)
+    if where.recording is None:
+        raise UsageError(
+            f"--device {device}",
+            "a recording, which knows the best of every problem",
+            f"e.g. --device replay:{common.DEFAULT_RECORDING}",
+        )
+
+    from outblas_lab.compare.compare_result import read_comparison
+    from outblas_lab.compare.compare_run import CompareRequest, run_compare
+    from outblas_lab.compare.held_out import Plan
+
+    plan = Plan(
+        where.recording, common.integers("--budgets", budgets), held_out, split_seed, sample, _recording_name(across)
+    )
+    with common.progress_bar("compare") as progress:
+        request = CompareRequest(
+            plan, common.words(splits), common.words(agents), seeds, out_file, common.command_line(), jobs, resume,
+            _sources(learn_from, across),
+        )  # fmt: skip
+        run_compare(request, _with_estimate(progress), lambda line: err.print(line, markup=False))
+    print_comparison(read_comparison(out_file))
+    out.print(f"result: {out_file}\npage:   outblas report {out_file}", markup=False)
+
+
+def _with_estimate(progress: ProgressFn) -> ProgressFn:
+    """Return a progress function that adds the seconds left to the note, unless a bar estimates them."""
+    begun: list[tuple[float, int]] = []
+
+    def update(done: int, total: int, note: object = "") -> None:
+        now = monotonic()
+        if not begun:
+            begun.append((now, done))
+        start, first = begun[0]
+        if not err.is_terminal and done > first:
+            note = f"{note}, about {(now - start) * (total - done) / (done - first):.0f} s left"
+        progress(done, total, note)
+
+    return update
+
+
+def print_comparison(comparison: Comparison) -> None:
+    """Print a comparison on stdout: per split a table and the best agent of each budget, then the best of all."""
+    from outblas_lab.compare.compare_stats import best_agents, budget_words, figures, overall_regret
+
+    of_splits = {split: figures(comparison, split) for split in comparison.splits}
+    for split, made in of_splits.items():
+        size = comparison.meta["splits"][split]
+        out.print(
+            f"split {split}: {size['training']} problems to learn from, {size['searched']} of {size['held_out']} held "
+            "out searched; geometric mean of best time / time of the choice, half of its 95% interval; CPU time",
+            markup=False,
+        )
+        for line in _lines(comparison, made):
+            out.print(line, markup=False)
+        for budget in comparison.budgets:
+            best, level = best_agents(made, budget)
+            others = f"; intervals of {', '.join(f.agent for f in level)} overlap its own" if level else ""
+            out.print(f"budget {budget}: {best.agent}, regret {best.regret:.2%}{others}", markup=False)
+        for line in _source_lines(comparison, split):
+            out.print(line, markup=False)
+        out.print()
+    (best_agent, regret), *_ = overall_regret(list(of_splits.values()))
+    within = budget_words(comparison.budgets)
+    out.print(
+        f"best agent overall: {best_agent}, mean regret {regret:.2%} (budgets {within}, all splits)", markup=False
+    )
+
+
+def _source_lines(comparison: Comparison, split: str) -> list[str]:
+    """Return a line on each source that agents learned from, with its number of problems; empty for one GPU."""
+    from outblas_lab.compare.arms import SOURCES, arm_parts
+
+    across = comparison.meta.get("across")
+    if not across:
+        return []
+    used = {arm_parts(agent)[1] for agent in comparison.agents}
+    learned = across["learned"][split]
+    return [f"@{name}: {words}; {learned[name]} problems" for name, words in SOURCES.items() if name in used]
+
+
+def _lines(comparison: Comparison, made: dict[tuple[str, int], Figure]) -> list[str]:
+    """The table as text, as wide as it is: rich would cut figures off where the terminal is narrow."""
+    cells = [["agent", *(f"b={b}" for b in comparison.budgets), "ms/task", "s to prepare"]]
+    for agent in comparison.agents:
+        found, cost = [made[agent, b] for b in comparison.budgets], comparison.meta["costs"][agent]
+        figures = [f"{f.quality:.3f} ±{f.half_width:.3f}" for f in found]
+        cells.append([agent, *figures, f"{cost['task_ms']:.1f}", f"{cost['prepare_s']:.1f}"])
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return ["  ".join([c[0].ljust(widths[0]), *map(str.rjust, c[1:], widths[1:])]) for c in cells]
+
+
+def _sources(learn_from: str | None, across: str | None) -> list[str]:
+    """Return the sources of ``--learn-from``, all by default."""
+    from outblas_lab.compare.arms import SOURCES
+
+    if learn_from is None:
+        return list(SOURCES)
+    if across is None:
+        raise UsageError("--learn-from without --across", "both, or none", "add --across, or leave --learn-from out")
+    return common.words(learn_from)
+
+
+def _recording_name(across: str | None) -> str | None:
+    """Return the recording that ``--across`` names, with or without ``replay:`` in front."""
+    return None if across is None else across.removeprefix("replay:")

@@ -1,0 +1,187 @@
+"""``outblas evolve``: kernels written by language models, evaluated, and written again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from outblas.cli import common
+from outblas.cli.common import (
+    AccOption,
+    DtypeOption,
+    GpusOption,
+    LayoutOption,
+    RayAddressOption,
+    WorkersOption,
+    out,
+)
+from outblas.core.errors import UsageError
+from outblas.core.problem import Problem
+from outblas_lab.llm.budget import parse_budget
+from outblas_lab.llm.models import parse_models
+
+if TYPE_CHECKING:
+    from outblas_lab.llm.evolve_run import EvolveRequest, ServerSettings
+
+
+BaseUrlOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Address of an OpenAI-compatible server, e.g. http://localhost:8000/v1; by default "
+        "OPENAI_BASE_URL, else OpenAI's own. The key is OPENAI_API_KEY."
+    ),
+]
+BudgetOption = Annotated[
+    str, typer.Option(help="Most to spend: '50 requests', '2M tokens', '3 USD', '600 s', or several with commas.")
+]
+PriceOption = Annotated[
+    list[str] | None,
+    typer.Option(help="US dollars per million tokens of prompts and of answers: IN,OUT, or NAME=IN,OUT."),
+]
+DeviceOption = Annotated[
+    str | None,
+    typer.Option(
+        help="cuda:N or cuda:N,M; compile, which runs nothing; or a file of recorded kernels. By default cuda:0, or "
+        "compile without a GPU."
+    ),
+]
+ImprovementsOption = Annotated[
+    int | None,
+    typer.Option(help="Improvements of proven kernels in a conversation at most; by default as --turns allows."),
+]
+CountersOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="Hardware counters that prompts show: a file of benchmarks/profile_regimes.py, a folder of such files, or "
+        "a tune run after `outblas profile`."
+    ),
+]
+NearestOption = Annotated[
+    int, typer.Option(help="Kernels of near problems, and lessons of the journal, that a prompt shows at most.")
+]
+
+
+def evolve(
+    mnk: Annotated[list[str], typer.Option(help="M_N_K; several separated by commas, or by repeating the option.")],
+    model: Annotated[
+        str, typer.Option(help="Model as the server names it; several separated by commas, NAME=WEIGHT to weigh them.")
+    ],
+    base_url: BaseUrlOption = None,
+    layout: LayoutOption = "tn",
+    dtype: DtypeOption = "fp16",
+    acc: AccOption = "fp32",
+    budget: BudgetOption = "50 requests",
+    price: PriceOption = None,
+    device: DeviceOption = None,
+    workers: WorkersOption = None,
+    gpus: GpusOption = None,
+    worker_count: Annotated[int | None, typer.Option(help="Workers of a cluster; by default all its GPUs.")] = None,
+    ray_address: RayAddressOption = None,
+    answers: Annotated[str, typer.Option(help="Kinds of answers asked for: code, config, or code,config.")] = (
+        "code,config"
+    ),
+    islands: Annotated[int, typer.Option(help="Separate populations of each problem.")] = 3,
+    turns: Annotated[int, typer.Option(help="Turns of a conversation at most, the first question included.")] = 4,
+    repairs: Annotated[int | None, typer.Option(help="Repairs in a row at most; by default as --turns allows.")] = None,
+    improvements: ImprovementsOption = None,
+    parallel: Annotated[int, typer.Option(help="Conversations at once.")] = 4,
+    counters: CountersOption = None,
+    nearest: NearestOption = 3,
+    seed: Annotated[int, typer.Option(help="Seed of the draws from the archive.")] = 0,
+    max_tokens: Annotated[int, typer.Option(help="Tokens of an answer at most.")] = 16384,
+    temperature: Annotated[float | None, typer.Option(help="By default the server's own.")] = None,
+    requests_per_minute: Annotated[int | None, typer.Option(help="Requests in any minute at most.")] = None,
+    tokens_per_minute: Annotated[int | None, typer.Option(help="Tokens in any minute at most.")] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds without a byte after which a request is tried again.")] = 120,
+    stall: Annotated[float, typer.Option(help="Seconds after which a request is cut and tried again.")] = 300,
+    run: Annotated[
+        Path | None, typer.Option(help="Run folder, resumed if it exists; by default named after the settings.")
+    ] = None,
+) -> None:
+    """Let language models write kernels: prove and time what they write, show them the outcome, keep the best."""
+    from outblas_lab.llm.archive import ArchiveShape
+    from outblas_lab.llm.evaluators import choose_workers, parse_evaluator
+    from outblas_lab.llm.evolve_folder import folder_name
+    from outblas_lab.llm.evolve_run import EvolveRequest
+    from outblas_lab.llm.evolve_settings import EvolveSettings
+
+    problems = [Problem.from_mnk(one, layout, dtype, acc) for text in mnk for one in text.split(",")]
+    models = parse_models(model, price or [])
+    limits = parse_budget(budget)
+    plan = common.worker_plan(workers, device, gpus, worker_count, ray_address)
+    place = parse_evaluator(device) if plan is None else choose_workers(plan)
+    settings = EvolveSettings(
+        ArchiveShape(common.at_least("--islands", islands, 1)), seed, common.at_least("--turns", turns, 1),
+        common.at_least("--parallel", parallel, 1), _kinds(answers), common.at_least("--max-tokens", max_tokens, 1),
+        _limit("--repairs", repairs), _limit("--improvements", improvements), common.at_least("--nearest", nearest, 0),
+    )  # fmt: skip
+    server = _server(base_url, requests_per_minute, tokens_per_minute, timeout, stall, temperature)
+    path = run or Path("runs") / folder_name(problems, models[0].name, str(place))
+    request = EvolveRequest(problems, models, server, place, limits, settings, path, common.command_line(), counters)
+    _run(request, f"evolving {len(problems)} problems on {place} with {model}, budget {budget}")
+
+
+def _limit(option: str, value: int | None) -> int | None:
+    return None if value is None else common.at_least(option, value, 0)
+
+
+def _run(request: EvolveRequest, title: str) -> None:
+    """Evolve, say where everything lies, write the report."""
+    from outblas_lab.cli.evolve_view import progress_view
+    from outblas_lab.llm.evolve_run import run_evolve
+    from outblas_lab.publish.html.tune_page import write_report
+
+    if request.place.runs_kernels and "code" in request.settings.kinds:
+        _say_what_holds()
+    with progress_view(title) as watch:
+        reason, files = run_evolve(request, watch)
+    out.print(
+        f"ended:        {reason}\nbest kernels: {files.best if files.best.is_dir() else 'none was proven'}",
+        markup=False,
+    )
+    page = write_report(files.path, files.report)
+    out.print(f"transcript:   {files.transcript}\nreport:       {page}\neverything:   {files.store}", markup=False)
+
+
+def _server(
+    base_url: str | None,
+    requests_per_minute: int | None,
+    tokens_per_minute: int | None,
+    timeout: float,
+    stall: float,
+    temperature: float | None,
+) -> ServerSettings:
+    """Return the server's settings from the options.
+
+    Raises:
+        UsageError: a number is out of its range.
+    """
+    from outblas_lab.llm.client import RetryPolicy
+    from outblas_lab.llm.evolve_run import ServerSettings
+
+    for option, value in (("--requests-per-minute", requests_per_minute), ("--tokens-per-minute", tokens_per_minute)):
+        if value is not None:
+            common.at_least(option, value, 1)
+    retry_policy = RetryPolicy(common.positive("--timeout", timeout), common.positive("--stall", stall))
+    if temperature is not None:
+        common.not_negative("--temperature", temperature)
+    return ServerSettings(base_url, retry_policy, requests_per_minute, tokens_per_minute, temperature)
+
+
+def _say_what_holds() -> None:
+    """Print the limits that hold foreign code on this machine, and those that are absent."""
+    from outblas_lab.jail.confinement import report
+
+    for line in report():
+        common.err.print(f"jail: {line.part}: {line.words}", markup=False)
+
+
+def _kinds(text: str) -> tuple[str, ...]:
+    from outblas_lab.llm.answer import CODE, CONFIG
+
+    kinds = tuple(dict.fromkeys(part.strip().lower() for part in text.split(",")))
+    if not kinds or not set(kinds) <= {CODE, CONFIG}:
+        raise UsageError(f"--answers {text!r}", f"{CODE}, {CONFIG} or both", f"e.g. --answers {CODE},{CONFIG}")
+    return kinds

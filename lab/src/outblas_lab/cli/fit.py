@@ -1,0 +1,281 @@
+"""``outblas fit``: the catalogue, the ranking model and what any shape is given, from measurements."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, get_args
+
+import typer
+
+from outblas.cli import common
+from outblas.cli.common import out
+from outblas.core.errors import UsageError
+from outblas.core.problem import Layout
+
+fit = typer.Typer(
+    help="Fit what the package ships to measurements: the catalogue, the ranking model, kernels for any shape.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+)
+
+StoreOption = Annotated[
+    list[Path] | None, typer.Option("--store", help="Store that a tuning left; may be repeated.", metavar="FILE")
+]
+STEPS = ("record", "extend", "answers", "collect", "fit", "evaluate", "prove", "bench")
+RESULTS = Path("results/any_shapes")
+#: Problems of a step that draws them, where --count is not given.
+COUNTS = {"record": 1200, "extend": 800, "answers": 5000, "bench": 300}
+
+
+@fit.command("catalogue", short_help="Choose the kernels that searches offer")
+def fit_catalogue(
+    out_file: Annotated[Path, typer.Option("--out", help="File to write.")],
+    recording: Annotated[Path | None, typer.Option(help="Folder of a recording.")] = None,
+    store: StoreOption = None,
+    kernels: Annotated[int, typer.Option(help="The most kernels to choose.")] = 190,
+) -> None:
+    """Choose the catalogue: few kernels that cover what was measured, several deep (no GPU).
+
+    Example: ``outblas fit catalogue --recording recordings/h200 --out catalogue.json``.
+    """
+    stores = common.files("--store", store)
+    if recording is None and not stores:
+        raise UsageError("no measurements", "a recording, stores or both", "give a recording, --store or both")
+    common.at_least("--kernels", kernels, 1)
+
+    from outblas_lab.train.choose_catalogue import read_rows, write_catalogue
+
+    common.output_file("--out", out_file, "catalogue", _reader("candidates"))
+    rows = read_rows(recording, stores)
+    count, candidates = write_catalogue(rows, kernels, out_file, lambda line: out.print(line, markup=False))
+    out.print(f"{count} kernels, {candidates} candidates: {out_file}", markup=False)
+
+
+@fit.command("model", short_help="Fit the ranking model's coefficients")
+def fit_model(
+    jsonl: Annotated[
+        list[Path] | None, typer.Argument(metavar="JSONL", help="Measurements as JSON lines.", show_default=False)
+    ] = None,
+    recording: Annotated[str | None, typer.Option(help="A packaged recording's name, or a folder.")] = None,
+    store: StoreOption = None,
+    folds: Annotated[int, typer.Option(help="Folds of the check on shapes that a fit has not seen.")] = 5,
+    out_file: Annotated[
+        Path | None, typer.Option("--out", help="File to write; by default the package's own for that GPU.")
+    ] = None,
+) -> None:
+    """Fit the ranking model's coefficients, and report how it ranks shapes that it has not seen (no GPU).
+
+    Example: ``outblas fit model --recording h200 --out model.json``.
+    """
+    lines, stores = common.files("JSONL", jsonl), common.files("--store", store)
+    if not (lines or stores or recording):
+        raise UsageError(
+            "no measurements",
+            "JSON lines, stores, a recording or some of them",
+            "give a JSONL, --store, --recording or some of them",
+        )
+    common.at_least("--folds", folds, 2)
+
+    from outblas.core.files import write_json
+    from outblas_lab.train import fit_model_run as run
+
+    if out_file is not None:
+        common.output_file("--out", out_file, "ranking model", _reader("coefficients"))
+    report = run.fit_model(run.Measurements(lines, stores, recording), folds)
+    run.print_report(report)
+    path = out_file or run.packaged_path(report["gpu"])
+    write_json(path, report)
+    out.print(f"model: {path}", markup=False)
+
+
+def _reader(field: str) -> Callable[[Path], None]:
+    """Return a reader that raises ValueError or OSError unless a file is a JSON object with ``format`` and a field."""
+
+    def read(path: Path) -> None:
+        from outblas.core.plain_files import read_json
+
+        data = read_json(path)
+        if not isinstance(data, dict) or not {"format", field} <= data.keys():
+            raise ValueError(f"it has no {field}")
+
+    return read
+
+
+_FILES = ("cells.parquet", "trials.parquet", "held_out.json", "proved.json", "bench.parquet")
+_CELLS, _TRIALS, _HELD_OUT, _PROVED, _BENCH = (RESULTS / f"{common.DEFAULT_RECORDING}_{name}" for name in _FILES)
+_WORK, _BUILD = Path("build/any_shapes"), Path("build") / common.DEFAULT_RECORDING
+_SUMMARY = RESULTS / f"{common.DEFAULT_RECORDING}.json"
+_STEP_HELP = "record, extend, answers, prove, bench (on a GPU), collect, fit or evaluate."
+_COUNT_HELP = "Problems; by default 1200 to record, 800 to extend, 5000 of answers, 300 to bench."
+_MEASUREMENTS_HELP = "Kernels of each recorded problem; by default those that are likely the best."
+_MORE_HELP = "Table of further problems, of any GPU; may be repeated. By default all those beside --cells."
+_ANSWERS_HELP = "Table of cuBLASLt's answers; may be repeated. By default all *_answers*.parquet beside --cells."
+StepArgument = Annotated[str, typer.Argument(help=_STEP_HELP, metavar="STEP")]
+CountOption = Annotated[int | None, typer.Option(help=_COUNT_HELP, show_default=False)]
+MeasurementsOption = Annotated[int | None, typer.Option(help=_MEASUREMENTS_HELP)]
+SeedOption = Annotated[int, typer.Option(help="Which problems are recorded.")]
+LayoutsOption = Annotated[
+    str, typer.Option("--layouts", help="Layouts of the problems of extend and answers.", metavar="LAYOUT[,LAYOUT]")
+]
+WorkOption = Annotated[Path, typer.Option(help="Directory of the recording's store; a stopped run goes on there.")]
+CellsOption = Annotated[Path, typer.Option(help="Table of what was recorded.")]
+MoreOption = Annotated[list[Path] | None, typer.Option(help=_MORE_HELP)]
+AnswersOption = Annotated[list[Path] | None, typer.Option(help=_ANSWERS_HELP)]
+TrialsOption = Annotated[Path, typer.Option(help="Table of a library's trials.")]
+BuildOption = Annotated[Path, typer.Option(help="Directory of the build whose trials are collected.")]
+HeldOutOption = Annotated[Path, typer.Option(help="Figures on problems that no fit has seen.")]
+EveryOption = Annotated[int, typer.Option(help="Evaluate each n-th problem alone, for a quick look.")]
+ProvedOption = Annotated[Path, typer.Option(help="Which kernels passed all gates.")]
+BenchOption = Annotated[Path, typer.Option("--out", help="Result file of the bench.")]
+SummaryOption = Annotated[Path, typer.Option(help="Figures of the bench.")]
+
+
+@fit.command("any-shape", short_help="Choose kernels for shapes of no library")
+def fit_any_shape(
+    step: StepArgument,
+    count: CountOption = None,
+    measurements: MeasurementsOption = None,
+    seed: SeedOption = 1,
+    layouts: LayoutsOption = "TN,NN",
+    work: WorkOption = _WORK,
+    cells: CellsOption = _CELLS,
+    more: MoreOption = None,
+    answers: AnswersOption = None,
+    trials: TrialsOption = _TRIALS,
+    build: BuildOption = _BUILD,
+    held_out: HeldOutOption = _HELD_OUT,
+    every: EveryOption = 1,
+    proved: ProvedOption = _PROVED,
+    out_file: BenchOption = _BENCH,
+    summary: SummaryOption = _SUMMARY,
+) -> None:
+    """Choose kernels for shapes of no library: ``outblas fit any-shape STEP``.
+
+    ``record`` measures random shapes into --cells. ``extend`` measures on others what the package would choose, into
+    --more. ``answers`` times all answers of cuBLASLt's heuristic, into --answers. ``collect`` reads the trials of
+    --build into --trials. ``fit`` writes the package's own tables from --cells, --more, --answers, --trials and
+    --proved, for each GPU that was measured. ``evaluate`` scores the choice on problems that no fit has seen, into
+    --held-out. ``prove`` proves every offered kernel into --proved. ``bench`` times other shapes into --out and
+    --summary.
+    """
+    if step not in STEPS:
+        raise UsageError(f"step {step!r}", " or ".join(STEPS), "pass one of them")
+    number = common.at_least("--count", COUNTS.get(step, 1) if count is None else count, 1)
+    common.at_least("--every", every, 1)
+    more = _beside(cells, more, "extension", "trials", "cells")
+    answers = _beside(cells, answers, "answers")
+    drawn = number, seed, _layouts(layouts)
+
+    from outblas.core.files import lock_folder
+
+    with lock_folder(work):
+        if step == "record":
+            _record_any_shape(number, measurements, seed, work, cells)
+        elif step == "extend":
+            _extend_any_shape(*drawn, work, more)
+        elif step == "answers":
+            _record_answers(*drawn, work, answers)
+        elif step == "collect":
+            _collect_any_shape(build, trials)
+        elif step == "fit":
+            _fit_any_shape([cells, trials, *more], answers, proved)
+        elif step == "evaluate":
+            _evaluate_any_shape([cells, trials, *more], held_out, every)
+        elif step == "prove":
+            _prove_any_shape(proved)
+        else:
+            _bench_any_shape(number, out_file, summary)
+
+
+def _record_any_shape(count: int, measurements: int | None, seed: int, work: Path, cells: Path) -> None:
+    from outblas_lab.build.any_shape_run import MEASUREMENTS, record, shapes
+
+    measurements = common.at_least("--measurements", MEASUREMENTS if measurements is None else measurements, 1)
+    about = record(shapes(count, seed), measurements, work / "store.sqlite", cells)
+    out.print(f"{about}: {cells}", markup=False)
+
+
+def _beside(cells: Path, given: list[Path] | None, *kinds: str) -> list[Path]:
+    """The files that an option names; without it, all other tables of these kinds beside the cells, of any GPU."""
+    if given is not None:
+        return given
+    taken = (_CELLS.name, _TRIALS.name, cells.name)
+    return sorted(file for kind in kinds for file in cells.parent.glob(f"*_{kind}*.parquet") if file.name not in taken)
+
+
+def _one_file(option: str, files: list[Path]) -> Path:
+    if len(files) != 1:
+        raise UsageError(f"{len(files)} files of {option}", "the file to write", f"pass {option} once")
+    return files[0]
+
+
+def _layouts(value: str) -> tuple[Layout, ...]:
+    named = tuple(layout for layout in get_args(Layout) if layout in value.split(","))
+    if not named or set(value.split(",")) - set(named):
+        raise UsageError(f"--layouts {value}", " or ".join(get_args(Layout)), "separate them by commas")
+    return named
+
+
+def _extend_any_shape(count: int, seed: int, layouts: tuple[Layout, ...], work: Path, more: list[Path]) -> None:
+    from outblas_lab.build.any_shape_extension import extend, extension_shapes
+
+    file, drawn = _one_file("--more", more), extension_shapes(count, seed, layouts)
+    out.print(f"{extend(drawn, work / 'extension.sqlite', file)}: {file}", markup=False)
+
+
+def _record_answers(count: int, seed: int, layouts: tuple[Layout, ...], work: Path, answers: list[Path]) -> None:
+    from outblas_lab.build.answer_record import record_answers
+    from outblas_lab.build.any_shape_extension import extension_shapes
+
+    file, drawn = _one_file("--answers", answers), extension_shapes(count, seed, layouts)
+    out.print(f"{record_answers(drawn, work / 'answers.jsonl', file)}: {file}", markup=False)
+
+
+def _collect_any_shape(build: Path, trials: Path) -> None:
+    from outblas_lab.build.any_shape_trials import collect_trials
+
+    out.print(f"{collect_trials(build, trials)}: {trials}", markup=False)
+
+
+def _fit_any_shape(cells: list[Path], answers: list[Path], proved: Path) -> None:
+    from outblas_lab.train.fit_answers import fit_answers
+    from outblas_lab.train.fit_any_shape_run import fit_all, packaged_folder
+
+    def report(line: str) -> None:
+        out.print(line, markup=False)
+
+    for line in fit_all(cells, proved, packaged_folder("any_shape"), report):
+        report(line)
+    for line in fit_answers(answers, packaged_folder("answers"), report) if answers else ():
+        report(line)
+
+
+def _evaluate_any_shape(cells: list[Path], held_out: Path, every: int) -> None:
+    from outblas_lab.train.fit_any_shape_run import evaluate
+    from outblas_lab.train.held_out_choices import SPLITS, figures_in_words
+
+    found = evaluate(cells, held_out, every, lambda line: out.print(line, markup=False))
+    for split in SPLITS:
+        for line in figures_in_words(found[split]["today"]):
+            out.print(f"{split}: {line}", markup=False)
+    out.print(f"figures: {held_out}", markup=False)
+
+
+def _prove_any_shape(proved: Path) -> None:
+    from outblas_lab.build.any_shape_run import prove
+
+    passed = prove(proved)
+    out.print(f"written to {proved}", markup=False)
+    if not passed:
+        raise typer.Exit(1)
+
+
+def _bench_any_shape(count: int, out_file: Path, summary: Path) -> None:
+    from outblas_lab.build.any_shape_run import BENCHED, bench, shapes
+
+    figures = bench(shapes(count, BENCHED), out_file, summary)
+    out.print(json.dumps(figures, indent=1), markup=False)
+    out.print(f"result: {out_file}\nfigures: {summary}", markup=False)

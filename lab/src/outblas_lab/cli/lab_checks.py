@@ -1,0 +1,82 @@
+"""Checks of ``outblas doctor`` for what outblas-lab uses: compilers and the jail of free kernels, and its extras."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections.abc import Callable
+
+from outblas.cli.checks.health import Check
+from outblas.core.errors import OutblasError
+from outblas.core.install_hint import install_hint
+from outblas_lab.jail import canary, landlock, seccomp
+from outblas_lab.jail.confinement import report
+from outblas_lab.jail.toolchain import find_nvcc, include_folders, locate_cutlass
+
+_EXTRAS = {
+    "rl": ("gymnasium", "optuna", "sb3_contrib", "tensorboard"),
+    "llm": ("openai",),
+    "mcp": ("mcp",),
+    "train-llm": ("trl", "peft", "accelerate", "datasets"),
+}
+
+
+def _nvcc() -> Check:
+    try:
+        include_folders()
+        found = find_nvcc()
+    except OutblasError as error:
+        return Check("nvcc", None, error.wrong, f"{error.do} (free kernels need it)")
+    return Check("nvcc", True, f"{found.path}, {found.version}")
+
+
+def _cutlass() -> Check:
+    try:
+        include, version = locate_cutlass()
+    except OutblasError as error:
+        return Check("cutlass", None, error.wrong, f"{error.do} (free kernels that use it need it)")
+    return Check("cutlass", True, f"{version} in {include}")
+
+
+def _jail() -> Check:
+    """Check the limits that would hold a free kernel's worker on this machine."""
+    lines = report()
+    missing = [line for line in lines if not line.on and line.words.startswith(("no ", "needs"))]
+    found = "; ".join(f"{line.part}: {line.words}" for line in lines if line.on)
+    absent = "; ".join(f"{line.part}: {line.words}" for line in lines if not line.on)
+    do = "" if not missing else "run free kernels in a container: " + "; ".join(line.words for line in missing)
+    return Check("jail", None if missing else True, f"{found}. Not covered: {absent}", do)
+
+
+def _canary() -> Check:
+    """Check the outcome of the attacks that a worker tries from inside that jail."""
+    outcomes = canary.run_canary()
+    found = []
+    for title, held in (("held", True), ("got through", False), ("could not be tried", None)):
+        if attacks := [each for each in outcomes if each.held is held]:
+            words = (f"{each.attack} ({each.words})" if held is None else each.attack for each in attacks)
+            found.append(f"{title}: {', '.join(words)}")
+    if not any(each.held is False for each in outcomes):
+        return Check("jail canary", True, "; ".join(found))
+    do = "run free kernels in a container"
+    if not (landlock.abi() and seccomp.available()):
+        return Check("jail canary", None, "; ".join(found), do)
+    return Check("jail canary", False, "; ".join(found), f"{do}, and report this line")
+
+
+def _extra(extra: str) -> Check:
+    absent = [module for module in _EXTRAS[extra] if importlib.util.find_spec(module) is None]
+    name = f"extra [{extra}]"
+    if absent:
+        return Check(name, None, f"without {', '.join(absent)}", install_hint(extra))
+    return Check(name, True, ", ".join(_EXTRAS[extra]))
+
+
+#: The checks in their order.
+CHECKS: tuple[Callable[[], Check], ...] = (
+    _nvcc,
+    _cutlass,
+    _jail,
+    _canary,
+    *(functools.partial(_extra, extra) for extra in _EXTRAS),
+)

@@ -1,0 +1,49 @@
+"""``outblas mcp``: a server that gives the tools of this package to a coding agent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from outblas.cli import common
+from outblas.core.errors import UsageError
+from outblas_lab.cli.evolve import DeviceOption
+
+
+def mcp(
+    device: DeviceOption = None,
+    recording: Annotated[
+        str, typer.Option(help="Recording that answers for template kernels without a GPU: a name or a folder.")
+    ] = common.DEFAULT_RECORDING,
+    compilations: Annotated[int, typer.Option(help="Kernels that a session may compile.")] = 200,
+    evaluations: Annotated[int, typer.Option(help="Kernels that a session may prove and time.")] = 100,
+    gpu_seconds: Annotated[float, typer.Option(help="Seconds of the GPU that a session may use.")] = 600.0,
+    run: Annotated[
+        Path | None, typer.Option(help="Folder of the archive; without it, tool archive keeps nothing.")
+    ] = None,
+) -> None:
+    """Serve a coding agent over the Model Context Protocol on stdin and stdout: compile, prove, time, keep kernels."""
+    from outblas.records.recording_places import packaged
+    from outblas_lab.llm.evaluators import parse_evaluator
+    from outblas_lab.mcp.session_budget import SessionLimits
+    from outblas_lab.mcp.stdio_server import require_sdk, serve
+    from outblas_lab.mcp.tool_session import SessionSettings, ToolSession
+
+    limits = SessionLimits(compilations, evaluations, gpu_seconds)
+    require_sdk()
+    if recording not in packaged() and not Path(recording).exists():
+        known = ", ".join(packaged())
+        raise UsageError(f"--recording {recording!r}", f"a packaged name ({known}) or a path", "correct the name")
+    place = parse_evaluator(device)
+    if place.workers is not None:
+        raise UsageError(f"--device {device}", "one GPU, whose seconds a session counts", "pass one, e.g. cuda:0")
+    if place.gpu_index is not None:
+        from outblas_lab.jail.confinement import report
+
+        for line in report():
+            common.err.print(f"jail: {line.part}: {line.words}", markup=False)
+    with ToolSession(SessionSettings(place, recording, limits, run)) as session:
+        common.err.print("waiting for a client on stdin: a coding agent starts this command", markup=False)
+        serve(session)

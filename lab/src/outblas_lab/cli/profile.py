@@ -1,0 +1,64 @@
+"""``outblas profile``: hardware counters of a tune run's candidates, by Nsight Compute."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from outblas.cli import common
+from outblas.cli.common import out
+from outblas.core.errors import UsageError
+from outblas.runtime.device import parse_device
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from outblas.core.config import KernelConfig
+    from outblas.core.problem import Problem
+
+
+def profile(
+    run: Annotated[Path, typer.Option(help="Run directory of `outblas tune`; counters go into its store.")],
+    top: Annotated[int, typer.Option(help="Candidates of each problem, the fastest that passed.")] = 4,
+    mnk: Annotated[list[str] | None, typer.Option(help="Only the problem M_N_K of the run; may be repeated.")] = None,
+    config: Annotated[str | None, typer.Option(help="This candidate, by its name, in place of the fastest.")] = None,
+    device: Annotated[str, typer.Option(help="The GPU, cuda:N.")] = "cuda:0",
+    ncu: Annotated[str | None, typer.Option(help="Path of Nsight Compute's ncu; by default it is searched.")] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds for each start of ncu.")] = 600.0,
+) -> None:
+    """Collect hardware counters of a run's best candidates with Nsight Compute, where that is allowed (GPU)."""
+    common.at_least("--top", top, 1)
+    common.positive("--timeout", timeout)
+    where = parse_device(device)
+    if where.gpu_index is None:
+        raise UsageError(f"--device {device}", "a GPU: a recording has no counters", "e.g. --device cuda:0")
+
+    from outblas.kernels.config_text import config_from_name
+    from outblas_lab.pool.profile import ProfileRequest, run_profile
+
+    named = None if config is None else config_from_name(config)
+    request = ProfileRequest(run, where.gpu_index, top, mnk or (), named, ncu, timeout, common.command_line())
+    with common.progress_bar("profile") as progress:
+        found = run_profile(request, progress)
+    out.print(_table(found.counters))
+    held = len(found.counters) - found.new
+    out.print(f"{found.new} profiled now, {held} before; in {run / 'store.sqlite'}", markup=False)
+
+
+def _table(counters: Mapping[tuple[Problem, KernelConfig], Mapping[str, float]]) -> Table:
+    from rich.markup import escape
+    from rich.table import Table
+
+    from outblas.runtime.counters import COUNTER_COLUMNS, counter_cells
+    from outblas_lab.publish.words import short_config
+
+    table = Table(box=None, pad_edge=False)
+    for heading in ("problem", "candidate", *COUNTER_COLUMNS):
+        words = heading in ("problem", "candidate", COUNTER_COLUMNS[-1])
+        table.add_column(heading, justify="left" if words else "right", no_wrap=heading == "problem")
+    for (problem, config), values in counters.items():
+        table.add_row(problem.key, escape(short_config(config)), *map(escape, counter_cells(values)))
+    return table

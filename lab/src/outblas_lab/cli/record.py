@@ -1,0 +1,113 @@
+"""``outblas record``: measure candidates over a suite into a recording."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from outblas.cli import common
+from outblas.cli.common import AccOption, DtypeOption, GpuDeviceOption, LayoutOption, SuiteOption, out
+from outblas.core.errors import UsageError
+from outblas.runtime.device import require_gpus
+
+if TYPE_CHECKING:
+    from outblas_lab.pool.record_candidates import CandidateDraw
+
+#: Share within which a candidate is near the best, unless ``--near`` says otherwise.
+DEFAULT_NEAR = 0.03
+
+
+def record(
+    suite: SuiteOption = "grid1000",
+    layout: LayoutOption = "tn",
+    dtype: DtypeOption = "fp16",
+    acc: AccOption = "fp32",
+    catalogue: Annotated[
+        str | None,
+        typer.Option(
+            help="Named set of candidates; by default that of the most similar GPU, or the pool with --candidates."
+        ),
+    ] = None,
+    sample: Annotated[
+        int | None, typer.Option(help="Record this number of the suite's problems, stratified by regime.")
+    ] = None,
+    candidates: Annotated[
+        int | None,
+        typer.Option(help="Candidates of each problem, chosen for it; by default every one of the catalogue."),
+    ] = None,
+    random: Annotated[
+        int, typer.Option(help="Draw this number of --candidates from all legal ones; the cost model ranks the rest.")
+    ] = 0,
+    seed: Annotated[int, typer.Option(help="Which sample and which random candidates.")] = 0,
+    rounds_near_best: Annotated[
+        int | None, typer.Option(help="Rounds of candidates near the best; by default as many as the others have.")
+    ] = None,
+    near: Annotated[
+        float | None, typer.Option(help="Share of the best time within which a candidate is near; by default 0.03.")
+    ] = None,
+    out_dir: Annotated[Path, typer.Option("--out", help="Directory of the recording.")] = Path("./recordings"),
+    gpu_device_id: GpuDeviceOption = 0,
+) -> None:
+    """Prove and time candidates on every problem of a suite or of a sample of it, resumable (GPU)."""
+    from outblas_lab.pool.record_suite import RecordSettings, run_record
+
+    if near is not None and rounds_near_best is None:
+        raise UsageError(f"--near {near:g} alone", "it with --rounds-near-best", "e.g. --rounds-near-best 11")
+    within = DEFAULT_NEAR if near is None else near
+    how = RecordSettings(_draw(candidates, random, seed), rounds_near_best or 0, within)
+    problems = common.suite_problems(suite, (layout,), dtype, acc, sample, seed)
+    (gpu,) = require_gpus((gpu_device_id,))
+
+    from outblas.kernels.catalogue import catalogue as candidates_of
+    from outblas.kernels.catalogue import catalogue_of, pool_name
+    from outblas.runtime.device import gpu_of_device
+
+    own = gpu_of_device(gpu)
+    chosen = catalogue or (None if candidates is None else pool_name(own))
+    with common.progress_bar(f"record {suite}") as progress:
+        run_record(
+            problems=problems,
+            suite=recorded_suite(suite, sample, candidates, seed),
+            catalogue=catalogue_of(own) if chosen is None else candidates_of(chosen),
+            out_dir=out_dir,
+            gpu_index=gpu,
+            progress=progress,
+            how=how,
+        )
+    out.print(f"recording: {out_dir}", markup=False)
+    out.print(f"use it: outblas tune{_tuned(suite, sample, seed)} --device replay:{out_dir}", markup=False)
+
+
+def recorded_suite(suite: str, sample: int | None, candidates: int | None, seed: int) -> str:
+    """Return the name of what is recorded: the suite, its sample, the number of candidates and the seed.
+
+    Recordings of other settings thus have other files. Example: ``recorded_suite("llm", 40, 150, 1)`` returns
+    ``"llm-sample40-candidates150-seed1"``. A whole suite and catalogue have the suite's name alone.
+
+    Args:
+        suite: name of the suite.
+        sample: size of the sample; None: the whole suite.
+        candidates: candidates of each problem; None: the whole catalogue.
+        seed: seed of sample and candidates.
+    """
+    parts = {"sample": sample, "candidates": candidates}
+    named = [f"{name}{value}" for name, value in parts.items() if value is not None]
+    return "-".join([suite, *named, f"seed{seed}"] if named else [suite])
+
+
+def _draw(candidates: int | None, random: int, seed: int) -> CandidateDraw | None:
+    """Return the draw of each problem's candidates; None if every one of the catalogue is wanted."""
+    from outblas_lab.pool.record_candidates import CandidateDraw
+
+    if candidates is not None:
+        return CandidateDraw(candidates, random, seed)
+    if random:
+        raise UsageError(f"--random {random} alone", "it with --candidates", "e.g. --candidates 150 --random 120")
+    return None
+
+
+def _tuned(suite: str, sample: int | None, seed: int) -> str:
+    """Return the options of ``outblas tune`` for the recorded problems."""
+    return f" --suite {suite}" + ("" if sample is None else f" --sample {sample} --seed {seed}")

@@ -1,0 +1,34 @@
+"""``outblas report``: a self-contained HTML page from a run or a result file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from outblas.cli import common
+from outblas.cli.common import out
+from outblas.core.errors import UsageError
+
+
+def report(
+    run: Annotated[
+        Path,
+        typer.Argument(
+            help="Run directory of `outblas tune` or `evolve`, or result file of `outblas bench` or `compare`."
+        ),
+    ],
+    out_file: Annotated[
+        Path | None, typer.Option("--out", help="The page; by default report.html in the run, or beside the file.")
+    ] = None,
+) -> None:
+    """Write the HTML report of a run: speed-ups, heat maps, roofline, losses; or agents compared; and provenance."""
+    from outblas_lab.publish.html.tune_page import check_page, write_report
+
+    if not run.exists():
+        raise UsageError(f"nothing is at {run}", "a run directory, or a result file (Parquet)", "correct the path")
+    path = out_file or (run / "report.html" if run.is_dir() else run.with_suffix(".html"))
+    common.output_file("--out", path, "report", check_page)
+    write_report(run, path)
+    out.print(f"report: {path}", markup=False)

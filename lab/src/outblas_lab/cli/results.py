@@ -1,0 +1,75 @@
+"""``outblas results``: the published summary, computed from the result files alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from outblas.cli import common
+from outblas.cli.common import EXIT_ERROR, JsonOption, errors, number, out, print_table
+
+
+def summary_table(rows: Sequence[Mapping[str, Any]]) -> Any:
+    """Return summary rows as a ``rich.table.Table``, one line per row.
+
+    Args:
+        rows: rows of ``outblas_lab.publish.summary.summarise``. Required keys are ``suite``, ``layout``, ``dtype``,
+            ``acc``, ``mode``, ``pdl``, ``early``, ``n``, ``geomean``, ``flop_weighted``, ``min``, ``losses`` and
+            ``fallbacks``.
+
+    Raises:
+        KeyError: a row lacks one of them.
+    """
+    from rich.table import Table
+
+    from outblas.records.averages import launch_label
+
+    table = Table(box=None, pad_edge=False, collapse_padding=True)
+    for heading in ("suite", "layout, types", "mode", "PDL"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("n", "geomean", "by FLOP", "min", "losses", "fall-backs"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        kind = f"{row['layout']} {row['dtype']}/{row['acc']}"
+        figures = [number(row[key], 3) for key in ("geomean", "flop_weighted", "min")]
+        counts = [str(row["losses"]), str(row["fallbacks"])]
+        table.add_row(str(row["suite"]), kind, str(row["mode"]), launch_label(row), str(row["n"]), *figures, *counts)
+    return table
+
+
+def results(
+    write: Annotated[
+        bool,
+        typer.Option("--write", help="Write summary.json, pictures and generated blocks of README and docs."),
+    ] = False,
+    check: Annotated[bool, typer.Option("--check", help="Exit 2 if one of them is not what the files say.")] = False,
+    directory: Annotated[Path, typer.Option("--dir", help="Directory of the result files.")] = Path(
+        "results", common.DEFAULT_RECORDING
+    ),
+    json_out: JsonOption = False,
+) -> None:
+    """Summarise committed result files; every published figure is a row of this table."""
+    from outblas_lab.publish.summary import summary_rows
+    from outblas_lab.publish.tables.publish_results import check_published, publish
+
+    rows = summary_rows(directory)
+    if not json_out:
+        print_table(summary_table(rows))
+    written = [str(path) for path in publish(directory)] if write else []
+    stale = check_published(directory) if check else []
+    if json_out:
+        from outblas.cli.documents import print_document
+        from outblas_lab.cli.lab_documents import ResultsDocument
+
+        print_document(ResultsDocument(rows=rows, written=written, stale=stale))
+    for path in [] if json_out else written:
+        out.print(f"written: {path}", markup=False)
+    for line in stale:
+        errors.print(f"error: {line}", markup=False)
+    if check and not stale and not json_out:
+        out.print("checked: summary, pictures, README and docs are what the files say", markup=False)
+    if stale:
+        raise typer.Exit(EXIT_ERROR)

@@ -1,0 +1,163 @@
+"""``outblas recording``: a recording as a data set, and scores of agent files on it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from outblas.cli import common
+from outblas.cli.common import JsonOption, RecordingNameOption, err, out
+from outblas.core.errors import RecordError, UsageError
+from outblas.core.plain_files import read_plain_file
+
+if TYPE_CHECKING:
+    from outblas_lab.compare.compare_stats import Figure
+    from outblas_lab.compare.score_run import Score, ScoreRequest
+
+recording = typer.Typer(
+    help="Use a recording as a data set: export it, or score an agent file on it (no GPU).",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+)
+
+#: Seeds of splits are below this.
+MAX_SEED = 2**63
+
+
+@recording.command("export", short_help="Write a recording as a data set")
+def export_dataset(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to make; missing or empty.")],
+    name: RecordingNameOption = common.DEFAULT_RECORDING,
+    kernel_tuner: Annotated[
+        int, typer.Option(help="Held-out problems with files of Kernel Tuner, stratified by regime.")
+    ] = 10,
+) -> None:
+    """Write a recording as Parquet with a data sheet, for Hugging Face datasets and Kernel Tuner.
+
+    Example: ``outblas recording export gemm-h200``.
+    """
+    from outblas.records.recording import Recording
+    from outblas_lab.publish.dataset.dataset_export import CARD, SHEET, export_recording
+
+    with common.progress_bar("export") as progress:
+        sheet = export_recording(Recording.load(name), name, folder, kernel_tuner, progress)
+    size = sum(file["bytes"] for file in sheet["files"].values()) / 1e6
+    out.print(f"{sheet['problems']} problems, {sheet['candidates']} kernels, {size:.1f} MB: {folder}", markup=False)
+    out.print(f"card: {folder / CARD}\nsheet: {folder / SHEET}", markup=False)
+    out.print(f'use it: datasets.load_dataset("{folder}", "cells")', markup=False)
+
+
+@recording.command("score", short_help="Score an agent file on held-out problems")
+def score(
+    agent_file: Annotated[Path, typer.Argument(metavar="AGENT_FILE", help="Python file that defines one agent.")],
+    name: RecordingNameOption = common.DEFAULT_RECORDING,
+    baselines: Annotated[
+        str, typer.Option(help="Agents beside it, separated by commas; none for nothing.")
+    ] = "random,nearest,regressor",
+    sample: Annotated[
+        int | None, typer.Option(help="Search this number of held-out problems, stratified by regime; by default all.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="Seeds of every agent that draws.")] = 3,
+    split_seed: Annotated[int | None, typer.Option(help="Seed of the split; by default the public one, 0.")] = None,
+    split_seed_file: Annotated[
+        Path | None, typer.Option(help="File with the seed of a private split; the seed is not printed.")
+    ] = None,
+    run: Annotated[Path, typer.Option(help="Directory of the scores; resumed if they exist.")] = Path("runs/score"),
+    jobs: Annotated[int, typer.Option(help="Processes that search side by side.")] = 1,
+    resume: Annotated[bool, typer.Option(help="Read scores that are there; else search anew.")] = True,
+    json_out: JsonOption = False,
+) -> None:
+    """Score an agent file on held-out problems: regret after 0, 1, 2, 4 and 8 measurements, beside baselines.
+
+    The file is run as it is: score no file that you do not trust.
+    Example: ``outblas recording score my_agent.py --sample 40``.
+    """
+    if split_seed is not None and split_seed_file is not None:
+        raise UsageError("--split-seed with --split-seed-file", "one of them", "leave one out")
+
+    from outblas_lab.compare.public_split import PUBLIC_SEED
+    from outblas_lab.compare.score_run import ScoreRequest, score_agent
+
+    seed = PUBLIC_SEED if split_seed is None else split_seed
+    if split_seed_file is not None:
+        seed = _private_seed(split_seed_file)
+    names = [] if baselines == "none" else [word.strip() for word in baselines.split(",") if word.strip()]
+    request = ScoreRequest(agent_file, name, common.command_line(), names, seed, sample, seeds, run, jobs, resume)
+    with common.progress_bar("score") as progress:
+        found = score_agent(request, progress, lambda line: err.print(line, markup=False))
+    _print_score(found, request, split_seed_file is not None, json_out)
+
+
+def _private_seed(path: Path) -> int:
+    """Return the seed in a file. Its content is in no error text."""
+    do = "write one integer into it"
+    try:
+        seed = int(read_plain_file(path).decode())
+    except OSError as error:
+        raise RecordError(f"{path} cannot be read ({error.strerror or error})", "a file with a seed", do) from error
+    except ValueError:
+        raise UsageError(f"{path} holds no seed", f"an integer from 0 to {MAX_SEED - 1}", do) from None
+    if not 0 <= seed < MAX_SEED:
+        raise UsageError(f"the seed in {path} is out of range", f"an integer from 0 to {MAX_SEED - 1}", do)
+    return seed
+
+
+def _print_score(found: Score, request: ScoreRequest, private: bool, json_out: bool) -> None:
+    """Print the table, or the JSON document."""
+    from outblas_lab.compare.compare_stats import figures, noise_regret
+    from outblas_lab.compare.public_split import PUBLIC_SPLIT
+
+    parts = [found.agent] if found.baselines is None else [found.agent, found.baselines]
+    rows = [figure for part in parts for figure in figures(part, PUBLIC_SPLIT).values()]
+    if json_out:
+        _print_document(found, request, private, rows)
+        return
+    size = found.agent.meta["splits"][PUBLIC_SPLIT]
+    which = "private split" if private else f"split seed {request.split_seed}"
+    out.print(
+        f"regret after a number of measurements, with 95% intervals over problems; {which}, "
+        f"{size['searched']} of {size['held_out']} held-out problems, {size['training']} to learn from",
+        markup=False,
+    )
+    _print_table(found.agent.budgets, rows)
+    out.print(f"noise floor: {noise_regret(found.agent):.2%}; the recording hides smaller regrets", markup=False)
+    for part in parts:
+        out.print(f"result: {part.path}", markup=False)
+
+
+def _print_table(budgets: Sequence[int], rows: Sequence[Figure]) -> None:
+    """Print a line for each agent: regret after each number of measurements with its interval."""
+    from rich.table import Table
+
+    table = Table("agent", *map(str, budgets), box=None, pad_edge=False)
+    for agent in dict.fromkeys(f.agent for f in rows):
+        cells = [f"{f.regret:.2%} [{1 / f.high - 1:.2%}, {1 / f.low - 1:.2%}]" for f in rows if f.agent == agent]
+        table.add_row(agent, *cells)
+    common.print_table(table)
+
+
+def _print_document(found: Score, request: ScoreRequest, private: bool, rows: Sequence[Figure]) -> None:
+    """Print the score as one JSON document; the seed of a private split is not in it."""
+    from outblas.cli.documents import print_document
+    from outblas_lab.cli.lab_documents import ScoreDocument, ScoreFigure
+    from outblas_lab.compare.compare_stats import noise_regret
+    from outblas_lab.compare.public_split import PUBLIC_SPLIT
+
+    size = found.agent.meta["splits"][PUBLIC_SPLIT]
+    scores = [
+        ScoreFigure(
+            agent=f.agent, measurements=f.budget, regret=f.regret, low=1 / f.high - 1, high=1 / f.low - 1, found=f.found
+        )
+        for f in rows
+    ]  # fmt: skip
+    document = ScoreDocument(
+        agent=str(request.agent), agent_sha256=found.agent_sha, recording=request.recording,
+        recording_sha256=found.agent.meta["recording"]["sha256"], split=PUBLIC_SPLIT,
+        split_seed=None if private else request.split_seed, training=size["training"], searched=size["searched"],
+        noise_regret=noise_regret(found.agent), scores=scores,
+    )  # fmt: skip
+    print_document(document)

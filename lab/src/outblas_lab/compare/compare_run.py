@@ -1,0 +1,397 @@
+"""A comparison on disk: from its settings, through a journal, to its result file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from outblas.core.errors import RecordError, UsageError
+from outblas.core.journal import Journal, check_same_settings
+from outblas.core.roofline import Gpu
+from outblas.records.provenance import collect_provenance, provenance_field, source_commit
+from outblas.records.recording import Recording
+from outblas.records.replay import standard_error
+from outblas.records.results import PROVENANCE_FIELDS
+from outblas.tune.agents.agent_registry import make_agent
+from outblas.tune.tune import Interrupted
+from outblas_lab.agents.agent_file import check_agent_file, is_agent_file
+from outblas_lab.agents.agent_table import agent_preparations
+from outblas_lab.compare.arms import SOURCES, arm_parts, arms_of, parts_of
+from outblas_lab.compare.compare_pool import Watch, run_units
+from outblas_lab.compare.compare_result import read_comparison, write_comparison
+from outblas_lab.compare.held_out import CompareUnit, HeldOutTask, Plan, check_agents, held_out_tasks
+from outblas_lab.compare.recording_hash import recording_sha
+from outblas_lab.compare.splits import Split, check_split
+
+#: What a result file has room for, and more runs of an agent than any interval needs.
+MAX_BUDGET, MAX_SEEDS = 1_000_000, 1000
+#: Called as (tasks done, all tasks, name of the last finished task).
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True)
+class CompareRequest:
+    """Arguments of :func:`run_compare`.
+
+    Attributes:
+        plan: the recording, the held-out share and the budgets.
+        splits: names of the splits, each once: ``shapes``, ``families`` or ``layout``.
+        agents: names of the agents, or paths of agent files, each once; not ``recorded`` or ``transfer``.
+        sources: what agents learn from if the plan names another GPU's recording: keys of
+            :data:`outblas_lab.compare.arms.SOURCES`.
+        seeds: every agent runs with the seeds 0 .. ``seeds`` - 1; one that neither draws nor learns, with 0 only. 1 to
+            1000.
+        out_path: the result file to write.
+        command: the command line, for provenance.
+        jobs: processes that search side by side.
+        resume: False starts anew and replaces an existing result.
+    """
+
+    plan: Plan
+    splits: Sequence[str]
+    agents: Sequence[str]
+    seeds: int
+    out_path: Path
+    command: str
+    jobs: int = 1
+    resume: bool = True
+    sources: Sequence[str] = tuple(SOURCES)
+
+
+def run_compare(
+    request: CompareRequest, progress: Progress | None = None, say: Callable[[str], None] | None = None
+) -> Path:
+    """Compare agents on the held-out problems of every split and write the result file.
+
+    If the plan names another GPU's recording, each agent that learns is compared once for each source. The judged
+    problems are always held-out ones of the plan's first recording.
+
+    A killed run resumes from the journal ``<out_path>.jsonl``. Agents, splits, seeds and sample may then differ:
+    missing tasks are run, and recorded tasks outside the request are left out. A journal with such tasks stays. With
+    ``resume``, a finished result is replaced only by one of the same settings.
+
+    Args:
+        request: settings of the comparison.
+        progress: called with (tasks done, all tasks, ``"SPLIT AGENT"``) about once a second of each process.
+        say: called with one line on the kept part of a resumed run, on an agent's preparation, and on each 30 s of
+            silence. A journal that stays gets a line, too.
+
+    Returns:
+        The result file, ``request.out_path``.
+
+    Raises:
+        UsageError: names are unknown or repeated, budgets do not ascend, a number is below 1, or the recording is
+            unknown or cannot be split so. Also if ``out_path`` or the journal holds other settings or another kind of
+            file, or an agent breaks its contract.
+        RecordError: the recording or the journal cannot be read, or the disk refuses.
+        DeviceError: a process died.
+        ToolchainMissing: an agent needs a package that is not installed.
+        Interrupted: Ctrl-C.
+    """
+    plan, out_path = request.plan, request.out_path
+    _check(request)
+    if out_path.is_dir():
+        raise UsageError(f"--out {out_path} is a folder", "a result file", "name a file in it")
+    recording = Recording.load(plan.recording)
+    other = None if plan.across is None else _of_another_gpu(plan.across, recording)
+    arms = list(request.agents) if other is None else arms_of(request.agents, request.sources, recording.gpu)
+    if request.resume and out_path.exists():
+        _check_replaced(request, arms, recording, other)
+    made = {name: held_out_tasks(plan, recording, name) for name in request.splits}
+    learned = _learned(made, recording, other)
+    units = _units(request, arms, recording.gpu)
+    keys = {split: [task.key for task in tasks] for split, (_, tasks) in made.items()}
+    total = sum(len(keys[unit.split]) for unit in units)
+    settings = {**_settings(plan, recording, other), **_agent_files(request.agents)}
+    journal = Journal(out_path.with_name(out_path.name + ".jsonl"), settings, request.resume)
+    answers = _Answers(units, keys)
+    written = False
+    try:
+        for entry in journal.entries:
+            answers.add(entry)
+        here, missing = source_commit(), answers.missing()
+        if answers.count and say is not None:
+            say(f"resuming: {answers.count} of {total} tasks are recorded in {journal.path}")
+        for entry in run_units(missing, plan, request.jobs, _watch(say, learned)):
+            journal.append({**entry, "commit": here})
+            answers.add(entry)
+            if progress is not None:
+                progress(answers.count, total, f"{entry['split']} {entry['agent']}")
+        rows = [row for unit in units for row in answers.rows(unit, plan.budgets)]
+        sizes = {name: (len(split.training), len(split.held_out), tasks) for name, (split, tasks) in made.items()}
+        meta = _meta(plan, recording, request.command, journal.entries, sizes)
+        if other is not None:
+            assert plan.across is not None
+            meta["across"] = {**about_recording(plan.across, other), "gpu": other.gpu.name, "learned": learned}
+        write_comparison(rows, {**meta, "agents": arms, "seeds": request.seeds}, out_path)
+        written = True
+    except KeyboardInterrupt as error:
+        raise Interrupted(f"interrupted with {answers.count} of {total} tasks recorded in {journal.path}") from error
+    finally:
+        journal.close(done=written and not answers.outside)
+    if answers.outside and say is not None:
+        say(
+            f"{journal.path} stays: it holds {answers.outside} tasks that this comparison leaves out. To go on with "
+            f"them, move {out_path} away and repeat their command"
+        )
+    return out_path
+
+
+def _of_another_gpu(name: str, judged: Recording) -> Recording:
+    """Return the recording of a name. Raises UsageError if it is of the judged GPU."""
+    other = Recording.load(name)
+    if other.gpu == judged.gpu:
+        raise UsageError(f"--across {name}, of {other.gpu.name} as --device is", "another GPU", "name its recording")
+    return other
+
+
+def _learned(
+    made: Mapping[str, tuple[Split, Sequence[HeldOutTask]]], recording: Recording, other: Recording | None
+) -> dict[str, dict[str, int]]:
+    """Return split -> source -> number of training problems, of all GPUs together; an agent by itself has source
+    ``""``.
+    """
+    sources = [""] if other is None else ["", *SOURCES]
+    return {
+        name: {source: sum(len(p.problems) for p in parts_of(source, split, recording, other)) for source in sources}
+        for name, (split, _) in made.items()
+    }
+
+
+def _watch(say: Callable[[str], None] | None, training: Mapping[str, Mapping[str, int]]) -> Watch | None:
+    """Return the watcher that announces each agent's preparation and long silences.
+
+    Args:
+        say: called with each line; None announces nothing.
+        training: split -> source -> number of training problems.
+    """
+    if say is None:
+        return None
+    known = agent_preparations()
+
+    def begun(unit: CompareUnit) -> None:
+        agent, source = arm_parts(unit.agent)
+        if agent in known:
+            count = training[unit.split][source]
+            say(f"agent {unit.agent}, split {unit.split}: learning from {count} problems ({known[agent]})")
+
+    def waiting(units: Sequence[CompareUnit], seconds: float) -> None:
+        names = ", ".join(sorted({f"{unit.agent} ({unit.split})" for unit in units}))
+        say(f"still at work after {seconds:.0f} s: {names}")
+
+    return Watch(begun, waiting)
+
+
+def _units(request: CompareRequest, arms: Sequence[str], gpu: Gpu) -> list[CompareUnit]:
+    return [
+        CompareUnit(split, agent, seed)
+        for split in request.splits
+        for agent in arms
+        for seed in range(request.seeds if _differs(agent, gpu) else 1)
+    ]
+
+
+class _Answers:
+    """The journal's entries of the requested units.
+
+    Attributes:
+        outside: recorded tasks that were not requested.
+    """
+
+    def __init__(self, units: Sequence[CompareUnit], keys: Mapping[str, list[tuple[str, str]]]) -> None:
+        self._keys = keys
+        self._wanted = {split: set(found) for split, found in keys.items()}
+        self._found: dict[CompareUnit, dict[tuple[str, str], tuple[list[float], list[bool]]]] = {u: {} for u in units}
+        self.outside = 0
+
+    @property
+    def count(self) -> int:
+        return sum(map(len, self._found.values()))
+
+    def add(self, entry: Mapping[str, Any]) -> None:
+        found = self._found.get(CompareUnit(entry["split"], entry["agent"], entry["seed"]))
+        for problem, launch, qualities, passed in entry["tasks"]:
+            if found is not None and (problem, launch) in self._wanted[entry["split"]]:
+                found[problem, launch] = qualities, passed
+            else:
+                self.outside += 1
+
+    def missing(self) -> list[CompareUnit]:
+        """Units with tasks left, and which of them are done."""
+        return [
+            CompareUnit(unit.split, unit.agent, unit.seed, frozenset(found))
+            for unit, found in self._found.items()
+            if len(found) < len(self._keys[unit.split])
+        ]
+
+    def rows(self, unit: CompareUnit, budgets: Sequence[int]) -> Iterable[tuple[Any, ...]]:
+        """Rows of the result file, in the order of the tasks."""
+        for problem, launch in self._keys[unit.split]:
+            for values in zip(budgets, *self._found[unit][problem, launch], strict=True):
+                yield (unit.split, unit.agent, unit.seed, problem, launch, *values)
+
+
+def _differs(name: str, gpu: Gpu) -> bool:
+    """Return whether runs of an agent with different seeds differ."""
+    if is_agent_file(name):
+        return True  # the file is run in a process of its own, never here
+    agent = make_agent(arm_parts(name)[0], 0, gpu)
+    return agent.draws or agent.learns
+
+
+def _check(request: CompareRequest) -> None:
+    plan, splits, seeds = request.plan, request.splits, request.seeds
+    check_agents(request.agents)
+    if plan.across is not None and any(map(is_agent_file, request.agents)):
+        raise UsageError("an agent file with --across", "agents of the registry", "leave one of them out")
+    for name in splits:
+        check_split(name)
+    if not splits or len(set(splits)) != len(splits):
+        raise UsageError(f"splits {', '.join(splits) or 'none'}", "one or more different ones", "correct --splits")
+    budgets = list(plan.budgets)
+    if not budgets or budgets[0] < 0 or budgets != sorted(set(budgets)) or budgets[-1] > MAX_BUDGET:
+        raise UsageError(
+            f"budgets {budgets}", f"ascending integers from 0 to {MAX_BUDGET}", "e.g. --budgets 0,1,2,4,8,16,32"
+        )
+    if seeds > MAX_SEEDS:
+        raise UsageError(f"--seeds is {seeds}", f"an integer from 1 to {MAX_SEEDS}", "pass a smaller --seeds")
+    sample = 1 if plan.sample is None else plan.sample
+    for name, value in (("--seeds", seeds), ("--jobs", request.jobs), ("--sample", sample)):
+        if value < 1:
+            raise UsageError(f"{name} is {value}", "an integer of 1 or more", f"pass a larger {name}")
+
+
+def _check_replaced(
+    request: CompareRequest, arms: Sequence[str], recording: Recording, other: Recording | None
+) -> None:
+    """Raise unless ``out_path`` is a result of the same settings; the order of agents and splits is none of them."""
+    path, plan = request.out_path, request.plan
+    do = "choose another --out, or pass --no-resume to replace it"
+    try:
+        was = read_comparison(path)
+    except RecordError as error:
+        wrong = f"--out {path} is there and no comparison can be read from it"
+        raise UsageError(wrong, "a new file, or a result of these settings", do) from error
+    options = {"held_out": plan.share, "split_seed": plan.split_seed, "sample": plan.sample, "seeds": request.seeds}
+    measured = {f"recording.{field}": provenance_field(recording.provenance, field) for field in PROVENANCE_FIELDS}
+    check_same_settings(
+        f"--out {path} is a comparison with other settings",
+        {
+            **{key: was.meta.get(key) for key in options},
+            **{f"recording.{field}": was.measured.get(field) for field in PROVENANCE_FIELDS},
+            "across": (was.meta.get("across") or {}).get("sha256"),
+            "agents": sorted(was.agents), "splits": sorted(was.splits), "budgets": list(was.budgets),
+        },
+        {
+            **options, **measured,
+            "across": None if other is None else recording_sha(other),
+            "agents": sorted(arms), "splits": sorted(request.splits), "budgets": list(plan.budgets),
+        },
+        do,
+    )  # fmt: skip
+
+
+def _settings(plan: Plan, recording: Recording, other: Recording | None) -> dict[str, Any]:
+    """Return the settings that decide the answer of a task, besides its agent and seed."""
+    across = {} if other is None else {"across": recording_sha(other)}
+    return {
+        **across,
+        "recording": recording.provenance,
+        "sha256": recording_sha(recording),
+        "problems": [p.key for p in recording.problems],
+        "budgets": list(plan.budgets),
+        "held_out": plan.share,
+        "split_seed": plan.split_seed,
+    }
+
+
+def _agent_files(agents: Sequence[str]) -> dict[str, Any]:
+    """Return the SHA-256 of each agent file, so that an edited file does not resume; empty without such files."""
+    files = {name: check_agent_file(Path(name)) for name in agents if is_agent_file(name)}
+    return {"agent_files": files} if files else {}
+
+
+def _meta(
+    plan: Plan,
+    recording: Recording,
+    command: str,
+    entries: Sequence[Mapping[str, Any]],
+    sizes: Mapping[str, tuple[int, int, Sequence[HeldOutTask]]],
+) -> dict[str, Any]:
+    """Return provenance, the compared problems and the agents' CPU seconds, for the result file."""
+    about = about_recording(plan.recording, recording)
+    run = collect_provenance(command)
+    commits = "; ".join(dict.fromkeys(str(entry["commit"]) for entry in entries))
+    return {
+        "suite": recording.suite,
+        "device": f"replay:{plan.recording}",
+        "recording": about,
+        "provenance": {**about["provenance"], "date": run["date"], "commit": commits, "command": command},
+        "held_out": plan.share,
+        "split_seed": plan.split_seed,
+        "sample": plan.sample,
+        "splits": {
+            name: {
+                "training": training,
+                "held_out": out,
+                "searched": len({t.problem for t in tasks}),
+                "tasks": len(tasks),
+                "noise_floor": noise_floor(recording, tasks),
+            }
+            for name, (training, out, tasks) in sizes.items()
+        },
+        "costs": {agent: _cost(agent, entries) for agent in dict.fromkeys(entry["agent"] for entry in entries)},
+    }
+
+
+def about_recording(name: str, recording: Recording) -> dict[str, Any]:
+    """Return name, provenance and SHA-256 of a recording, for the result file."""
+    measured = {field: provenance_field(recording.provenance, field) for field in PROVENANCE_FIELDS}
+    return {"name": name, "provenance": measured, "sha256": recording_sha(recording)}
+
+
+def _cost(agent: str, entries: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """CPU seconds to prepare once and CPU milliseconds per task, the replay's share included, on average."""
+    mine = [entry for entry in entries if entry["agent"] == agent]
+    prepared = [entry["prepare_s"] for entry in mine if entry["prepare_s"] is not None]
+    tasks = sum(len(entry["tasks"]) for entry in mine)
+    return {
+        "prepare_s": round(sum(prepared) / len(prepared), 4),
+        "task_ms": round(1000 * sum(entry["seconds"] for entry in mine) / tasks, 4),
+    }
+
+
+#: Recordings that are drawn for the simulation.
+DRAWS = 200
+
+
+def noise_floor(recording: Recording, tasks: Sequence[HeldOutTask], seed: int = 0) -> float:
+    """Return the quality of the choice of the fastest recorded candidate, if recording and truth differ by the noise.
+
+    It is a geometric mean over tasks, below 1. Recorded medians are taken as the truth. Other recordings are drawn
+    around them: normal in log time, with the standard error that follows from a cell's spread and rounds. Each
+    recording's fastest candidate is then judged by the truth. The recording hides differences of agents above this
+    floor.
+
+    Args:
+        tasks: tasks of recorded problems, at least one.
+        seed: seed of the draws.
+    """
+    rng, losses = np.random.default_rng(seed), []
+    for task in tasks:
+        row = recording.row(task.problem)
+        columns = [column for c in task.candidates if (column := recording.catalogue_index(c)) is not None]
+        passed = [column for column in columns if np.isfinite(recording.median_us[row, column])]
+        log_us = np.log(recording.median_us[row, passed].astype(np.float64))
+        errors = [
+            standard_error(float(recording.spread[row, column]), int(recording.rounds[row, column]))
+            for column in passed
+        ]
+        drawn = log_us + rng.standard_normal((DRAWS, len(passed))) * np.array(errors)
+        losses.append(float(np.mean(log_us[drawn.argmin(axis=1)] - log_us.min())))
+    return round(math.exp(-float(np.mean(losses))), 6)

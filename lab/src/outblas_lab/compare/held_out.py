@@ -1,0 +1,297 @@
+"""Tasks of a comparison of agents: held-out problems of a recording, searched one measurement at a time.
+
+A task is a problem and a launch option. Every task starts from the prepared agent; answers of one task do not help in
+another. So the quality after b measurements is due to b measurements. The result depends neither on the order of the
+tasks nor on interruptions.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from outblas.core.config import KernelConfig, Launch, config_name, launch_of
+from outblas.core.errors import UsageError
+from outblas.core.evaluation import Evaluation, Status
+from outblas.core.problem import Problem
+from outblas.core.roofline import Gpu
+from outblas.core.suites import sample
+from outblas.records.recording import Recording
+from outblas.records.recording_files import CHOICE_CODES, STATUS_CODES
+from outblas.records.replay import ReplayEvaluator
+from outblas.tune.agents.agent_registry import check_agent, make_agent
+from outblas.tune.agents.base import Agent
+from outblas_lab.agents.agent_file import FileAgent, check_agent_file, is_agent_file
+from outblas_lab.compare.arms import arm_parts, parts_of
+from outblas_lab.compare.splits import Split, make_split
+from outblas_lab.pool.record_suite import left_out_beyond
+
+#: Launch options that recordings have.
+LAUNCHES: tuple[Launch, ...] = ("plain", "pdl")
+#: Agents that read the answers from a recording of the very problems.
+READS_THE_ANSWERS = ("recorded", "transfer")
+#: Seconds of searching between two entries of the journal.
+ENTRY_S = 1.0
+
+
+@dataclass(frozen=True)
+class HeldOutTask:
+    """A search among the recorded candidates of one problem and one launch option.
+
+    Property ``key`` is (key of the problem, launch option).
+
+    Attributes:
+        launch: the launch option, ``plain`` or ``pdl``.
+        candidates: recorded candidates that need exactly this option, passed or failed.
+        best_us: time of the fastest candidate that passed, microseconds.
+        worst_us: time of the slowest candidate that passed, microseconds.
+        left_out: legal candidates of the catalogue that the recording left out, because a model predicted them to be
+            slow. Candidates that were not chosen for this problem are not among them.
+        left_out_us: time that each of these counts with: the fastest time by the factor beyond which they were left
+            out. That flatters an agent that proposes them.
+    """
+
+    problem: Problem
+    launch: Launch
+    candidates: tuple[KernelConfig, ...]
+    best_us: float
+    worst_us: float
+    left_out: tuple[KernelConfig, ...] = ()
+    left_out_us: float = math.nan
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.problem.key, self.launch
+
+
+@dataclass(frozen=True)
+class CompareUnit:
+    """The work of one process: all tasks of one split for one agent and seed.
+
+    Attributes:
+        split: name of the split.
+        agent: name of the agent, path of its file, or an arm (:mod:`outblas_lab.compare.arms`).
+        seed: seed of the agent.
+        done: (key of the problem, launch option) of the tasks that are left out, because they were done before.
+    """
+
+    split: str
+    agent: str
+    seed: int
+    done: frozenset[tuple[str, str]] = frozenset()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Settings that decide the tasks of a comparison and their answers.
+
+    Attributes:
+        recording: name or path.
+        budgets: numbers of measurements, ascending; the quality of the choice is noted after each.
+        share: held-out share of the groups, see :func:`outblas_lab.compare.splits.make_split`.
+        split_seed: seed of the splits.
+        sample: number of held-out problems of each split, stratified by regime; None: all. Training is the same.
+        across: name or path of another GPU's recording, from which agents may learn; None: only the judged GPU's.
+    """
+
+    recording: str
+    budgets: tuple[int, ...]
+    share: float = 0.2
+    split_seed: int = 0
+    sample: int | None = None
+    across: str | None = None
+
+
+def check_agents(agents: Sequence[str]) -> None:
+    """Check the names of agents for a comparison; return None.
+
+    Args:
+        agents: names of the registry, or paths of agent files.
+
+    Raises:
+        UsageError: the list is empty, or a name is unknown or given twice. Also for a file that is no Python, and for
+            ``recorded`` and ``transfer``, which would read the answers.
+    """
+    for name in agents:
+        if is_agent_file(name):
+            check_agent_file(Path(name))
+        else:
+            check_agent(name, "--agents")
+        if name in READS_THE_ANSWERS:
+            raise UsageError(
+                f"agent {name} on a recording would read the answers", "agents that do not", "leave it out"
+            )
+    if not agents or len(set(agents)) != len(agents):
+        raise UsageError(f"agents {', '.join(agents) or 'none'}", "one or more different ones", "correct --agents")
+
+
+def _compared_agent(name: str, seed: int, gpu: Gpu) -> Agent:
+    """Return a new agent of a comparison: that of the registry, or that of a Python file."""
+    return FileAgent(Path(name), seed, gpu) if is_agent_file(name) else make_agent(name, seed, gpu)
+
+
+def held_out_tasks(plan: Plan, recording: Recording, name: str) -> tuple[Split, list[HeldOutTask]]:
+    """Return a split of the recording, and the tasks of its held-out problems (of the plan's sample).
+
+    The split is whole: the sample limits the tasks only. See :func:`tasks_of` for the tasks of a problem.
+
+    Args:
+        plan: share, seed and sample.
+        name: name of the split.
+
+    Raises:
+        UsageError: the recording cannot be split so, or no held-out problem has a task.
+    """
+    split = make_split(name, recording.problems, plan.share, plan.split_seed)
+    problems: Sequence[Problem] = split.held_out
+    if plan.sample is not None and plan.sample < len(problems):
+        problems = sample(problems, plan.sample, plan.split_seed, gpu=recording.gpu)
+    tasks = [task for problem in problems for task in tasks_of(recording, problem)]
+    if not tasks:
+        raise UsageError(f"split {name}: no held-out problem has a time", "recorded times", "choose another recording")
+    return split, tasks
+
+
+def tasks_of(recording: Recording, problem: Problem) -> list[HeldOutTask]:
+    """Return the tasks of one recorded problem: one for each of ``plain`` and ``pdl`` with a candidate that passed.
+
+    Kernels with early loads (option ``weights``) are in no task. The list may be empty.
+
+    Args:
+        problem: the problem; UsageError is raised if it was not recorded.
+    """
+    row = recording.row(problem)
+    beyond = left_out_beyond(problem, recording.gpu)
+    by_catalogue = recording.chosen[row] == CHOICE_CODES["catalogue"]
+    skipped = (recording.status[row] == STATUS_CODES[Status.LEFT_OUT]) & by_catalogue
+    tasks = []
+    for launch, columns in recording.by_launch(problem).items():
+        if launch not in LAUNCHES:
+            continue
+        times = recording.median_us[row, columns][recording.status[row, columns] == STATUS_CODES[Status.PASSED]]
+        if len(times):
+            candidates = tuple(recording.catalogue[i] for i in columns)
+            left_out = tuple(
+                c for c, out in zip(recording.catalogue, skipped, strict=True) if out and launch_of(c) == launch
+            )
+            best_us, worst_us = float(times.min()), float(times.max())
+            tasks.append(HeldOutTask(problem, launch, candidates, best_us, worst_us, left_out, beyond * best_us))
+    return tasks
+
+
+def search_task(
+    agent: Agent, task: HeldOutTask, evaluator: ReplayEvaluator, budgets: Sequence[int]
+) -> tuple[list[float], list[bool]]:
+    """Search one task: ask for one candidate at a time; tell the answer before asking for the next.
+
+    The search ends at the last budget, or when the agent proposes nothing. Later budgets then repeat the last figure.
+
+    Args:
+        agent: proposes candidates. One whose ``every_legal`` is True is offered those that the recording left out, too.
+        evaluator: answers from the recording.
+        budgets: numbers of measurements, ascending.
+
+    Returns:
+        Two lists, with an element for each budget. The first is the quality of the choice after that number of
+        measurements: best time of the task / time of the choice, at most 1. The choice is the fastest that passed, or
+        the next proposal while none has. So with budget 0 it is the first proposal, unmeasured. A choice that failed,
+        or none, counts as the slowest candidate. The second list says whether the choice passes.
+
+    Raises:
+        UsageError: the agent breaks its contract.
+    """
+    offered = (*task.candidates, *task.left_out) if agent.every_legal else task.candidates
+    history: list[Evaluation] = []
+    times: list[float | None] = []  # of the first proposal, the second, ...
+    while len(times) < min(_most_proposals(times, budgets[-1]), len(offered)):
+        proposed = agent.propose(task.problem, offered, history, 1)
+        if not proposed:
+            break
+        config = _only_proposal(proposed, agent, task.problem, offered, history)
+        evaluation, us = _answer(task, config, evaluator)
+        history.append(evaluation)
+        times.append(us)
+        agent.observe([evaluation])
+    found = [_choice(times, budget) for budget in budgets]
+    return [task.best_us / (task.worst_us if us is None else us) for us in found], [us is not None for us in found]
+
+
+def _most_proposals(times: Sequence[float | None], budget: int) -> int:
+    """Return how many proposals the choice after ``budget`` measurements needs: one more while none has passed."""
+    return budget + all(us is None for us in times)
+
+
+def _only_proposal(
+    proposed: Sequence[KernelConfig], agent: Agent, problem: Problem, offered: Sequence[KernelConfig],
+    history: Sequence[Evaluation],
+) -> KernelConfig:  # fmt: skip
+    """Return the only proposed candidate. Raises UsageError unless it is alone, offered and untried."""
+    tried = {evaluation.config for evaluation in history}
+    if len(proposed) > 1 or proposed[0] in tried or proposed[0] not in offered:
+        raise UsageError(
+            f"agent {agent.name!r} proposed {[config_name(c) for c in proposed]} for {problem.key}",
+            "one candidate that is offered and not tried yet",
+            "correct the agent",
+        )
+    return proposed[0]
+
+
+def _answer(task: HeldOutTask, config: KernelConfig, evaluator: ReplayEvaluator) -> tuple[Evaluation, float | None]:
+    """Return the evaluation of a candidate, and its time in the comparison; None if it failed."""
+    if config in task.left_out:
+        return Evaluation(task.problem, config, Status.LEFT_OUT, "left out of the recording"), task.left_out_us
+    (evaluation,) = evaluator.evaluate([(task.problem, config)])
+    return evaluation, evaluation.timing.median_us if evaluation.timing else None
+
+
+def _choice(times: Sequence[float | None], budget: int) -> float | None:
+    """Return the time of the choice after ``budget`` measurements; None if it failed or nothing is left."""
+    passed = [us for us in times[:budget] if us is not None]
+    if passed:
+        return min(passed)
+    return times[budget] if budget < len(times) else None
+
+
+def run_unit(
+    unit: CompareUnit, plan: Plan, recording: Recording, other: Recording | None = None
+) -> Iterator[dict[str, Any]]:
+    """Prepare the agent on the training problems and search the held-out tasks.
+
+    Args:
+        unit: split, agent and seed, and the tasks to leave out.
+        plan: settings of the comparison.
+        other: the recording of another GPU; None if the plan names none.
+
+    Yields:
+        Journal entries, about one a second; none if no task is left. Keys: ``split``, ``agent``, ``seed``,
+        ``prepare_s`` (CPU seconds; None after the first), ``seconds`` (of CPU, searching) and ``tasks``. ``tasks`` has
+        [problem key, launch, qualities, found] of each that was finished since the entry before.
+
+    Raises:
+        UsageError: the agent breaks its contract, or the recording cannot be split so.
+        ToolchainMissing: it needs a package that is not installed.
+    """
+    split, tasks = held_out_tasks(plan, recording, unit.split)
+    tasks = [task for task in tasks if task.key not in unit.done]
+    name, source = arm_parts(unit.agent)
+    agent, evaluator = _compared_agent(name, unit.seed, recording.gpu), ReplayEvaluator(recording)
+    parts = parts_of(source, split, recording, other)
+    start = time.process_time()
+    agent.prepare_across(parts)
+    cpu = time.process_time()
+    prepare_s: float | None = cpu - start
+    head = {"split": unit.split, "agent": unit.agent, "seed": unit.seed}
+    learns = type(agent).observe is not Agent.observe
+    began, finished = time.monotonic(), list[list[Any]]()
+    for task in tasks:
+        searcher = copy.deepcopy(agent, {id(part.recording): part.recording for part in parts}) if learns else agent
+        finished.append([*task.key, *search_task(searcher, task, evaluator, plan.budgets)])
+        if time.monotonic() - began > ENTRY_S or task is tasks[-1]:
+            now = time.process_time()
+            yield {**head, "prepare_s": prepare_s, "seconds": now - cpu, "tasks": finished}
+            began, cpu, finished, prepare_s = time.monotonic(), time.process_time(), [], None

@@ -1,0 +1,205 @@
+"""Reject texts before a compiler reads them: those that name outside files or hide symbols from the later check.
+
+This is the first line of defence only. The compiler runs jailed if the system allows it
+(outblas_lab.jail.confined_compiler), and so does the kernel.
+"""
+
+from __future__ import annotations
+
+import re
+
+from outblas_lab.custom.cuda_text import join_continued_lines, split_text, without_comments
+from outblas_lab.jail.spliced_literals import can_say, literal_macros, runs_of
+
+_DIRECTIVE = re.compile(r"(?:#|%:|\?\?=)\s*(\w+)\s*(.*)")
+_HEADER = re.compile(r'<[\w+\-.\/]+>|"[\w+\-.\/]+"')
+#: The gap between a # and its directive, and a directive that reads files. It is searched in the whole text, comments
+#: included, because a scan cannot decide reliably where a comment ends.
+_GAP = r"(?:\s|\\\s|/\*(?:[^*]|\*(?!/)){0,500}\*/)*"
+_ANYWHERE = re.compile(rf"(?:#|%:|\?\?=){_GAP}((?:include(?:_next)?|import|embed)\b[^\r\n]*)", re.DOTALL)
+_COMMENT = re.compile(r"/\*.*?(?:\*/|$)|//.*", re.DOTALL)
+_HAS = re.compile(r"__has_(?:include|embed)(?:_next)?\s*\(\s*([^)]*)\)")
+#: In literals: assembly that reads files or calls the kernel by itself, and names that the look at symbols refuses.
+_LITERALS = {
+    ".incbin": "assembly that reads a file (.incbin)",
+    ".include": "assembly that reads a file (.include)",
+    "syscall": "assembly that calls the system",
+    "int $0x80": "assembly that calls the system",
+    "sysenter": "assembly that calls the system",
+    "svc #0": "assembly that calls the system",
+    ".mri": "an assembler's other syntax (.mri)",
+    ".macro": "an assembler's macro (.macro)",
+    ".altmacro": "an assembler's macro (.altmacro)",
+    ".irp": "an assembler's loop (.irp)",
+    ".rep": "an assembler's loop (.rept)",
+}
+#: An assembler takes a comment out of the middle of a word.
+_IN_ASSEMBLY = {**_LITERALS, "/*": "a comment in assembly, which can stand within a word"}
+#: Characters by number: a reader of the text does not see the word that they spell.
+_BY_NUMBER = re.compile(r"\\(?:[uU][0-9a-fA-F{]|[Nxo]\{)")
+#: Ends of lines, continued ones and literals that compilers do not all read alike.
+_ODD_LINES = {
+    re.compile(r"\r(?!\n)"): "a return without a new line",
+    re.compile(r"\\[ \t]*[\v\f][ \t\v\f]*\r?\n"): "a backslash, a form feed and the end of the line",
+    re.compile(r"\?\?/"): "a trigraph",
+    re.compile(
+        r'R"(?=(?s:.*)\\[ \t\v\f]*\r?\n)|\\[ \t\v\f]*\r?\n(?=(?s:.*)R")'
+    ): "a raw literal beside a continued line",
+}
+_PRAGMA_WORD = re.compile(r'\b_?_pragma\b(?!\s*\(\s*"(?:no)?unroll(?:\s+\w+)?"\s*\))', re.IGNORECASE)
+_HAS_WORD = re.compile(r"__has_(?:include|embed)\w*(?!\w)(?!\s*\()")
+#: What an assembler is given as it stands: assembly, and names of sections and symbols in attributes.
+_SAID_TO_IT = r"\b(?:asm|__asm|__asm__|_*(?:section|symver|weakref|ifunc)_*|__alias__|alias(?=\s*\())(?![\w$])"
+_ASSEMBLY = re.compile(_SAID_TO_IT)
+_PASTED_ASSEMBLY = re.compile(r"asm|section|symver|weakref|ifunc|alias")
+#: Of a template: literals (blanks by now) and names, up to the operands.
+_TEMPLATE = re.compile(rf"{_SAID_TO_IT}(?:\s|\b\w+\b)*\(([^:;)]*)")
+_BARE = re.compile(r"\b(?:asm|__asm|__asm__)\b(?!\s*(?:(?:volatile|__volatile|__volatile__|goto|inline)\s*)*\()")
+_WORD = re.compile(r"[^\W\d][\w$]*|\$[\w$]*")
+_CALL = re.compile(r"\w+\s*\(")
+_QUOTING = re.compile(r"\b\w*STR(?:ING|INGIZE|INGIFY|IZE)?\w*\s*\(")
+_PASTES = re.compile(r"##|%:%:|CONCAT|_CAT\b|JOIN")
+#: A macro that makes a literal of its argument: one # before a name.
+_QUOTES = re.compile(r"define\s+\w+\(.*?(?<![#:=])(?:#|%:|\?\?=)(?![#%?])\s*\w")
+_FILE_PRAGMAS = ("dependency", "pch_preprocess", "include_alias", "interface", "implementation")
+_INTERNAL = re.compile(
+    r"nv_?\w{0,40}[fF]at[bB]in\w*|__cuda(?:Register|Unregister|Init|Push|Pop)\w*|__nv_\w{0,60}[Rr]egister\w*"
+)
+_DRIVER = re.compile(r"\b(?:cu(?:Module|Library|Link)\w+|nvrtc\w+)\b")
+
+
+def refusal(text: str, host: bool = True) -> str | None:
+    """Return why a text is not given to a compiler; None: it is. Nothing is compiled, and no error is raised.
+
+    Example: ``refusal('#include "/etc/passwd"')`` returns ``'#include "/etc/passwd": only headers that are given'``,
+    and ``refusal("int x;")`` returns None.
+
+    Args:
+        text: CUDA C++.
+        host: whether the host's assembler reads its assembly.
+    """
+    text = text.lstrip("\ufeff")  # a mark of the byte order is no part of the first line
+    for line in (*_directives(text), *_anywhere(text), *_anywhere(join_continued_lines(text))):
+        if reason := _directive(line):
+            return reason
+    if reason := _unreadable(text) or (_spliced(text) if host else None):
+        return reason
+    code, literals = _split(text)
+    joined = literals.lower()
+    pasted = re.sub(r"##|\s", "", code).lower()  # a macro makes a literal of it
+    for what, reason in _LITERALS.items():
+        if what in joined or (what.startswith(".") and f"({what}" in pasted):
+            return reason
+    for found in (_INTERNAL.search(code + " " + literals), _DRIVER.search(code + " " + literals)):
+        if found:
+            return f"it names {found[0]}, which loads code that nobody has looked at"
+    return None
+
+
+def _unreadable(text: str) -> str | None:
+    """Return why only a compiler can read the text reliably; None if a scan can read it."""
+    code, _ = _split(text)
+    plain = without_comments(text).replace("\\\\", "")
+    for odd, what in _ODD_LINES.items():
+        if odd.search(text):
+            return f"{what}, which compilers read in several ways"
+    if found := _BY_NUMBER.search(plain):
+        return f"it spells characters by number ({found[0]}...)"
+    if _PRAGMA_WORD.search(plain):
+        return "_Pragma: write #pragma on a line of its own"
+    if found := _HAS_WORD.search(code):
+        return f"{found[0]} without a header in parentheses"
+    pasted = re.sub(r"[\s(),#%:]", "", code) if _PASTES.search(code) else ""  # macros may make the word of its parts
+    if _ASSEMBLY.search(code) or _PASTED_ASSEMBLY.search(pasted):
+        if any(_QUOTES.search(line) for line in _directives(text)) or _QUOTING.search(code):
+            return "a macro that makes literals (#), beside assembly: write the literal"
+        if any(_CALL.search(found[1]) for found in _TEMPLATE.finditer(code)):
+            return "assembly that a macro writes: write it as literals"
+    return None
+
+
+def _spliced(text: str) -> str | None:
+    """Return why macros could pass a forbidden directive to the host's assembler; None if they cannot."""
+    code, _ = _split(text)
+    if not _ASSEMBLY.search(code):
+        return None
+    joined = join_continued_lines(text)
+    macros = literal_macros(_directives(text), _plain)
+    if _BARE.search(code):
+        return "assembly that is not written where it is named: asm, then its literals in parentheses"
+    for template in _TEMPLATE.finditer(code):
+        if strange := next((word for word in _WORD.findall(template[1]) if word not in macros), None):
+            return f"assembly that a macro writes ({strange[:40]}): write it as literals"
+    runs = runs_of(joined, _plain)
+    return next((reason for what, reason in _IN_ASSEMBLY.items() if can_say(what, runs, macros)), None)
+
+
+def _directives(text: str) -> list[str]:
+    """Lines that begin with a #, without comments."""
+    plain = without_comments(text)
+    return [line.strip() for line in plain.split("\n") if line.lstrip().startswith(("#", "%:", "??="))]
+
+
+def _anywhere(text: str) -> list[str]:
+    """Whatever a compiler that reads comments and literals otherwise could take for a directive that reads files."""
+    lines = []
+    for found in _ANYWHERE.finditer(text):
+        before = text[max(0, found.start() - 200) : found.start()].rpartition("\n")[2].rstrip()
+        asked = _COMMENT.sub(" ", found[1])
+        if '"' in asked or "<" in asked or not before or before.endswith("*/"):  # else a sentence on one
+            lines.append(f"#{asked}")
+    return lines
+
+
+def _directive(line: str) -> str | None:
+    match = _DIRECTIVE.match(line)
+    if match is None:
+        return None
+    name, rest = match[1], match[2].strip()
+    for asked in _HAS.findall(rest):
+        if not (_HEADER.fullmatch(asked.strip()) and _inside(asked.strip())):
+            return f"it asks whether {asked.strip()[:60]} exists"
+    if name == "line" or name.isdigit():
+        return "#line: a text does not name other files' lines"
+    if name == "embed":
+        return "#embed reads files"
+    if name in ("include", "include_next", "import"):
+        if not _HEADER.fullmatch(rest):
+            return f'#{name} {rest[:60]}: a header is named as it is, <name> or "name"'
+        if not _inside(rest):
+            return f"#{name} {rest[:60]}: only headers that are given"
+    if name == "pragma" and any(word in rest for word in _FILE_PRAGMAS):
+        return f"#pragma {rest[:60]} asks for files"
+    return None
+
+
+def _inside(header: str) -> bool:
+    """Return True if a header's name stays within the given folders."""
+    name = header.strip('<>" ')
+    return not name.startswith("/") and ".." not in name.split("/") and "\\" not in name
+
+
+def _split(text: str) -> tuple[str, str]:
+    """(code, literals run together as the compiler does, escapes undone)."""
+    code, literals = [], []
+    for kind, part in split_text(join_continued_lines(text)):
+        if kind == "literal":
+            literals.append(_plain(part))
+            # A raw literal may be none to a compiler, in a group that is left out.
+            code.append(f" {part} " if "R" in part[:3] and part[0] not in "\"'" else " ")
+        elif kind != "comment":
+            code.append(part)
+    return "".join(code), "".join(literals)
+
+
+def _plain(literal: str) -> str:
+    body = re.sub(r'^(?:u8|[uUL])?R?["\'](?:[^("]{0,16}\()?|(?:\)[^"]{0,16})?["\']$', "", literal)
+    try:
+        return re.sub(r"\\(x[0-9a-fA-F]+|[0-7]{1,3})", _escape, body)
+    except ValueError:
+        return body
+
+
+def _escape(match: re.Match[str]) -> str:
+    digits = match[1]
+    return chr(int(digits[-2:].lstrip("x"), 16) if digits[0] == "x" else int(digits, 8) & 0xFF)

@@ -1,0 +1,327 @@
+"""Client of any server with OpenAI's chat interface: one question in, one answer or one error out.
+
+This module handles retries, rate and budget itself, not through the ``openai`` package. Every attempt is recorded
+before it is sent, since the cost of a lost request is unknown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import re
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from outblas.core.errors import OutblasError, ToolchainMissing, UsageError
+from outblas.core.install_hint import install_hint
+from outblas_lab.llm.bounded_http import BodyRefused, bounded_http_client
+from outblas_lab.llm.budget import Cost, Message, SpendingAccount, at_most
+from outblas_lab.llm.models import Model
+from outblas_lab.llm.rate_limits import RateLimiter
+from outblas_lab.llm.reply import Reply, api_key, failed_reply, read_completion
+from outblas_lab.llm.server_errors import (
+    NEVER,
+    cost_of_error,
+    named_in,
+    wait_after_error,
+    wait_before_next,
+    words_of_error,
+)
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+
+#: A server that refuses for the rate without a hint is waited for as if this number of attempts had failed before:
+#: such limits count by the minute.
+_PATIENCE = 2
+
+
+class ServerError(OutblasError, RuntimeError):
+    """An error: a language model's server cannot be reached, or it refuses every request."""
+
+
+class Unanswered(OutblasError, RuntimeError):
+    """An error: no attempt at a question was answered; a later one may be."""
+
+
+class RequestRejected(OutblasError, RuntimeError):
+    """An error: the server refuses one question, for example for its length; it may answer others."""
+
+
+class RequestLog(Protocol):
+    """A record of the attempts of a client. :class:`outblas_lab.llm.evolve_journal.EvolveJournal` is one."""
+
+    def sent(self, question: int, most: Cost) -> int:
+        """Record an attempt before it is sent and return its number.
+
+        Args:
+            question: number of the question.
+            most: the most that the attempt can cost.
+        """
+
+    def replied(self, send: int, reply: Reply) -> None:
+        """Record the reply to an attempt.
+
+        Args:
+            send: number of the attempt, which :meth:`sent` has returned.
+        """
+
+
+@dataclass(frozen=True)
+class RetryPolicy:
+    """Time limits and number of attempts.
+
+    Attributes:
+        silence_s: seconds without a byte from the server after which a request is given up (120).
+        stall_s: seconds after which a request is cut, even if bytes still arrive (300).
+        attempts: most attempts per question, the first included.
+        first_s: base of the wait, seconds. Before attempt n + 1 (n from 1) the client waits min(longest_s, first_s *
+            2**(n - 1)) times a random factor from 0.5 to 1. A longer ``Retry-After`` of the server counts instead, but
+            at most 300 s. After a 429 without one, n counts two more.
+        longest_s: limit of that base wait, seconds.
+    """
+
+    silence_s: float = 120.0
+    stall_s: float = 300.0
+    attempts: int = 6
+    first_s: float = 1.0
+    longest_s: float = 60.0
+
+
+@dataclass(frozen=True)
+class AnswerOptions:
+    """Options of every request.
+
+    Example: ``AnswerOptions(max_tokens=4096, extra={"top_p": 0.9})``.
+
+    Attributes:
+        max_tokens: most tokens of an answer.
+        temperature: temperature of sampling; None: the server's default.
+        extra: more fields of the request, by name. One that a server refuses by its name is left out from then on.
+    """
+
+    max_tokens: int = 16384
+    temperature: float | None = None
+    extra: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Timers:
+    """Sources of time and randomness of a client; tests replace them.
+
+    Attributes:
+        clock: returns seconds; only differences count.
+        sleep: waits for the given seconds.
+        jitter: returns a random number from 0 to 1.
+    """
+
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    jitter: Callable[[], float] = random.random
+
+
+class Client:
+    """Ask questions of one server. Nothing is sent before :meth:`ask`. Await ``close()`` at the end.
+
+    Args:
+        base_url: address of the server, with its ``/v1``; None: what the ``openai`` package takes (``OPENAI_BASE_URL``,
+            else OpenAI's own). The key is ``OPENAI_API_KEY``.
+        account: the budget and what is spent of it. The client keeps it as its attribute ``account``.
+        request_log: record of the attempts.
+        options: options of every answer; None: the defaults.
+        retry_policy: time limits and attempts; None: the defaults.
+        limiter: requests and tokens per minute; None: no limit.
+        timers: clock, sleep and jitter; None: real ones.
+
+    Raises:
+        ToolchainMissing: the package ``openai`` is not installed.
+        UsageError: no key for OpenAI's own server, or an invalid address or key.
+    """
+
+    def __init__(
+        self,
+        base_url: str | None,
+        account: SpendingAccount,
+        request_log: RequestLog,
+        *,
+        options: AnswerOptions | None = None,
+        retry_policy: RetryPolicy | None = None,
+        limiter: RateLimiter | None = None,
+        timers: Timers | None = None,
+    ) -> None:
+        self.account, self._request_log = account, request_log
+        self._options, self._timers = options or AnswerOptions(), timers or Timers()
+        self._retry_policy, self._limiter = retry_policy or RetryPolicy(), limiter or RateLimiter()
+        self._started = self._timers.clock()
+        #: The name of the limit of tokens that a model wants, if it is not ``max_tokens``.
+        self._limit_names: dict[str, str] = {}
+        #: Fields of the options that a model refuses, by its name.
+        self._refused_fields: dict[str, set[str]] = {}
+        self._open = _connect(base_url, self._retry_policy.silence_s)
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since this client was made, by its clock."""
+        return self._timers.clock() - self._started
+
+    async def ask(self, question: int, messages: Sequence[Message], model: Model) -> Reply:
+        """Send a conversation and return the reply whose outcome is ``answered``, after up to ``attempts`` attempts.
+
+        Await it: ``reply = await client.ask(1, [{"role": "user", "content": "hi"}], Model("gpt"))``. Then
+        ``reply.text`` is the answer. Another attempt follows a timeout, a lost connection, an unreadable answer, and
+        the statuses 408, 409, 425, 429 and 5xx except 501. An error in a body counts as its status.
+
+        Args:
+            question: number of the question, for the log.
+            messages: dictionaries with ``role`` and ``content``; the last one is the user's.
+
+        Raises:
+            BudgetSpent: the next attempt could pass the budget; it was not sent.
+            Unanswered: no answer after all attempts.
+            RequestRejected: the server refuses this question with another status, such as 400. It is not sent again.
+            ServerError: the server refuses everybody (key, address, name of the model): a redirect, 401 to 405, or a
+                spent quota. The question is not sent again.
+        """
+        reply = None
+        for attempt in range(self._retry_policy.attempts):
+            reply, after = await self._attempt(question, messages, model)
+            if reply.answered:
+                return reply
+            if after == NEVER:
+                raise ServerError(f"the server refuses model {model.name!r} ({reply.outcome}: {reply.text})",
+                                  "a key with credit, an address and a model that it knows",
+                                  "set OPENAI_API_KEY, --base-url and --model")  # fmt: skip
+            if after is None:
+                raise RequestRejected(f"the server refused a question ({reply.outcome}: {reply.text})",
+                               "a question that it takes", "see the transcript")  # fmt: skip
+            if attempt + 1 < self._retry_policy.attempts:
+                patience = _PATIENCE if reply.outcome == "http 429" and not after else 0
+                await self._timers.sleep(max(after, self._backoff(attempt + patience)))
+        assert reply is not None
+        do = "see whether it runs, then repeat the command"
+        if reply.outcome == "timeout":
+            do = "give it more time (--timeout, --stall) or fewer tokens (--max-tokens), then repeat the command"
+        raise Unanswered(f"no answer after {self._retry_policy.attempts} attempts (the last one: {reply.outcome})",
+                         "a server that answers", do)  # fmt: skip
+
+    async def close(self) -> None:
+        await self._open.close()
+
+    def _backoff(self, attempt: int) -> float:
+        wait = min(self._retry_policy.longest_s, self._retry_policy.first_s * 2**attempt)
+        return wait * (0.5 + 0.5 * self._timers.jitter())
+
+    async def _attempt(self, question: int, messages: Sequence[Message], model: Model) -> tuple[Reply, float | None]:
+        """Send one request; return its reply and the least seconds before the next attempt (None: no next attempt)."""
+        most = at_most(messages, self._options.max_tokens, model.price)
+        self.account.reserve(most, self.seconds)
+        try:
+            place = await self._limiter.acquire(most.tokens)
+            send = self._request_log.sent(question, most)
+        except BaseException:
+            self.account.settle(most, Cost())  # it was never sent
+            raise
+        begin, took = self._timers.clock(), most
+        try:
+            reply, after = await self._send(messages, model, most, begin)
+            took = reply.took
+            self._request_log.replied(send, reply)
+        finally:  # one that was cut from outside is charged in full: it may have been answered
+            self.account.settle(most, took)
+            place.tokens = took.tokens
+        return reply, after
+
+    async def _send(
+        self, messages: Sequence[Message], model: Model, most: Cost, begin: float
+    ) -> tuple[Reply, float | None]:
+        import openai
+
+        def elapsed() -> float:
+            return self._timers.clock() - begin
+
+        def failed(outcome: str, words: object, took: Cost) -> Reply:
+            return failed_reply(outcome, words, took, elapsed())
+
+        limit = self._limit_names.get(model.name, "max_tokens")
+        refused = self._refused_fields.setdefault(model.name, set())
+        extra = {name: value for name, value in self._options.extra.items() if name not in refused}
+        fields: dict[str, object] = {limit: self._options.max_tokens, **extra}
+        if self._options.temperature is not None:
+            fields["temperature"] = self._options.temperature
+        completions = self._open.chat.completions.with_raw_response  # read_completion trusts nothing of it
+        request = completions.create(model=model.name, messages=list(messages), **fields)
+        try:
+            found = await asyncio.wait_for(request, self._retry_policy.stall_s)
+            reply = read_completion(found.http_response.content, most, model.price, elapsed())
+            return reply, wait_before_next(int(reply.outcome[5:])) if reply.outcome.startswith("http ") else 0.0
+        except openai.APIStatusError as error:
+            took = cost_of_error(error.status_code, most)
+            reply = failed(f"http {error.status_code}", words_of_error(error), took)
+            if error.status_code == 400 and limit == "max_tokens" and "max_completion_tokens" in reply.text:
+                self._limit_names[model.name] = "max_completion_tokens"  # of newer models; others ignore that name
+                return reply, 0.0
+            if error.status_code in (400, 422) and (named := named_in(reply.text, extra)):
+                refused.update(named)
+                return reply, 0.0
+            return reply, wait_after_error(error)
+        except (TimeoutError, openai.APITimeoutError) as error:
+            took = Cost(1) if _never_connected(error) else most
+            return failed("timeout", f"nothing within {elapsed():.0f} s", took), 0.0
+        except openai.APIConnectionError as error:
+            if isinstance(error.__cause__, BodyRefused):  # older releases of openai wrap it
+                return failed("unreadable", error.__cause__, most), 0.0
+            took = Cost(1) if _never_connected(error) else most
+            return failed("dropped", error.__cause__ or error, took), 0.0
+        except BodyRefused as error:
+            return failed("unreadable", error, most), 0.0
+        except Exception as error:  # whatever an answer does to its readers is the answer's fault
+            return failed("unreadable", f"{type(error).__name__}: {error}", most), 0.0
+
+
+def check_server(base_url: str | None = None) -> None:
+    """Check that an address or a key of a server is set; send nothing, and return None.
+
+    Example: ``check_server("http://localhost:8000/v1")`` returns None, and ``check_server("localhost:80")`` raises
+    UsageError.
+
+    Args:
+        base_url: address of the server; None or "": that of ``OPENAI_BASE_URL``. An own address needs no key.
+
+    Raises:
+        UsageError: neither an address nor ``OPENAI_API_KEY`` is set, or the address begins with neither ``http://`` nor
+            ``https://``. Also if no HTTP header can carry the key.
+        ToolchainMissing: the package ``openai`` is not installed.
+    """
+    _connect(base_url, 1.0)
+
+
+def _never_connected(error: BaseException) -> bool:
+    """Return whether nothing was sent, so that the request cost nothing."""
+    return type(error.__cause__).__name__ in ("ConnectError", "ConnectTimeout")
+
+
+def _connect(base_url: str | None, silence_s: float) -> AsyncOpenAI:
+    try:
+        import openai
+    except ImportError as error:
+        raise ToolchainMissing(
+            "openai is not installed", "the client of a language model's server", install_hint("llm")
+        ) from error
+    address = base_url or os.environ.get("OPENAI_BASE_URL") or None
+    key = api_key()
+    if not key and address is None:
+        raise UsageError("no language model's server is set", "OPENAI_API_KEY, or the address of a server of your own",
+                         "set OPENAI_API_KEY, or OPENAI_BASE_URL, e.g. http://localhost:8000/v1")  # fmt: skip
+    if address is not None and not re.match(r"https?://[^/]", address):
+        raise UsageError(f"--base-url {address!r}", "an address that begins with http:// or https://",
+                         "e.g. http://localhost:8000/v1")  # fmt: skip
+    if not (key.isascii() and key.isprintable()):  # no header can carry it, and the HTTP library would quote it
+        raise UsageError("OPENAI_API_KEY has an end of a line, or a character beyond ASCII",
+                         "a key as the server gave it", "copy it again, e.g. without typographic quotes")  # fmt: skip
+    # A server of one's own often wants no key; the package insists on one.
+    return openai.AsyncOpenAI(
+        base_url=address, api_key=key or "none", max_retries=0, timeout=silence_s, http_client=bounded_http_client()
+    )

@@ -1,0 +1,128 @@
+"""Errors of a server: their words, the wait before the next attempt, and their cost."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import re
+import time
+from collections.abc import Iterable, Mapping
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING
+
+from outblas_lab.llm.bounded_http import REDIRECT
+from outblas_lab.llm.budget import Cost
+
+if TYPE_CHECKING:
+    from openai import APIStatusError
+
+#: Statuses that say: later, perhaps. A server that lacks a feature (501) will lack it then, too.
+RETRIED_STATUSES = (frozenset({408, 409, 425, 429}) | frozenset(range(500, 600))) - {501}
+#: Statuses that no later question will get past: the key, the address or the name of the model is wrong. An address
+#: that points elsewhere is one: prompts go where they were meant to go, and nowhere else.
+FATAL_STATUSES = frozenset({*range(300, 309), 401, 402, 403, 404, 405})
+#: Statuses of gateways that waited in vain. The server behind them may have written the answer.
+_WAITED_IN_VAIN = frozenset({408, 504, 524})
+#: Longest wait that a server's Retry-After is followed for, seconds.
+MAX_RETRY_AFTER_S = 300.0
+#: The wait after which a next attempt makes sense, if none does for any question.
+NEVER = math.inf
+#: Most characters of a page that is no error in JSON.
+_PAGE_CHARS = 500
+
+
+def wait_before_next(status: int) -> float | None:
+    """Return the least wait that a status asks for, seconds: 0, None (not for this question) or :data:`NEVER`.
+
+    Example: 429 gives 0.0, 400 gives None, and 401 gives ``NEVER``.
+
+    Args:
+        status: an HTTP status of an error.
+    """
+    if status in FATAL_STATUSES:
+        return NEVER
+    return 0.0 if status in RETRIED_STATUSES else None
+
+
+def wait_after_error(error: APIStatusError) -> float | None:
+    """Return the least wait after an error, as :func:`wait_before_next` does, with the server's own wish.
+
+    A spent quota is a 429 at OpenAI, and no wait ends it: ``NEVER``.
+
+    Args:
+        error: the error of the ``openai`` package.
+    """
+    wait = wait_before_next(error.status_code)
+    if wait != 0.0:
+        return wait
+    if "insufficient_quota" in (_field(error, "code"), _field(error, "type")):
+        return NEVER
+    return retry_after(error.response.headers, error.response.text)
+
+
+def cost_of_error(status: int, most: Cost) -> Cost:
+    """Return the cost of a request that ended in a status: a request, or ``most`` if a gateway waited in vain.
+
+    Args:
+        status: an HTTP status of an error.
+        most: the most that the request can have cost.
+    """
+    return most if status in _WAITED_IN_VAIN else Cost(1)
+
+
+def words_of_error(error: APIStatusError) -> str:
+    """Return the server's words on its refusal, with the target of a redirect.
+
+    Example: ``Error code: 401 - Unauthorized``. A body without a message is quoted, up to 500 characters.
+
+    Args:
+        error: the error of the ``openai`` package.
+    """
+    words = error.message
+    if words == f"Error code: {error.status_code}" and (page := error.response.text.strip()):
+        words = f"{words} - {page[:_PAGE_CHARS]}"
+    place = error.response.extensions.get(REDIRECT)
+    return f"it points to {place}, which is not followed; {words}" if place else words
+
+
+def named_in(words: str, names: Iterable[str]) -> list[str]:
+    """Return the names that occur in a text as whole words.
+
+    Example: of ``["seed", "top_p"]``, ``'"loc": ["body", "seed"]'`` has ``["seed"]``.
+
+    Args:
+        words: words of a server.
+        names: names of fields.
+    """
+    return [name for name in names if re.search(rf"\b{re.escape(name)}\b", words)]
+
+
+def retry_after(headers: Mapping[str, str], body: str = "") -> float:
+    """Return the seconds that a server asks to wait, or 0 if it does not say; at most 300.
+
+    The header is ``Retry-After`` (seconds or a date) or ``retry-after-ms``. Gemini says ``"retryDelay": "36s"`` in the
+    body instead.
+
+    Args:
+        headers: headers of the response, by any case of their names.
+        body: text of the response.
+    """
+    wait = 0.0
+    for name, unit in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
+        with contextlib.suppress(ValueError):
+            return min(MAX_RETRY_AFTER_S, max(0.0, float(headers.get(name, "")) * unit))
+    if delay := re.search(r'"retryDelay":\s*"(\d{1,9}(?:\.\d{1,9})?)s"', body):
+        return min(MAX_RETRY_AFTER_S, float(delay[1]))
+    with contextlib.suppress(ValueError, TypeError, OverflowError):
+        wait = parsedate_to_datetime(headers.get("retry-after", "")).timestamp() - time.time()
+    return min(MAX_RETRY_AFTER_S, max(0.0, wait))
+
+
+def _field(error: APIStatusError, name: str) -> object:
+    """A field of the error in the body; None if there is no such field."""
+    found: object = None
+    with contextlib.suppress(ValueError, RecursionError):
+        found = json.loads(error.response.text)
+    inner = found.get("error", found) if isinstance(found, dict) else None
+    return inner.get(name) if isinstance(inner, dict) else None

@@ -1,0 +1,133 @@
+"""The model that a stage trains: base, what an earlier stage left, or a random one; all weights or LoRA."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from outblas.core.errors import ToolchainMissing, UsageError, unknown_name
+from outblas.core.install_hint import install_hint
+from outblas_lab.llm.train.settings import TrainSettings
+from outblas_lab.llm.train.tiny import RANDOM_TINY
+from outblas_lab.llm.train.training_folder import FINAL, STAGES
+
+_NEEDED = ("trl", "peft", "accelerate", "datasets", "transformers", "torch")
+_INSTALL = install_hint("gpu", "train-llm")
+_ADAPTER = "adapter_config.json"
+
+
+def check_installed() -> None:
+    """Check that everything that training needs is installed; import nothing, and return None.
+
+    These are ``trl``, ``peft``, ``accelerate``, ``datasets``, ``transformers`` and ``torch``.
+
+    Raises:
+        ToolchainMissing: a package is missing; the error names all that are.
+    """
+    import importlib.util
+
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ToolchainMissing(f"{', '.join(missing)} not installed", ", ".join(_NEEDED), _INSTALL)
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model and its tokenizer, ready for a trainer.
+
+    Attributes:
+        model: the transformers or peft model.
+        tokenizer: its tokenizer.
+        lora: peft configuration of a new adapter; None if all weights are trained or the model has its adapter.
+    """
+
+    model: Any
+    tokenizer: Any
+    lora: Any = None
+
+    @property
+    def chat(self) -> bool:
+        """True if prompts are conversations: the tokenizer has a chat template."""
+        return bool(getattr(self.tokenizer, "chat_template", None))
+
+
+def starting_model(run: Path, stage: str, model: str) -> str:
+    """Return the model with which a stage begins, as text.
+
+    Example: ``starting_model(Path("runs/t"), "speed", "m")`` returns ``"runs/t/correctness/final"`` if that folder
+    exists. If no earlier stage has one, it returns ``"m"``.
+
+    Args:
+        run: folder of the run.
+        stage: name of the stage: ``supervised``, ``correctness`` or ``speed``, in this order.
+        model: model for a run without an earlier finished stage.
+
+    Returns:
+        The path ``<run>/<earlier stage>/final`` as text, of the last earlier stage that has it. Else ``model``.
+
+    Raises:
+        UsageError: no stage has that name.
+    """
+    if stage not in STAGES:
+        raise unknown_name("stage", stage, STAGES, "pass one of them as stage")
+    for earlier in reversed(STAGES[: STAGES.index(stage)]):
+        if (run / earlier / FINAL).is_dir():
+            return str(run / earlier / FINAL)
+    return model
+
+
+def load_model(run: Path, settings: TrainSettings, bf16: bool) -> LoadedModel:
+    """Load the model and the tokenizer of a stage.
+
+    Weights are fp32, trained under bf16 autocast on a GPU: steps of 1e-6 vanish in bf16. With LoRA the base, which is
+    not trained, is bf16 there. An earlier stage's LoRA adapter is trained further, so ``settings.lora`` must be its
+    rank.
+
+    Args:
+        run: folder of the run.
+        settings: settings of the stage.
+        bf16: whether the device trains under bf16 autocast.
+
+    Raises:
+        UsageError: the model cannot be loaded. Or an earlier stage left a LoRA adapter, and ``settings.lora`` is 0 or
+            another rank.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    source = starting_model(run, settings.stage, settings.model)
+    if source == RANDOM_TINY:
+        source = str(run / "base")  # made by the first process
+    adapter = Path(source) / _ADAPTER
+    trained = adapter.is_file()
+    about = json.loads(adapter.read_text(encoding="utf-8")) if trained else {}
+    if trained and about.get("r") != settings.lora:
+        rank = about.get("r")
+        raise UsageError(
+            f"--lora {settings.lora} for {source}, a LoRA adapter of rank {rank}",
+            f"--lora {rank}, as in the stage before",
+            "pass it, or begin another run",
+        )
+    base = str(about["base_model_name_or_path"]) if trained else source
+    dtype = torch.bfloat16 if bf16 and settings.lora else torch.float32
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source, padding_side="left", truncation_side="left")
+        model = AutoModelForCausalLM.from_pretrained(base, dtype=dtype)
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"model {source!r} cannot be loaded ({' '.join(str(error).split())[:200]})",
+            "the name or folder of a causal language model, or random:tiny",
+            "correct --model, or download it before",
+        ) from error
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    if not settings.lora:
+        return LoadedModel(model, tokenizer)
+    from peft import LoraConfig, PeftModel
+
+    if trained:
+        return LoadedModel(PeftModel.from_pretrained(model, source, is_trainable=True), tokenizer)
+    lora = LoraConfig(r=settings.lora, lora_alpha=2 * settings.lora, target_modules="all-linear", task_type="CAUSAL_LM")
+    return LoadedModel(model, tokenizer, lora)

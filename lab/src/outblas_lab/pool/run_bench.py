@@ -1,0 +1,375 @@
+"""Time a library over a suite against every baseline, in one interleaved run per problem.
+
+A fresh process and fresh inputs: these are the figures that are published, free of the bias of the
+search that chose the kernels. Two rows per problem, PDL not allowed and PDL allowed, timed in the same
+rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from outblas.core.config import LAUNCHES, KernelConfig, Launch, config_name
+from outblas.core.errors import UsageError
+from outblas.core.evaluation import Evaluation, Status
+from outblas.core.journal import Journal
+from outblas.core.problem import Problem
+from outblas.core.rivals import BENCH_BASELINES, LT_AUTO, RIVALS, fastest_baseline
+from outblas.core.roofline import Gpu, floor_us, regime
+from outblas.core.stats import geomean
+from outblas.core.workload import workload_of_mode
+from outblas.judge.bench_cell import Options
+from outblas.judge.fallback_entry import FALLBACK, SECOND_ALGORITHM
+from outblas.judge.rounds import speedup
+from outblas.kernels.kernel_hash import kernels_sha
+from outblas.records.averages import launch_columns
+from outblas.records.library import Library
+from outblas.records.library_row import LibraryRow
+from outblas.records.parquet import check_parquet
+from outblas.records.provenance import (
+    collect_provenance,
+    gpu_state,
+    shared_conditions,
+    source_commit,
+    start_of_machine,
+)
+from outblas.records.results import COLUMNS, Row, write_result
+from outblas.runtime.device import gpu_of_device
+from outblas.tune.live_evaluator import Baselines, LiveEvaluator
+from outblas_lab.pool.request_process import caller, serving_gpus
+from outblas_lab.pool.share_gpus import entries_of_gpus
+
+#: Called as (problems done, number of problems, geometric mean of the published speed-ups so far).
+Progress = Callable[[int, int, float], None]
+
+
+@dataclass(frozen=True)
+class BenchRequest:
+    """The settings of one run of :func:`run_bench`.
+
+    Attributes:
+        problems: problems to time.
+        suite: name of their suite.
+        library: a library or its file; None: the packaged one.
+        out_path: the result file to write.
+        gpu_indices: CUDA indices of the GPUs, which share the problems. Mode ``server`` uses those for which the host
+            has enough cores (:func:`outblas_lab.pool.request_process.serving_gpus`).
+        mode: ``offline``, ``offline_cold``, ``block`` or ``server``.
+        rounds: interleaved rounds per problem.
+        resume: continue from an interrupted run's journal; False: begin anew.
+        target_qps: requests per second, at most, in server mode.
+        seed: seed of the operands and of the order within a round.
+        baselines: names of the baselines to time. A run without those that are no rivals is quicker.
+        one_start: all figures must be of one start of the machine. A journal of an earlier start is refused then.
+        proved: names of kernels that passed every gate before. They must come from the same sources and toolchain, for
+            the same layout, dtype and accumulator. Every kernel is still proved on the timed operands.
+    """
+
+    problems: Sequence[Problem]
+    suite: str
+    library: Path | Library | None
+    out_path: Path
+    gpu_indices: Sequence[int] = (0,)
+    mode: str = "offline"
+    rounds: int = 9
+    resume: bool = True
+    target_qps: float | None = None
+    seed: int = 1
+    baselines: Sequence[str] = BENCH_BASELINES
+    one_start: bool = False
+    proved: frozenset[str] = frozenset()
+
+
+def run_bench(request: BenchRequest, progress: Progress | None = None) -> Path:
+    """Bench the problems and write the result file, a Parquet file that ``read_result`` reads.
+
+    A killed run resumes from the journal ``<out_path>.jsonl``, which is deleted once the file is written. It resumes
+    only with the same GPU, driver and toolchain. If the commit or the start of the machine is another, the file's
+    provenance names all of them, joined by ``; ``. Several GPUs share the problems.
+
+    Args:
+        request: what to time, against what and how.
+        progress: called after every newly timed problem with (problems done, all problems, geometric mean so far).
+
+    Returns:
+        The path of the result file.
+
+    Raises:
+        RecordError: the library does not exist, or a file cannot be written.
+        DeviceError: a GPU does not exist.
+        UsageError: the journal was begun with other settings, driver or toolchain, or the GPUs are of two kinds.
+        ToolchainMissing: pyarrow or a part of CUDA is not installed.
+    """
+    check_parquet()
+    problems, gpu = request.problems, _one_kind(request.gpu_indices)
+    library = _library(request.library, gpu)
+    path = request.out_path.with_name(request.out_path.name + ".jsonl")
+    journal = Journal(path, _settings(request, library, gpu), request.resume)
+    done = {entry["problem"] for entry in journal.entries}
+    todo = [p for p in problems if p.key not in done]
+    written, made = False, {"commit": source_commit(), "machine": start_of_machine()}
+    try:
+        for entry in _entries(todo, library, request, _options(request, gpu)):
+            journal.append({**entry, **made})
+            if progress is not None:
+                # The last row of a problem: PDL allowed, or the only one (server mode).
+                published = [e["rows"][-1]["published"] for e in journal.entries]
+                progress(len(journal.entries), len(problems), geomean(published))
+        by_key = {entry["problem"]: entry["rows"] for entry in journal.entries}
+        rows = [row for p in problems for row in by_key[p.key]]
+        about = collect_provenance(f"outblas bench --suite {request.suite}", request.gpu_indices[0])
+        seconds = round(sum(entry.get("gpu_seconds", 0.0) for entry in journal.entries), 1)
+        provenance = {
+            **about,
+            "kernels": kernels_sha(),
+            **{key: "; ".join(dict.fromkeys(entry[key] for entry in journal.entries)) for key in made},
+            "gpus": len(_used_gpus(request)),
+            "gpu_seconds": seconds,
+            "library": dict(library.provenance),
+        }
+        write_result(rows, {"suite": request.suite, "provenance": provenance}, request.out_path)
+        written = True
+    finally:
+        journal.close(done=written)
+    return request.out_path
+
+
+def _used_gpus(request: BenchRequest) -> Sequence[int]:
+    return serving_gpus(request.gpu_indices) if request.mode == "server" else request.gpu_indices
+
+
+def _one_kind(gpu_indices: Sequence[int]) -> Gpu:
+    """Return the kind of these GPUs.
+
+    Raises:
+        UsageError: they are of several kinds.
+    """
+    gpu = gpu_of_device(gpu_indices[0])
+    if kinds := sorted({gpu_of_device(index).name for index in gpu_indices} - {gpu.name}):
+        raise UsageError(
+            f"GPUs of several kinds: {', '.join((gpu.name, *kinds))}",
+            "one kind, for the figures of a file are compared",
+            "choose GPUs of one kind as --gpus",
+        )
+    return gpu
+
+
+def _library(asked: Path | Library | None, gpu: Gpu) -> Library:
+    if asked is None:
+        return Library.packaged(gpu.name)
+    return asked if isinstance(asked, Library) else Library.load(asked)
+
+
+def _settings(request: BenchRequest, library: Library, gpu: Gpu) -> dict[str, object]:
+    """Return the settings that two runs must share for one to continue from the other's journal."""
+    return {
+        "suite": request.suite, "mode": request.mode, "rounds": request.rounds, "seed": request.seed,
+        "target_qps": request.target_qps, "library": library.sha(), "kernels": kernels_sha(),
+        "problems": [p.key for p in request.problems], "baselines": list(request.baselines), "gpu": gpu.name,
+        "measured_with": shared_conditions(request.gpu_indices[0]),
+        **({"machine": start_of_machine()} if request.one_start else {}),
+    }  # fmt: skip
+
+
+def _options(request: BenchRequest, gpu: Gpu) -> Options:
+    return Options(
+        0,
+        gpu,
+        rounds=request.rounds,
+        seed=request.seed,
+        level="full",
+        mode=request.mode,
+        baselines=tuple(request.baselines),
+        proved=request.proved,
+    )
+
+
+def _entries(
+    todo: Sequence[Problem], library: Library, request: BenchRequest, options: Options
+) -> Iterator[dict[str, Any]]:
+    """Yield journal entries as they finish; each GPU has a thread and a worker: sandboxed, or one that serves."""
+    if request.mode == "server":
+        return _served_entries(todo, library, request)
+
+    @contextmanager
+    def station(index: int) -> Iterator[Callable[[Problem], dict[str, Any]]]:
+        with _Station(index, library, request.mode, options) as opened:
+            opened.expect(todo)
+            if index == request.gpu_indices[0]:
+                opened.compile_soon(todo)
+            yield lambda problem: _entry(problem, opened.rows)
+
+    return entries_of_gpus(todo, request.gpu_indices, station)
+
+
+def _served_entries(todo: Sequence[Problem], library: Library, request: BenchRequest) -> Iterator[dict[str, Any]]:
+    """Yield the journal entries of mode ``server`` as they finish."""
+    from outblas.tune.serving import server_rows
+
+    gpu, gpus = gpu_of_device(request.gpu_indices[0]), _used_gpus(request)
+
+    @contextmanager
+    def station(index: int) -> Iterator[Callable[[Problem], dict[str, Any]]]:
+        with caller(alone=len(gpus) == 1) as call:
+
+            def rows(problem: Problem) -> list[Row]:
+                part = library.restricted_to([problem])
+                return call(server_rows, problem, part, index, gpu, request.target_qps)
+
+            yield lambda problem: _entry(problem, rows)
+
+    longest_first = sorted(todo, key=lambda p: p.flops, reverse=True)  # the last one occupies a GPU alone
+    return entries_of_gpus(longest_first, gpus, station)
+
+
+def _entry(problem: Problem, rows: Callable[[Problem], list[Row]]) -> dict[str, Any]:
+    """Return the journal's entry of a problem, with the seconds that it took of its GPU."""
+    begin = monotonic()
+    return {"problem": problem.key, "rows": rows(problem), "gpu_seconds": round(monotonic() - begin, 3)}
+
+
+class _Station:
+    """The evaluator of one GPU in a bench, and the rows that it makes."""
+
+    def __init__(self, gpu_index: int, library: Library, mode: str, options: Options) -> None:
+        self._index, self._library, self._mode = gpu_index, library, mode
+        self._gpu = gpu_of_device(gpu_index)
+        self._evaluator = LiveEvaluator(gpu_index, replace(options, gpu_index=gpu_index, gpu=self._gpu))
+
+    def __enter__(self) -> _Station:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._evaluator.close()
+
+    def expect(self, problems: Sequence[Problem]) -> None:
+        """Announce problems that come next, on this GPU or on another."""
+        self._evaluator.expect(problems)
+        rows = {problem: self._library.lookup(problem) for problem in problems}
+        self._evaluator.time_fallbacks(
+            {
+                problem: row.fallback if row else ""
+                for problem, row in rows.items()
+                if row is None or any(FALLBACK in self._picks(row, launch) for launch in self._library.launches)
+            }
+        )
+        seconds = {p: row.second_winner("plain", workload_of_mode(self._mode)) for p, row in rows.items() if row}
+        self._evaluator.time_second_algorithms({p: second.algorithm for p, second in seconds.items() if second})
+
+    def _picks(self, row: LibraryRow | None, launch: Launch) -> tuple[KernelConfig | str, ...]:
+        """Return what a row runs under the mode's workload; then, with a second winner, what the plain choice runs.
+
+        Without a kernel, it is the name of a baseline: the fall-back, or the algorithm of the second winner.
+        """
+        if row is None:
+            return (FALLBACK,)
+        workload = workload_of_mode(self._mode)
+        picked = row.kernel(launch, workload) or FALLBACK
+        second = row.second_winner(launch, workload)
+        if second is None:
+            return (picked,)
+        return (SECOND_ALGORITHM if second.algorithm else picked, row.kernel(launch) or FALLBACK)
+
+    def compile_soon(self, problems: Sequence[Problem]) -> None:
+        """Start to compile the library's kernels of these problems into the cache that all GPUs here share."""
+        installed = self._library.restricted_to(problems).kernels()
+        self._evaluator.compile_soon((p, config) for p, configs in installed.items() for config in configs)
+
+    def rows(self, problem: Problem) -> list[Row]:
+        """Return the result rows of one problem: one per launch option of the library."""
+        row = self._library.lookup(problem)
+        launches = LAUNCHES[:1] if self._mode == "block" else self._library.launches
+        picks = {launch: self._picks(row, launch) for launch in launches}
+        configs = list(dict.fromkeys(c for configs in picks.values() for c in configs if not isinstance(c, str)))
+        found = {e.config: e for e in self._evaluator.evaluate([(problem, c) for c in configs])}
+        report = self._evaluator.baseline_report(problem)
+        state = gpu_state(self._index)
+        out = []
+        for launch, picked in picks.items():
+            ran, *plain = (
+                _row(problem, launch, self._mode, pick if isinstance(pick, str) else found[pick], report, self._gpu)
+                for pick in picked
+            )
+            out.append({**ran, **(_plain_columns(plain[0]) if plain else {}), **state})
+        return out
+
+
+def _plain_columns(plain: Row) -> Row:
+    """Return the columns of a row's plain choice, beside its second winner, from the row that it would make."""
+    return {"plain_config": plain["config"], "plain_us": plain.get("ours_us"), "plain_speedup": plain["published"]}
+
+
+def _row(problem: Problem, launch: Launch, mode: str, ran: Evaluation | str, report: Baselines, gpu: Gpu) -> Row:
+    """Return the row of a launch option; ``ran`` is its kernel's evaluation, or the baseline that runs without one."""
+    times = {name: timing.median_us for name, timing in report.timings.items()}
+    if not any(name in times for name in RIVALS):
+        raise report.none_timed(problem)
+    best = fastest_baseline(times)
+    timing = report.timings[best]
+    row: Row = {
+        **problem.to_json(),
+        "mode": mode,
+        **launch_columns(launch),
+        "floor_us": floor_us(problem, gpu),
+        "regime": regime(problem, gpu),
+        "rounds": len(timing.samples_us),
+        "repeats": timing.repeats,
+        "operand_sets": timing.operand_sets,
+        **{f"{name}_us": us for name, us in times.items() if f"{name}_us" in COLUMNS},
+        "lt_auto_detail": report.details.get(LT_AUTO),
+    }
+    evaluation = None if isinstance(ran, str) else ran
+    if evaluation is None or evaluation.speedup is None or evaluation.timing is None:
+        return {
+            **row,
+            "config": "",
+            "status": (evaluation.status if evaluation else Status.LEFT_OUT).value,
+            "fallback": True,
+            "baseline": best,
+            "baseline_us": times[best],
+            "baseline_detail": report.details.get(best),
+            **_fallback_columns(report, ran if isinstance(ran, str) else FALLBACK),
+        }
+    gain = evaluation.speedup
+    return {
+        **row,
+        "config": config_name(evaluation.config),
+        "ran": config_name(evaluation.config),
+        "status": evaluation.status.value,
+        "fallback": False,
+        "ours_us": evaluation.timing.median_us,
+        "ours_spread": evaluation.timing.spread,
+        "baseline": gain.baseline,
+        "baseline_us": evaluation.baselines_us[gain.baseline],  # of the same rounds
+        "ours_mhz": evaluation.timing.sm_mhz,
+        "baseline_mhz": report.timings[gain.baseline].sm_mhz if gain.baseline in report.timings else None,
+        "baseline_detail": report.details.get(gain.baseline),
+        "speedup": gain.ratio,
+        "low": gain.low,
+        "high": gain.high,
+        "published": gain.ratio,
+    }
+
+
+def _fallback_columns(report: Baselines, name: str) -> Row:
+    """Return the columns of what ran without a kernel, timed like all others; 1 is published if it was not timed."""
+    timing = report.timings.get(name)
+    if timing is None:
+        return {"published": 1.0}
+    found = speedup(report.timings, name, RIVALS)
+    return {
+        "ran": report.details[name],
+        "ours_us": timing.median_us,
+        "ours_spread": timing.spread,
+        "ours_mhz": timing.sm_mhz,
+        "baseline_mhz": report.timings[found.baseline].sm_mhz,
+        "speedup": found.ratio,
+        "low": found.low,
+        "high": found.high,
+        "published": found.ratio,
+    }

@@ -1,0 +1,233 @@
+"""Write a recording as a data set for Hugging Face ``datasets`` and for Kernel Tuner."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from outblas.core.errors import RecordError, UsageError
+from outblas.core.evaluation import Status
+from outblas.core.files import json_text, write_atomic
+from outblas.core.problem import Problem
+from outblas.core.suites import sample
+from outblas.core.version import __version__
+from outblas.records.parquet import check_parquet, parquet_bytes
+from outblas.records.provenance import provenance_field, source_commit, utc_now
+from outblas.records.recording import Recording
+from outblas.records.recording_files import STATUSES
+from outblas_lab.compare.public_split import PUBLIC_SEED, PUBLIC_SHARE, PUBLIC_SPLIT, public_split
+from outblas_lab.compare.recording_hash import recording_sha
+from outblas_lab.kernel_tuner.t4_files import task_of, to_cache, to_t4
+from outblas_lab.publish.dataset.dataset_card import dataset_card
+from outblas_lab.publish.dataset.dataset_tables import (
+    COLUMNS,
+    baselines_table,
+    cells_table,
+    kernels_table,
+    problems_table,
+)
+
+FORMAT, KIND = 1, "recording-data-set"
+SHEET, CARD = "datasheet.json", "README.md"
+#: Folder of the files of Kernel Tuner.
+KERNEL_TUNER = "kernel_tuner"
+PROTOCOL = (
+    "Each kernel passed the gates of OutBLAS on the problem before it was timed.",
+    "Times are GPU times of mode offline: CUDA graphs of back-to-back calls, operands that rotate over more memory "
+    "than L2 holds, kernel and baselines interleaved in random order.",
+    "A median is over the rounds of its cell. Slow kernels have fewer rounds.",
+)
+#: Start of the name of a temporary folder.
+_UNFINISHED = ".outblas-export-"
+#: Called with (files done, files in all, name of the file).
+Progress = Callable[[int, int, str], None]
+
+
+def export_recording(
+    recording: Recording, name: str, folder: Path, kernel_tuner: int, progress: Progress | None = None
+) -> dict[str, Any]:
+    """Write a recording as a data set and return its data sheet.
+
+    The folder gets Parquet tables in ``data/``, files of Kernel Tuner, the data sheet and the card. A folder that is
+    missing appears as a whole or not at all. An empty one stays the same folder, so it may be a process' current one, a
+    mount or a link. Its files appear at the end, the card last.
+
+    Args:
+        name: its name, as the user gave it.
+        folder: folder to make or to fill; it must be missing or empty.
+        kernel_tuner: number of held-out problems with files of Kernel Tuner, stratified by regime; 0: none.
+        progress: called after each file.
+
+    Raises:
+        UsageError: the folder has files, or there are fewer held-out problems.
+        RecordError: the disk refuses.
+        ToolchainMissing: pyarrow is not installed.
+    """
+    check_parquet()
+    there = _is_empty_folder(folder)
+    split = public_split(recording.problems)
+    chosen = _kernel_tuner_problems(recording, split.held_out, kernel_tuner)
+    folder = folder.absolute()
+    try:
+        if not there:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+        beside = folder if there else folder.parent
+        unfinished = Path(tempfile.mkdtemp(prefix=f"{_UNFINISHED}{folder.name}-", dir=beside))
+    except OSError as error:
+        raise _refused(folder, error) from error
+    try:
+        parts = {"train": split.training, "test": split.held_out}
+        files = _write_files(recording, parts, chosen, unfinished, progress)
+        sheet = _data_sheet(recording, name, parts, files)
+        write_atomic(unfinished / SHEET, json_text(sheet))
+        write_atomic(unfinished / CARD, dataset_card(sheet).encode())
+        if there:
+            _move_into(unfinished, folder)
+        else:
+            unfinished.chmod(0o755)  # a temporary folder is private
+            os.replace(unfinished, folder)
+    except OSError as error:
+        raise _refused(folder, error) from error
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return sheet
+
+
+def _is_empty_folder(folder: Path) -> bool:
+    """Return True for a folder without files, and False if nothing is there. What a killed export left is no file.
+
+    Raises:
+        UsageError: it is a file, or a folder with files.
+        RecordError: it cannot be read.
+    """
+    try:
+        if not os.path.lexists(folder):
+            return False
+        if folder.is_dir() and all(file.name.startswith(_UNFINISHED) for file in folder.iterdir()):
+            return True
+    except OSError as error:
+        raise RecordError(
+            f"{folder} cannot be read ({error.strerror or error})", "a readable folder", "name another"
+        ) from error
+    raise UsageError(f"{folder} is there and not empty", "a new or empty folder", "name another, or empty it")
+
+
+def _move_into(unfinished: Path, folder: Path) -> None:
+    """Move the files of an export into a folder, the card last.
+
+    Raises:
+        UsageError: the folder has got files of somebody else meanwhile.
+    """
+    _is_empty_folder(folder)
+    for path in sorted(unfinished.iterdir(), key=lambda path: (path.name == CARD, path.name == SHEET)):
+        os.replace(path, folder / path.name)
+
+
+def _refused(folder: Path, error: OSError) -> RecordError:
+    return RecordError(
+        f"{folder} cannot be written ({error.strerror or error})", "a writable disk", "free space or name another"
+    )
+
+
+def _kernel_tuner_problems(recording: Recording, held_out: Sequence[Problem], count: int) -> list[Problem]:
+    if not 0 <= count <= len(held_out):
+        raise UsageError(f"--kernel-tuner is {count}", f"0 to {len(held_out)}", "pass another number")
+    return sample(held_out, count, PUBLIC_SEED, gpu=recording.gpu) if count else []
+
+
+def _write_files(
+    recording: Recording, parts: dict[str, tuple[Problem, ...]], chosen: Sequence[Problem], folder: Path,
+    progress: Progress | None,
+) -> dict[str, dict[str, Any]]:  # fmt: skip
+    """Write all files but the sheet and the card; return path in the folder -> SHA-256, bytes and rows."""
+    makers = {"cells": cells_table, "problems": problems_table, "baselines": baselines_table}
+    total = len(makers) * len(parts) + 1 + sum(2 * len(_launches(recording, p)) for p in chosen)
+    files: dict[str, dict[str, Any]] = {}
+
+    def keep(path: str, data: bytes, rows: int) -> None:
+        write_atomic(folder / path, data)
+        files[path] = {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data), "rows": rows}
+        if progress is not None:
+            progress(len(files), total, path)
+
+    for table, make in makers.items():
+        for part, problems in parts.items():
+            made = make(recording, problems)
+            keep(f"data/{table}-{part}.parquet", parquet_bytes(made), made.num_rows)
+    kernels = kernels_table(recording)
+    keep("data/kernels.parquet", parquet_bytes(kernels), kernels.num_rows)
+    for path, text, rows in _kernel_tuner_files(recording, chosen):
+        keep(path, text.encode(), rows)
+    return files
+
+
+def _kernel_tuner_files(recording: Recording, chosen: Sequence[Problem]) -> Iterator[tuple[str, str, int]]:
+    """Yield (path, text, configs) of the T4 results and the cache of each problem and launch option."""
+    for problem in chosen:
+        for launch in _launches(recording, problem):
+            task = task_of(recording, problem, launch)
+            stem = f"{KERNEL_TUNER}/{problem.key}_{launch}"
+            yield f"{stem}.t4.json", json.dumps(to_t4(task), indent=1), len(task.cells)
+            yield f"{stem}.cache.json", to_cache(task), len(task.cells)
+
+
+def _launches(recording: Recording, problem: Problem) -> list[Any]:
+    return list(recording.by_launch(problem))
+
+
+def _data_sheet(
+    recording: Recording, name: str, parts: dict[str, tuple[Problem, ...]], files: dict[str, dict[str, Any]]
+) -> dict[str, Any]:
+    """Return the data sheet: JSON values alone."""
+    measured = {field: provenance_field(recording.provenance, field) for field in ("gpu", "driver", "toolchain")}
+    counts = {status.value: int((recording.status == code).sum()) for code, status in enumerate(STATUSES)}
+    return {
+        "format": FORMAT,
+        "kind": KIND,
+        "recording": {"name": name, "suite": recording.suite, "sha256": recording_sha(recording)},
+        **measured,
+        "measured": {field: provenance_field(recording.provenance, field) for field in ("date", "commit", "command")},
+        "clocks": f"not locked; the GPU's record has {recording.gpu.clock_mhz:.0f} MHz for the SMs",
+        "protocol": list(PROTOCOL),
+        "licence": "Apache-2.0",
+        "problems": len(recording.problems),
+        "candidates": len(recording.catalogue),
+        "cells": {status: count for status, count in counts.items() if count},
+        "split": {
+            "kind": PUBLIC_SPLIT,
+            "seed": PUBLIC_SEED,
+            "share": PUBLIC_SHARE,
+            **{part: len(problems) for part, problems in parts.items()},
+        },
+        "columns": {table: [asdict(column) for column in columns] for table, columns in COLUMNS.items()},
+        "limits": _limits(recording, counts),
+        "files": files,
+        "written": {"outblas": __version__, "commit": source_commit(), "date": utc_now()},
+    }
+
+
+def _limits(recording: Recording, counts: dict[str, int]) -> list[str]:
+    """Return what a user of the data must know, computed from them."""
+    timed = np.isfinite(recording.median_us)
+    spread = float(np.median(recording.spread[timed])) if timed.any() else 0.0
+    once = float((recording.rounds[timed] == 1).mean()) if timed.any() else 0.0
+    left_out = counts[Status.LEFT_OUT.value] / recording.status.size
+    tried = recording.status.size - counts[Status.LEFT_OUT.value] - counts[Status.ILLEGAL.value]
+    failed = tried - counts[Status.PASSED.value]
+    return [
+        f"One GPU of one model was measured: {recording.provenance.get('gpu')}. Its times hold for no other.",
+        f"{left_out:.0%} of the cells were left out: a ranking model predicted them to be slow, or nobody chose them.",
+        f"{failed} of {tried} tried cells failed a gate.",
+        f"The median spread of a cell is {spread:.2%}. {once:.0%} of the timed cells have one round.",
+        "The fastest recorded time of a problem is a minimum over noisy times, so it is slightly too good.",
+        "Clocks were not locked. Compare a time with the baselines of its own problem only.",
+    ]

@@ -1,0 +1,248 @@
+"""The rows and facts that a report shows, read from a result file or from the directory of a tune run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from outblas.core.errors import ConfigError, RecordError
+from outblas.core.plain_files import read_json
+from outblas.core.stats import LOSS_BELOW
+from outblas.kernels.config_text import config_from_name
+from outblas.records.averages import Row, figures_of, problem_of, published_us, regime_order
+from outblas.records.library import Library
+from outblas.records.library_interval import LibraryInterval
+from outblas.records.results import Result, read_result
+from outblas_lab.publish.words import PDL_NAMES, baseline_words, regime_words, short_config
+
+#: Columns of the rows that a page embeds. `us` is the time of what the library runs, and `kernel` is a place in the
+#: group's list of kernels.
+EMBEDDED = (
+    *("m", "n", "k", "pdl", "fallback", "us", "baseline", "baseline_us"),
+    *("low", "high", "published", "floor_us", "regime", "kernel"),
+)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Rows that may be averaged together.
+
+    Attributes:
+        layout: ``TN`` or ``NN``.
+        dtype: ``fp16`` or ``bf16``.
+        acc: ``fp32`` or ``fp16``.
+        mode: mode of the bench.
+        early: True if the rows need constant weights.
+    """
+
+    layout: str
+    dtype: str
+    acc: str
+    mode: str
+    early: bool
+    rows: list[Row]
+
+    @property
+    def title(self) -> str:
+        modes = {"offline": "offline", "offline_cold": "offline, L2 cold", "block": "block", "server": "server"}
+        modes |= {"unmeasured": "offline, as shipped", "learned": "offline, as learned"}
+        return f"{self.layout} · {self.dtype}, {self.acc} accumulate · {modes[self.mode]}" + (
+            " · constant weights" if self.early else ""
+        )
+
+    def launch_name(self, pdl: bool) -> str:
+        """Return the name of a launch option in this group: ``"with PDL"``, ``"without PDL"`` or ``"with constant
+        weights"``.
+
+        A group with ``early`` always gives the last.
+        """
+        return "with constant weights" if self.early else PDL_NAMES[pdl]
+
+    @property
+    def pdls(self) -> list[bool]:
+        """Return the measured launch options: without (False) and with (True) PDL."""
+        return sorted({r["pdl"] for r in self.rows})
+
+    def of_pdl(self, pdl: bool) -> list[Row]:
+        return [r for r in self.rows if r["pdl"] is pdl]
+
+    @property
+    def losses(self) -> list[Row]:
+        """Return every row published below 0.99, worst first."""
+        return sorted((r for r in self.rows if r["published"] < LOSS_BELOW), key=lambda r: r["published"])
+
+    @property
+    def fallbacks(self) -> list[Row]:
+        return [r for r in self.rows if r["fallback"]]
+
+
+@dataclass(frozen=True)
+class ReportedRun:
+    """A result and, for a tune run, the content of its ``run.json`` and the counters of its profile.
+
+    Attributes:
+        result: rows and provenance.
+        run: content of ``run.json``; empty for a result file alone.
+        counters: (problem key, config name) -> counters, see :mod:`outblas.runtime.counters`; empty if nothing was
+            profiled.
+        intervals: the intervals of the run's library; empty if the run has none.
+    """
+
+    result: Result
+    run: dict[str, Any] = field(default_factory=dict)
+    counters: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)
+    intervals: Sequence[LibraryInterval] = ()
+
+    @property
+    def groups(self) -> list[Group]:
+        found: dict[tuple[str, str, str, str, bool], list[Row]] = {}
+        for row in self.result.rows:
+            found.setdefault((row["layout"], row["dtype"], row["acc"], row["mode"], row["early"]), []).append(row)
+        return [Group(*key, rows) for key, rows in sorted(found.items())]
+
+    @property
+    def replayed(self) -> bool:
+        """Return True if recorded measurements were replayed, so that this run timed nothing."""
+        return str(self.run.get("device", self.result.meta.get("device", ""))).startswith("replay")
+
+    @property
+    def tuned(self) -> bool:
+        """Return True if the rows are the winners of a search, with the times that chose them."""
+        return bool(self.run)
+
+    @property
+    def measured(self) -> dict[str, Any]:
+        """Return the provenance of the measurements: that of the recording if one was replayed."""
+        recording = self.run.get("recording", self.result.meta.get("recording"))
+        if isinstance(recording, dict):
+            inner = recording.get("provenance", recording)
+            return dict(inner) if isinstance(inner, dict) else dict(recording)
+        return self.result.provenance
+
+
+def load_run(path: str | os.PathLike[str]) -> ReportedRun:
+    """Read a bench result file, or the directory of a tune run with ``result.parquet`` in it.
+
+    Raises:
+        RecordError: the run has no result, or it cannot be read.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        return ReportedRun(read_result(path))
+    if not (path / "result.parquet").is_file():
+        raise RecordError(
+            f"run directory {path} has no result.parquet",
+            "a finished `outblas tune` run",
+            "run the same `outblas tune` again; it resumes",
+        )
+    about = _run_json(path / "run.json")
+    intervals = Library.load(path / "library.json").intervals if about.get("ranges") else ()
+    return ReportedRun(read_result(path / "result.parquet"), about, _counters(path), intervals)
+
+
+def embedded_rows(group: Group) -> tuple[list[list[Any]], list[str]]:
+    """Return the rows of a group with the columns :data:`EMBEDDED`, and the kernels that they name.
+
+    Times and ratios have six significant digits.
+    """
+    kernels: dict[str, int] = {}
+    rows = []
+    for row in group.rows:
+        known = {
+            **row,
+            "us": published_us(row),
+            "baseline": baseline_words(row["baseline"]),
+            "regime": regime_words(row["regime"]),
+            "kernel": None if row["fallback"] else kernels.setdefault(kernel_words(row["config"]), len(kernels)),
+        }
+        rows.append([_short(known[column]) for column in EMBEDDED])
+    return rows, list(kernels)
+
+
+def kernel_words(name: str) -> str:
+    """Return a kernel's family, tile and changed knobs, e.g. ``"sm90_wgmma_gemm 128x256 pdl=True"``.
+
+    A name that no family knows is returned as it is.
+    """
+    try:
+        return short_config(config_from_name(name))
+    except ConfigError:
+        return name
+
+
+def top_wins(group: Group, count: int = 10) -> list[Row]:
+    """Return the fastest row of each problem for the ``count`` problems with the largest speed-ups, largest first.
+
+    Rows that fall back or publish 1 or less are left out, so fewer may be returned.
+    """
+    best: dict[tuple[int, int, int], Row] = {}
+    for row in group.rows:
+        problem = (row["m"], row["n"], row["k"])
+        if problem not in best or row["published"] > best[problem]["published"]:
+            best[problem] = row
+    wins = [r for r in best.values() if not r["fallback"] and r["published"] > 1]
+    return sorted(wins, key=lambda r: -r["published"])[:count]
+
+
+def regime_rows(group: Group) -> list[dict[str, Any]]:
+    """Return the figures per regime and launch option, with a row for all regimes together.
+
+    ``ours_floor`` and ``baseline_floor`` are medians of floor / time, in percent. The time of a fall-back row is the
+    baseline's, because the library runs it.
+    """
+    out = []
+    regimes = sorted({r["regime"] for r in group.rows}, key=regime_order)
+    for name in ("all", *regimes):
+        for pdl in group.pdls:
+            rows = [r for r in group.of_pdl(pdl) if name in ("all", r["regime"])]
+            if rows:
+                out.append({"regime": name, "pdl": pdl, **figures_of(rows), **_of_floor(rows)})
+    return out
+
+
+def tflops(row: Row, us: float) -> float:
+    """Return the TFLOP/s of a row's problem in ``us`` microseconds: 2MNK / time, e.g. 137.4 for 4096³ in 1000 µs."""
+    return problem_of(row).flops / us / 1e6
+
+
+def shape(row: Row) -> str:
+    """Return M×N×K of a row, e.g. ``"64×4096×64"``."""
+    return f"{row['m']}×{row['n']}×{row['k']}"
+
+
+def _short(value: Any) -> Any:
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def _of_floor(rows: list[Row]) -> dict[str, float]:
+    return {
+        "ours_floor": 100 * median(r["floor_us"] / published_us(r) for r in rows),
+        "baseline_floor": 100 * median(r["floor_us"] / r["baseline_us"] for r in rows),
+    }
+
+
+def _counters(path: Path) -> dict[tuple[str, str], dict[str, float]]:
+    from outblas.tune.tune_run import RunFiles, open_store
+
+    if not RunFiles(path).store.exists():
+        return {}
+    with open_store(path) as (store, run_id):
+        return store.counters_by_pair(run_id)
+
+
+def _run_json(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        data = read_json(path)
+    except (OSError, ValueError) as error:
+        raise RecordError(
+            f"{path} cannot be read", "a JSON object", "restore it or run `outblas tune` again"
+        ) from error
+    if not isinstance(data, dict):
+        raise RecordError(f"{path} holds a {type(data).__name__}", "a JSON object", "run `outblas tune` again")
+    return data

@@ -1,0 +1,101 @@
+"""The sentences of the page on `outblas.matmul` about shapes that no library lists, from their result files alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from outblas.core.errors import OutblasError, RecordError, UsageError
+from outblas.core.plain_files import read_json
+from outblas.predict.any_shape import AnyShapeModel
+from outblas.records.averages import Row
+from outblas.records.results import read_result
+
+#: Folder, beside those of the GPUs, with the bench of shapes that no list has.
+ANY_SHAPES = "any_shapes"
+NOT_MEASURED = "Not measured on this GPU."
+
+
+def any_shape_text(folder: Path) -> str:
+    """Return the sentences on one GPU; one line if nothing was measured on it.
+
+    Args:
+        folder: folder of the GPU's result files, e.g. ``results/h200``. Those of unlisted shapes lie beside it.
+
+    Raises:
+        RecordError: a file is there and cannot be used.
+    """
+    stem = folder.parent / ANY_SHAPES / folder.name
+    figures, held_out = (stem.with_name(f"{folder.name}{end}") for end in (".json", "_held_out.json"))
+    bench = stem.with_name(f"{folder.name}_bench.parquet")
+    lines = []
+    if figures.exists() and bench.exists():
+        lines.append(_used(figures, lambda data: _benched(data, read_result(bench).rows, figures, folder.name)))
+    if held_out.exists():
+        lines.append(_used(held_out, lambda data: _recorded(data, held_out, folder.name)))
+    return "\n".join(lines) or NOT_MEASURED
+
+
+def of_another_fit(figures: Path, gpu: str) -> bool:
+    """Return True if a bench of unlisted shapes was made with another fit than the package has.
+
+    Args:
+        figures: JSON file of the bench; False if it is missing, for nothing is known of the fit then.
+        gpu: short name of the GPU.
+
+    Raises:
+        RecordError: the file cannot be read.
+    """
+    return figures.exists() and bool(_used(figures, lambda data: "other" if data["fit"] != _packaged_fit(gpu) else ""))
+
+
+def _used(path: Path, text: Any) -> str:
+    """Return ``text(content of a JSON file)``; a RecordError if the file cannot be used."""
+    try:
+        return str(text(read_json(path)))
+    except (OSError, ValueError, KeyError, TypeError, IndexError, OutblasError) as error:
+        raise RecordError(
+            f"{path} cannot be read ({error!r})",
+            "what outblas fit any-shape writes",
+            "make it again, or restore the committed file",
+        ) from error
+
+
+def _packaged_fit(gpu: str) -> str:
+    """Return the description of the packaged fit of a GPU; empty if it has none."""
+    try:
+        return AnyShapeModel.load(gpu).about
+    except UsageError:
+        return ""
+
+
+def _benched(data: Mapping[str, Any], rows: Sequence[Row], path: Path, gpu: str) -> str:
+    served = [row["published"] for row in rows if not row["fallback"]]
+    behind = [ratio for ratio in served if ratio < 1]
+    made = data["provenance"]
+    rule = "an earlier fit" if data["fit"] != _packaged_fit(gpu) else "the packaged fit"
+    slower = data["slower"] or "none"
+    worst = f", by {1 - min(behind):.1%} at most" if behind else ""
+    return (
+        f"By {rule}, {data['ours']} of {data['shapes']} random shapes of no list took way 3. They gained "
+        f"{data['ours_over_torch']:.2f}× over torch.matmul, and {data['ours_over_lt_auto']:.2f}× over autotuned "
+        f"cuBLASLt.\n{len(behind)} of the {data['ours']} were slower than the fastest rival{worst}. All "
+        f"{data['shapes']} together gained {data['over_torch']:.3f}× over torch if a fall-back counts as 1, and "
+        f"{slower} ran below 0.98 of it.\n"
+        f"({made['gpu']}, {made['date'][:10]}, commit {made['commit'][:7]}, `{path.as_posix()}`.)"
+    )
+
+
+def _recorded(data: Mapping[str, Any], path: Path, gpu: str) -> str:
+    plain = {
+        row["layout"]: row["over_best"][0]
+        for row in data["problems"]["today"]
+        if row["source"] == "grid1000" and row["launch"] == "plain"
+    }
+    each = " and ".join(f"{ratio:.3f}× in {layout}" for layout, ratio in plain.items())
+    rule = "today's rule gains" if _packaged_fit(gpu).startswith(data["data"]) else "the rule of an earlier fit gained"
+    return (
+        f"On recorded problems of *grid1000* that its fit had not seen, {rule} this over the fastest rival, "
+        f"without PDL: {each} (`{path.as_posix()}`)."
+    )

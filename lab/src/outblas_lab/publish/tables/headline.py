@@ -1,0 +1,328 @@
+"""The small table of results: one row for each GPU and use that has a result file. README.md has no whole models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from outblas.core.errors import RecordError
+from outblas.core.plain_files import read_json
+from outblas.core.stats import geomean, losses
+from outblas.records.averages import (
+    ALIGNED_TO,
+    DRAWN,
+    FAR_BELOW,
+    MAX_DECODE_M,
+    Row,
+    figures_by_start,
+    figures_of,
+    figures_of_drawn,
+)
+from outblas.records.results import Result, read_result
+from outblas_lab.publish.tables.any_shape_block import ANY_SHAPES, of_another_fit
+from outblas_lab.publish.tables.whole_models_table import WHOLE_MODELS, by_context, model_words, read_whole_models
+from outblas_lab.publish.words import mean_in_words
+
+SITE = "https://outblas.github.io/outblas"
+MODEL_STEPS = "model_steps.json"
+#: Decoder layers of Llama 3 8B.
+LAYERS = 32
+#: Rivals of every bench, in words.
+ALL_RIVALS = "the fastest of torch, cuBLAS and autotuned cuBLASLt"
+#: (variant, figure, use, rival in words) of whole models.
+_OF_MODELS = (
+    ("enable", "speedup", "`enable()`", "torch"),
+    ("optimize", "speedup", "`optimize()`", "torch"),
+    ("optimize", "speedup_over_merged", "`optimize()`", "torch with merged weights and its fused norms"),
+)
+
+
+@dataclass(frozen=True)
+class HeadlineRow:
+    """A row of the table.
+
+    Attributes:
+        gpu: product name of the GPU.
+        use: the use, in words.
+        problems: number of problems, or of steps of a model.
+        geomean: geometric mean of the speed-ups; a fall-back counts as measured.
+        flop_weighted: mean weighted by FLOP; None if the file has no FLOP.
+        rival: the rival, in words.
+        drivers: versions of the GPU's driver.
+        days: days of the measurement, ISO 8601.
+        page: page of the site that has the details.
+        worst: least speed-up.
+        below_098: number of speed-ups below 0.98.
+        interval: least and greatest geometric mean of a start of the machine; None if there was one.
+        bootstrap: 95% interval of the geometric mean over drawn shapes; None if the problems are a list.
+    """
+
+    gpu: str
+    use: str
+    problems: int
+    geomean: float
+    flop_weighted: float | None
+    rival: str
+    drivers: tuple[str, ...]
+    days: tuple[str, ...]
+    page: str
+    worst: float
+    below_098: int
+    interval: Sequence[float] | None = None
+    bootstrap: Sequence[float] | None = None
+
+
+def headline_rows(folder: Path, results: Sequence[Result]) -> list[HeadlineRow]:
+    """Return all rows of one GPU; arguments and errors are those of :func:`short_rows`."""
+    later = [*_drawn(results, "learned"), *_unlisted(folder), *_whole_models(folder / WHOLE_MODELS)]
+    return [*_first_rows(folder, results), *later]
+
+
+def short_rows(folder: Path, results: Sequence[Result]) -> list[HeadlineRow]:
+    """Return the rows of one GPU that README.md has room for, without the range of the starts.
+
+    Args:
+        folder: folder of the GPU's result files, e.g. ``results/h200``.
+        results: its bench files, read.
+
+    Raises:
+        RecordError: a file is there and cannot be read.
+    """
+    return [replace(row, interval=None) for row in _first_rows(folder, results)]
+
+
+def _first_rows(folder: Path, results: Sequence[Result]) -> list[HeadlineRow]:
+    return [*_listed(results), *_drawn(results, "unmeasured"), *_model_steps(folder / MODEL_STEPS)]
+
+
+def headline_table(rows: Sequence[HeadlineRow], folders: Sequence[Path] = (), linked: bool = True) -> str:
+    """Return the table in Markdown, with the lines that say how to read it.
+
+    Args:
+        folders: folders of the GPUs' result files, for the line on torch.compile.
+        linked: each use links to the page with its details.
+
+    Raises:
+        RecordError: a result file of whole models cannot be read.
+    """
+    lines = [
+        "| GPU | use | problems | geometric mean | FLOP-weighted | worst | below 0.98 |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for row in rows:
+        use = row.use if row.rival == ALL_RIVALS else f"{row.use}, over {row.rival}"
+        mean = mean_in_words(row.geomean, row.interval, row.bootstrap)
+        weighted = "–" if row.flop_weighted is None else f"{row.flop_weighted:.3f}×"
+        cells = [_short(row.gpu), f"[{use}]({SITE}/{row.page})" if linked else use, row.problems, mean]
+        cells += [weighted, f"{row.worst:.3f}×", row.below_098]
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    days = sorted({day for row in rows for day in row.days})
+    when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+    drivers = ", ".join(sorted({driver for row in rows for driver in row.drivers}))
+    gpus = " and ".join(dict.fromkeys(row.gpu for row in rows))
+    lines += [
+        "",
+        f"fp16 with fp32 sums, without PDL. grid1000 and the layers have B stored as (N, K). {_how_counted(rows)} "
+        f"Speed-ups without a rival's name are over {ALL_RIVALS}. Measured {when}, {gpus}, driver {drivers}.",
+        *_on_alignment(rows),
+        *_on_compile(folders),
+    ]
+    return "\n".join(lines)
+
+
+def _on_alignment(rows: Sequence[HeadlineRow]) -> Iterator[str]:
+    """Yield the line on aligned and unaligned shapes; none without drawn shapes."""
+    aligned = [row.geomean for row in rows if row.use.endswith(", aligned")]
+    unaligned = [row.geomean for row in rows if row.use.endswith(", unaligned")]
+    if aligned and unaligned:
+        main = " The gain of random shapes comes from the unaligned ones." if max(aligned) < min(unaligned) else ""
+        yield f"Aligned: K and N are multiples of {ALIGNED_TO}, as in layers of models.{main}"
+
+
+def _on_compile(folders: Sequence[Path]) -> Iterator[str]:
+    """Yield the line on torch.compile beside ``optimize()``; none if no whole model was measured."""
+    parts = []
+    for path in (folder / WHOLE_MODELS for folder in folders):
+        if not path.exists():
+            continue
+        data = read_whole_models(path)
+        found = [[row["variants"].get(name, {}).get("us") for name in ("compile", "optimize")] for row in data["rows"]]
+        both = [(theirs[0], ours[0]) for theirs, ours in found if theirs and ours]
+        won, of = sum(theirs < ours for theirs, ours in both), len(data["rows"])
+        gpu = _short(data["settings"]["gpu"])
+        slower = f"slower in {won} of the {len(both)} whole-model steps timed with both on the {gpu} (of {of})"
+        parts.append(slower if both else f"not timed on the {gpu}")
+    if parts:
+        yield f"`optimize()` beside torch.compile with max-autotune: {'; '.join(parts)}."
+
+
+def _short(gpu: str) -> str:
+    """Return a GPU's name for a table, e.g. ``H100`` for ``NVIDIA H100 80GB HBM3``."""
+    return gpu.removeprefix("NVIDIA ").split(" ")[0]
+
+
+def _how_counted(rows: Sequence[HeadlineRow]) -> str:
+    """Return the sentences on fall-backs and on the noise between starts."""
+    said = ["A fall-back counts as measured."]
+    if any(row.interval for row in rows):
+        said.append("Starts: the range of the means of single starts of the machine.")
+    return " ".join(said)
+
+
+def _listed(results: Sequence[Result]) -> Iterator[HeadlineRow]:
+    uses: tuple[tuple[str, str, Callable[[Row], bool]], ...] = (
+        ("grid1000", "{:,} problems of *grid1000*", lambda row: True),
+        ("llm", f"LLM layers, M ≤ {MAX_DECODE_M}", lambda row: row["m"] <= MAX_DECODE_M),
+        ("llm", f"LLM layers, M > {MAX_DECODE_M}", lambda row: row["m"] > MAX_DECODE_M),
+        ("llm_tp_drawn", "LLM layers split over GPUs, random M", lambda row: True),
+    )
+    for suite, use, wanted in uses:
+        for result in results:
+            rows = [row for row in result.rows if _is_headline(row) and wanted(row)] if result.suite == suite else []
+            if rows:
+                yield _row(result, use.format(len(rows)), rows, "results/tables/")
+                break
+
+
+def _is_headline(row: Mapping[str, Any]) -> bool:
+    """Return whether a row is of TN, fp16, fp32 sums, a stream of calls with warm caches, without PDL."""
+    kind = (row["layout"], row["dtype"], row["acc"], row["mode"])
+    return kind == ("TN", "fp16", "fp32", "offline") and not row["pdl"] and not row["early"]
+
+
+def _drawn(results: Sequence[Result], mode: str) -> Iterator[HeadlineRow]:
+    """Yield the aligned and the unaligned part of each bench of drawn shapes of one mode, TN first."""
+    benches = (result for result in results if result.suite == DRAWN and result.rows[0]["mode"] == mode)
+    for result in sorted(benches, key=lambda result: result.rows[0]["layout"], reverse=True):
+        first = result.rows[0]
+        rows = [row for row in result.rows if not row["pdl"]]
+        settled = " after `settle()`" if mode == "learned" else ""
+        for part, figures in figures_of_drawn(rows)["by_alignment"].items():
+            use = f"random shapes{settled}, {first['layout']}, {part}"
+            yield _row_of(result, use, figures, "results/tables/", bootstrap=figures["bootstrap"])
+
+
+def _unlisted(folder: Path) -> Iterator[HeadlineRow]:
+    path = folder.parent / ANY_SHAPES / f"{folder.name}_bench.parquet"
+    if path.exists():
+        result = read_result(path)
+        day = str(result.provenance["date"])[:10]
+        earlier = (
+            f", by an earlier fit, {day}" if of_another_fit(path.with_name(f"{folder.name}.json"), folder.name) else ""
+        )
+        rows = [row for row in result.rows if not row["pdl"]]
+        yield _row(result, f"random shapes of no list{earlier}", rows, "use/matmul/#which-products-can-gain")
+
+
+def _row(result: Result, use: str, rows: Sequence[dict[str, Any]], page: str) -> HeadlineRow:
+    figures = {**figures_of(rows), **figures_by_start(rows, result.starts)}
+    return _row_of(result, use, figures, page)
+
+
+def _row_of(result: Result, use: str, figures: Row, page: str, bootstrap: Sequence[float] | None = None) -> HeadlineRow:
+    return HeadlineRow(
+        str(result.provenance["gpu"]),
+        use,
+        figures["n"],
+        figures["geomean"],
+        figures["flop_weighted"],
+        ALL_RIVALS,
+        tuple(map(str, result.each("driver"))),
+        tuple(str(date)[:10] for date in result.each("date")),
+        page,
+        figures["min"],
+        figures["below_098"],
+        figures.get("interval"),
+        bootstrap,
+    )
+
+
+def read_model_steps(path: Path) -> dict[str, Any]:
+    """Return the content of a result file of ``benchmarks/transformer/model_steps.py``.
+
+    Raises:
+        RecordError: the file cannot be read, or lacks a field.
+    """
+    try:
+        data = read_json(path)
+        made = data["provenance"]
+        assert all(isinstance(made[field], str) for field in ("gpu", "driver", "date"))
+        for step in data["steps"]:
+            float(step["variants"]["outblas"]["speedup"][0]), float(step["variants"]["torch"]["us"][0])
+    except (OSError, ValueError, KeyError, TypeError, IndexError, AssertionError) as error:
+        raise RecordError(
+            f"{path} cannot be read ({error!r})",
+            "the result of benchmarks/transformer/model_steps.py",
+            "measure again, or restore the committed file",
+        ) from error
+    return dict(data)
+
+
+def unusual_words(data: Mapping[str, Any]) -> str:
+    """Return what sets a model of a result file apart from the whole one with the packaged library; else nothing.
+
+    Example: ``", 4 of its 32 layers, tuned before"``.
+
+    Args:
+        data: content of the file, see :func:`read_model_steps`.
+    """
+    layers = data.get("layers", LAYERS)
+    fewer = "" if layers == LAYERS else f", {layers} of its {LAYERS} layers"
+    return f"{fewer}, tuned before" if "tuned" in data else fewer
+
+
+def _model_steps(path: Path) -> Iterator[HeadlineRow]:
+    if not path.exists():
+        return
+    data = read_model_steps(path)
+    for kind in ("decode", "prefill"):
+        steps = [step for step in data["steps"] if step["step"].startswith(kind) and step["mode"] == "graph"]
+        if steps:
+            ratios = [step["variants"]["outblas"]["speedup"][0] for step in steps]
+            made = data["provenance"]
+            yield HeadlineRow(
+                made["gpu"],
+                f"{kind} steps of Llama 3 8B{unusual_words(data)}",
+                len(steps),
+                geomean(ratios),
+                None,
+                "torch",
+                (made["driver"],),
+                (made["date"][:10],),
+                "results/transformer/",
+                min(ratios),
+                losses(ratios, FAR_BELOW),
+            )
+
+
+def _whole_models(path: Path) -> Iterator[HeadlineRow]:
+    """Yield the means over all steps of all models with the longest context, where every step has the figure."""
+    if not path.exists():
+        return
+    data = read_whole_models(path)
+    by_model = {model: [row for row in data["rows"] if row["model"] == model] for model in data["models"]}
+    tables = {model: by_context(rows) for model, rows in by_model.items() if rows}
+    context = max((context for table in tables.values() for context in table), default=0)
+    rows = [row for table in tables.values() for row in table.get(context, ())]
+    names, settings = " and ".join(map(model_words, tables)), data["settings"]
+    unusual = f", {settings['layers']} layers" if settings.get("layers") else ""
+    unusual += ", tuned before" if settings["tune"] else ""
+    for variant, figure, use, rival in _OF_MODELS:
+        found = [row["variants"].get(variant, {}).get(figure) for row in rows]
+        if rows and None not in found:
+            ratios = [ratio for ratio, _, _ in found]
+            yield HeadlineRow(
+                settings["gpu"],
+                f"{use} in {names} of transformers, bf16, context {context}{unusual}",
+                len(found),
+                geomean(ratios),
+                None,
+                rival,
+                (settings["driver"],),
+                tuple(each["date"][:10] for row in rows for each in row["provenance"]),
+                "results/whole-models/",
+                min(ratios),
+                losses(ratios, FAR_BELOW),
+            )

@@ -1,0 +1,289 @@
+"""Publish result files: summary.json, the pictures, and every generated block of a page.
+
+A generated block stands between ``<!-- NAME:begin -->`` and ``<!-- NAME:end -->``. Its text comes from the committed
+result files or from the code, and is the same every time.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from outblas.core.errors import OutblasError, RecordError
+from outblas.core.files import write_atomic
+from outblas.kernels.families.registry import FAMILIES
+from outblas.records.averages import Row
+from outblas.records.results import Result, bench_files, read_result
+from outblas_lab.compare.compare_result import read_comparison
+from outblas_lab.llm.train.training_cost import cost_table
+from outblas_lab.publish.summary import VLLM, engine_rows, rows_of_results, text_of_rows, why_stale
+from outblas_lab.publish.tables import reference_blocks
+from outblas_lab.publish.tables.across_block import across_block, across_files
+from outblas_lab.publish.tables.again_table import again_table
+from outblas_lab.publish.tables.all_rows_table import markdown_table
+from outblas_lab.publish.tables.any_shape_block import NOT_MEASURED, any_shape_text
+from outblas_lab.publish.tables.compare_block import PICTURE as COMPARE_PICTURE
+from outblas_lab.publish.tables.compare_block import compare_block, comparison_of
+from outblas_lab.publish.tables.compare_picture import compare_svg
+from outblas_lab.publish.tables.counter_table import counters_text
+from outblas_lab.publish.tables.draws_block import DRAWS, draws_block
+from outblas_lab.publish.tables.gpu_folders import gpu_folders, name_of_gpu, refuse_files_of_another_gpu
+from outblas_lab.publish.tables.headline import MODEL_STEPS, HeadlineRow, headline_rows, headline_table, short_rows
+from outblas_lab.publish.tables.notes import (
+    CUTLASS_FILE,
+    notes_of_accuracy,
+    notes_of_cutlass,
+    notes_of_earlier_kernels,
+    notes_of_inductor,
+    notes_of_large_products,
+    notes_of_replaced,
+    notes_of_retune,
+)
+from outblas_lab.publish.tables.peer_tables import cutlass_table, transformer_table
+from outblas_lab.publish.tables.recipe_block import RECIPE, recipe_block
+from outblas_lab.publish.tables.rival_tables import ampere_table, cuda_l2_table
+from outblas_lab.publish.tables.row_notes import notes_of_rows
+from outblas_lab.publish.tables.scale_block import scale_block
+from outblas_lab.publish.tables.speedup_picture import speedup_svg
+from outblas_lab.publish.tables.vllm_block import vllm_block
+from outblas_lab.publish.tables.weak_spots import gpus_with_library, weak_spots
+from outblas_lab.publish.tables.whole_models_table import WHOLE_MODELS, whole_models_block
+
+PICTURES = Path("docs/img")
+#: Of ``benchmarks/profile_regimes.py``, beside the result files.
+COUNTERS = "ncu.json"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """All result files of one GPU, read once.
+
+    Attributes:
+        folder: their folder, e.g. ``results/h200``.
+    """
+
+    folder: Path
+
+    @functools.cached_property
+    def results(self) -> list[Result]:
+        """The bench files, by name; an empty list if the GPU has none."""
+        return [read_result(path) for path in bench_files(self.folder, missing_ok=True)]
+
+    @functools.cached_property
+    def summary(self) -> list[Row]:
+        """The rows of summary.json."""
+        return rows_of_results(self.results)
+
+
+def publish(folder: Path, root: Path = Path()) -> list[Path]:
+    """Write each GPU's ``summary.json``, the pictures and every generated block; return the paths.
+
+    Args:
+        folder: result files of the GPU that comes first and has the pictures. The folders of other GPUs lie beside it,
+            and their tables follow on the same pages.
+        root: folder with README.md and docs/.
+
+    Raises:
+        RecordError: a result file cannot be read, is of another GPU than its folder, a page lacks its markers, or the
+            disk refuses a file. Everything is computed before anything is written.
+    """
+    return [write_atomic(path, text.encode()) for path, text in _wanted(Path(folder), Path(root)).items()]
+
+
+def check_published(folder: Path, root: Path = Path()) -> list[str]:
+    """Return one line for each published file that is missing or stale.
+
+    Args:
+        folder: as of :func:`publish`.
+        root: as of :func:`publish`.
+
+    Raises:
+        RecordError: as :func:`publish`.
+    """
+    lines = (why_stale(path, text) for path, text in _wanted(Path(folder), Path(root)).items())
+    return [line for line in lines if line]
+
+
+def generated_blocks(measured: Measured, *beside: Measured) -> dict[tuple[str, str], Callable[[], str]]:
+    """Return (page, name of the block) -> the block's text, for every page from the root of the repository.
+
+    Args:
+        measured: result files of the GPU that comes first.
+        beside: those of the other GPUs, whose folders lie beside its folder.
+    """
+    folder, gpus = measured.folder, (measured, *beside)
+    benched = [gpu for gpu in gpus if gpu.results]
+    compared = comparison_of(folder)
+    blocks: dict[tuple[str, str], Callable[[], str]] = {
+        ("README.md", "results"): lambda: _headline(gpus, short_rows, linked=False),
+        ("docs/results/index.md", "results"): lambda: _headline(gpus, headline_rows),
+        ("docs/results/tables.md", "tables"): lambda: _each(benched, _all_rows, "## "),
+        ("docs/results/method.md", "again"): lambda: _each(benched, lambda g: again_table(g.results, g.folder.name)),
+        ("docs/results/transformer.md", "transformer"): lambda: _each_with(MODEL_STEPS, gpus, transformer_table),
+        ("docs/results/whole-models.md", "whole_models"): lambda: _each_with(WHOLE_MODELS, gpus, whole_models_block),
+        ("docs/results/cutlass.md", "cutlass"): lambda: _each_with(CUTLASS_FILE, gpus, cutlass_table),
+        ("docs/results/ampere-peers.md", "ampere"): lambda: ampere_table(folder.parent),
+        ("docs/results/cuda-l2.md", "cuda-l2"): lambda: cuda_l2_table(folder.parent),
+        ("docs/use/when-not.md", "weak"): lambda: _weak(benched),
+        ("docs/use/matmul.md", "any_shapes"): lambda: _any_shapes(gpus),
+        ("docs/use/engines.md", "vllm"): lambda: _each_with(VLLM, gpus, vllm_block),
+        ("docs/use/environment-variables.md", "variables"): reference_blocks.variable_table,
+        ("docs/develop/several-gpus.md", "scale"): lambda: scale_block(folder),
+        ("docs/kernels/counters.md", "ncu"): lambda: _each_with(COUNTERS, gpus, lambda f: counters_text(f / COUNTERS)),
+        ("docs/llm/recipe.md", "cost"): cost_table,
+        ("docs/reference/knobs.md", "knobs"): reference_blocks.knob_page,
+        ("docs/search/agents.md", "agents"): reference_blocks.agent_table,
+        ("docs/search/published-recipe.md", "recipe"): lambda: recipe_block(folder / RECIPE),
+    }
+    across = across_files(folder.parent)
+    if (folder.parent / DRAWS).exists():
+        blocks["docs/results/tables.md", "draws"] = lambda: draws_block(folder.parent / DRAWS)
+    if across:
+        blocks["docs/search/across-gpus.md", "across"] = lambda: across_block(across)
+    if compared is not None:
+        picture = f"../img/{COMPARE_PICTURE}"
+        blocks["docs/search/agents.md", "compare"] = lambda: compare_block(read_comparison(compared), picture)
+    for family in FAMILIES:
+        page = f"docs/kernels/{family.replace('_', '-')}.md"
+        blocks[page, "knobs"] = functools.partial(reference_blocks.knob_table, family)
+    return blocks
+
+
+def _headline(
+    gpus: Sequence[Measured], rows_of: Callable[[Path, Sequence[Result]], list[HeadlineRow]], linked: bool = True
+) -> str:
+    """Return the small table of all GPUs, with the rows that a function gives for each."""
+    rows = [row for gpu in gpus for row in rows_of(gpu.folder, gpu.results)]
+    return headline_table(rows, [gpu.folder for gpu in gpus], linked)
+
+
+def _each(gpus: Sequence[Measured], text: Callable[[Measured], str], heading: str = "") -> str:
+    """Return the texts of some GPUs; each below the GPU's name if there are several.
+
+    Args:
+        gpus: the GPUs.
+        text: function that returns the text of one.
+        heading: marks of a heading, e.g. ``"## "``; empty: the name is bold.
+    """
+    if len(gpus) == 1:
+        return text(gpus[0])
+    names = {gpu.folder: name_of_gpu(gpu.folder) for gpu in gpus}
+    titles = {path: f"{heading}{name}" if heading else f"**{name}**" for path, name in names.items()}
+    return "\n\n".join(f"{titles[gpu.folder]}\n\n{text(gpu)}" for gpu in gpus)
+
+
+def _each_with(file: str, gpus: Sequence[Measured], text: Callable[[Path], str]) -> str:
+    """Return the texts of the GPUs whose folder has a file; if no folder has it, what the text of the first says."""
+    there = [gpu for gpu in gpus if (gpu.folder / file).exists()]
+    return _each(there or gpus[:1], lambda gpu: text(gpu.folder))
+
+
+def _any_shapes(gpus: Sequence[Measured]) -> str:
+    """Return the sentences on unlisted shapes, of the GPUs that have such a file."""
+    texts = {gpu.folder: any_shape_text(gpu.folder) for gpu in gpus}
+    there = [gpu for gpu in gpus if texts[gpu.folder] != NOT_MEASURED]
+    return _each(there or gpus[:1], lambda gpu: texts[gpu.folder])
+
+
+def _all_rows(gpu: Measured) -> str:
+    return markdown_table(gpu.summary, [*notes_of_rows(gpu.results), *_notes(gpu)])
+
+
+def _weak(gpus: Sequence[Measured]) -> str:
+    """Return where OutBLAS does not pay, by GPU."""
+    ends = [f" on {name_of_gpu(gpu.folder)}" if len(gpus) > 1 else "" for gpu in gpus]
+    parts = [weak_spots(gpu.folder, gpu.results, end) for gpu, end in zip(gpus, ends, strict=True)]
+    return "\n\n".join([gpus_with_library(), *parts])
+
+
+def _notes(gpu: Measured) -> list[str]:
+    folder = gpu.folder
+    about_library = [*notes_of_replaced(folder, gpu.results), *notes_of_earlier_kernels(folder)]
+    beside = (notes_of_large_products, notes_of_retune, notes_of_cutlass, notes_of_inductor, notes_of_accuracy)
+    return [*about_library, *(line for notes in beside for line in notes(folder))]
+
+
+def _wanted(folder: Path, root: Path) -> dict[Path, str]:
+    """Return path -> text of every published file; a page that is not there has no block."""
+    bench_files(folder)  # it must have some
+    measured, *beside = (Measured(path) for path in gpu_folders(folder))
+    for gpu in (measured, *beside):
+        refuse_files_of_another_gpu(gpu.folder)
+    wanted = {
+        gpu.folder / "summary.json": text_of_rows([*gpu.summary, *engine_rows(gpu.folder)])
+        for gpu in (measured, *beside)
+        if gpu.results
+    }
+    wanted[root / PICTURES / "speedup.svg"] = picture_text(measured)
+    compared = comparison_of(folder)
+    if compared is not None:
+        wanted[root / PICTURES / COMPARE_PICTURE] = compare_svg(read_comparison(compared))
+    for (page, name), text in generated_blocks(measured, *beside).items():
+        path = root / page
+        if path in wanted or path.exists():
+            wanted[path] = with_block(wanted.get(path) or _read(path), name, _block(text, name, folder), page)
+    return wanted
+
+
+def _block(text: Callable[[], str], name: str, folder: Path) -> str:
+    """Return a block's text; raise RecordError if a result file lacks a field or has another type in it."""
+    try:
+        return text()
+    except OutblasError:
+        raise
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        wrong = f"block {name} cannot be made of the result files of {folder} ({type(error).__name__}: {error})"
+        raise RecordError(wrong, "files with every field", "restore the file, or measure it again") from error
+
+
+def with_block(page: str, name: str, text: str, where: str) -> str:
+    """Return a page's text with a block's new text between its markers.
+
+    The markers are lines ``<!-- NAME:begin -->`` and ``<!-- NAME:end -->``; they stay, and the text has lines of its
+    own.
+
+    Args:
+        page: the page's text.
+        name: the block's name.
+        text: the block's new text.
+        where: the page's name, for the error.
+
+    Raises:
+        RecordError: the page does not have each marker once, in order.
+    """
+    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+    if page.count(begin) != 1 or page.count(end) != 1 or page.index(begin) > page.index(end):
+        raise RecordError(f"{where} has no place for block {name}", f"{begin} and {end} once each", "add the two lines")
+    before, rest = page.split(begin)
+    return f"{before}{begin}\n{text}\n{end}{rest.split(end)[1]}"
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise RecordError(
+            f"cannot read {path}: {error.strerror}", "a file of the repository", "run it from there"
+        ) from error
+
+
+def picture_text(measured: Measured) -> str:
+    """Return the SVG picture of the speed-ups of grid1000 TN fp16 fp32 offline; without that bench, of the first bench.
+
+    Of several files with it the one with most rows counts.
+    """
+    best: Any = None
+    for result in measured.results:
+        for row in result.rows:
+            key = tuple(row[c] for c in ("layout", "dtype", "acc", "mode"))
+            rank = (result.suite != "grid1000", key != ("TN", "fp16", "fp32", "offline"), -len(result.rows))
+            if best is None or rank < best[0]:
+                best = (rank, result, key)
+    assert best is not None, "bench_files gives at least one file, read_result at least one row"
+    _, result, key = best
+    kind = (*key, False)  # without and with PDL: constant weights are the table's
+    rows = [r for r in result.rows if tuple(r[c] for c in ("layout", "dtype", "acc", "mode", "early")) == kind]
+    return speedup_svg(result, rows)

@@ -1,0 +1,197 @@
+"""Tables of two result files: kernels of Ampere's instructions as rivals, and CUDA-L2 on its own problems."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from outblas.core.errors import RecordError
+from outblas.core.problem import Problem
+from outblas.core.stats import geomean
+from outblas_lab.publish.tables.notes import note_of
+
+AMPERE_FORMAT, AMPERE_FILE = "outblas-ampere-peers-1", "ampere_peers.json"
+CUDA_L2_FORMAT, CUDA_L2_FILE = "outblas-cuda-l2-1", "cuda_l2.json"
+NOT_MEASURED = "Not measured yet."
+#: Shared memory of a CTA, KiB -> GPUs with it.
+_LIMITS = {"163": "163 KiB (A100)", "99": "99 KiB (A10, L40S, GeForce)"}
+#: Rival -> its words, and the aim: the least geometric mean.
+_RIVALS = {"cutlass": ("fastest CUTLASS 2.x", 1.00), "cuda_l2": ("CUDA-L2's A100 kernel", 1.10)}
+#: The problem that has a bar of its own, and the bar over CUTLASS.
+_SQUARE, _SQUARE_BAR = "4096_4096_4096", 0.95
+_PAIRS = {
+    "ours_over_cuda_l2": "OutBLAS / CUDA-L2",
+    "cuda_l2_over_lt_auto": "CUDA-L2 / cuBLASLt, autotuned",
+    "cuda_l2_over_torch": "CUDA-L2 / torch",
+    "ours_over_lt_auto": "OutBLAS / cuBLASLt, autotuned",
+    "ours_over_torch": "OutBLAS / torch",
+}
+
+
+class Mean(NamedTuple):
+    """A geometric mean of ratios of speed.
+
+    Attributes:
+        ratio: the mean; above 1 the first named is faster.
+        problems: number of problems.
+        ahead: problems on which the whole interval is above 1.
+    """
+
+    ratio: float
+    problems: int
+    ahead: int
+
+
+def ampere_means(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str, Mean]]:
+    """Return (limit in KiB, accumulator, rival, mean of ours over the rival), where both were timed.
+
+    Args:
+        rows: rows of the result file of benchmarks/ampere_peers.py.
+    """
+    found = []
+    for limit in _LIMITS:
+        for acc in ("fp32", "fp16"):
+            of_acc = [row for row in rows if Problem.from_key(row["problem"]).acc == acc]
+            for rival in _RIVALS:
+                ratios = [row["ratios"][limit][rival] for row in of_acc if rival in _ratios(row).get(limit, {})]
+                if ratios:
+                    found.append((limit, acc, rival, _mean(ratios)))
+    return found
+
+
+def cuda_l2_groups(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Mean]]:
+    """Return words on CUDA-L2's sums -> ``A_over_B`` -> mean of A over B on the GPU, where its kernel was timed.
+
+    Args:
+        rows: rows of the result file of benchmarks/cuda_l2.py.
+    """
+    timed = [row for row in rows if "ours_over_cuda_l2" in _ratios(row)]
+    groups = {
+        "as claimed": [_ratios(row) for row in timed if not _has_other_sums(row["kernel"])],
+        "others": [_ratios(row) for row in timed if _has_other_sums(row["kernel"])],
+    }
+    return {
+        words: {pair: _mean([each[pair] for each in group if pair in each]) for pair in _PAIRS}
+        for words, group in groups.items()
+        if group
+    }
+
+
+def _has_other_sums(kernel: Mapping[str, Any]) -> bool:
+    """Return True if the machine code of CUDA-L2's kernel has another accumulator than its text claims."""
+    return any(acc != kernel["claimed"] for acc in kernel["accumulators"])
+
+
+def _ratios(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the ratios of a row; empty if its worker was lost."""
+    found: Mapping[str, Any] = row.get("ratios", {})
+    return found
+
+
+def _mean(ratios: Sequence[Mapping[str, Any]]) -> Mean:
+    return Mean(geomean(each["ratio"] for each in ratios), len(ratios), sum(each["low"] > 1.0 for each in ratios))
+
+
+def ampere_table(results: Path) -> str:
+    """Return the table of Ampere's kernels for every GPU that has one, or one line if no file is there.
+
+    Args:
+        results: folder of the GPUs' result folders.
+
+    Raises:
+        RecordError: a file cannot be used.
+    """
+    return _each(results, AMPERE_FILE, AMPERE_FORMAT, "benchmarks/ampere_peers.py", _ampere_text)
+
+
+def cuda_l2_table(results: Path) -> str:
+    """Return the table of CUDA-L2's H100 kernels, as :func:`ampere_table`."""
+    return _each(results, CUDA_L2_FILE, CUDA_L2_FORMAT, "benchmarks/cuda_l2.py", _cuda_l2_text)
+
+
+def _each(results: Path, name: str, form: str, made_by: str, text: Callable[[dict[str, Any]], str]) -> str:
+    parts = ["\n".join(note_of(path, form, made_by, text)) for path in sorted(results.glob(f"*/{name}"))]
+    return "\n\n".join(parts) or NOT_MEASURED
+
+
+def _ampere_text(data: dict[str, Any]) -> str:
+    rows = data["rows"]
+    lines = [
+        "| shared memory of a CTA | sums | rival | problems | OutBLAS / rival | aim | surely ahead on |",
+        "| --- | --- | --- | ---: | ---: | ---: | ---: |",
+    ]
+    for limit, acc, rival, mean in _some(ampere_means(rows)):
+        words, aim = _RIVALS[rival]
+        bar = f"{aim:.2f}×" if limit == "163" else "–"
+        lines.append(
+            f"| {_LIMITS[limit]} | {acc} | {words} | {mean.problems} | {mean.ratio:.3f}× | {bar} | {mean.ahead} |"
+        )
+    return "\n".join([*lines, "", *_square_lines(rows), *_notes(data)])
+
+
+def _square_lines(rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    for row in rows:
+        problem = Problem.from_key(row["problem"])
+        found = _ratios(row).get("163", {}).get("cutlass")
+        if problem.mnk == _SQUARE and found:
+            yield (
+                f"On {_SQUARE} with sums in {problem.acc} it has {found['ratio']:.3f}× the fastest CUTLASS 2.x; "
+                f"the aim is {_SQUARE_BAR:.2f}×."
+            )
+
+
+def _cuda_l2_text(data: dict[str, Any]) -> str:
+    rows = data["rows"]
+    lines = [
+        "| CUDA-L2's sums | GPU time | problems | ratio of speed | surely above 1 on |",
+        "| --- | --- | ---: | ---: | ---: |",
+    ]
+    for words, means in _some(list(cuda_l2_groups(rows).items())):
+        for pair, mean in means.items():
+            lines.append(f"| {words} | {_PAIRS[pair]} | {mean.problems} | {mean.ratio:.3f}× | {mean.ahead} |")
+    timed = [row for row in rows if "ours_over_cuda_l2" in _ratios(row)]
+    host = {name: geomean(row["host_us"][name] for row in timed) for name in timed[0]["host_us"]}
+    kernels = [row["kernel"] for row in rows if row.get("kernel")]
+    other = Counter(
+        f"{', '.join(kernel['accumulators'])} where CUDA-L2 claims {kernel['claimed']}"
+        for kernel in kernels
+        if _has_other_sums(kernel)
+    )
+    sums = "; ".join(f"{count} sum in {words}" for words, count in other.items()) or "none sums otherwise than claimed"
+    waits, padded = sum(kernel["waits"] for kernel in kernels), sum(kernel["padded"] is not None for kernel in kernels)
+    lines += [
+        "",
+        "Host time per call, geometric mean: " + ", ".join(f"{name} {us:.2f} µs" for name, us in host.items()) + ".",
+        f"By their machine code, of {len(kernels)} kernels {sums}. "
+        f"{waits} wait for the GPU in each call, and {padded} compute padded problems.",
+        *_notes(data),
+    ]
+    return "\n".join(lines)
+
+
+def _some(means: list[Any]) -> list[Any]:
+    if not means:
+        raise RecordError("no problem on which a rival was timed", "at least one", "measure again")
+    return means
+
+
+def _notes(data: Mapping[str, Any]) -> list[str]:
+    """Return lines on kernels that failed, problems that were lost, and the origin of a result file."""
+    rows, made = data["rows"], data["provenance"]
+    lost = [Problem.from_key(row["problem"]).mnk for row in rows if "lost" in row]
+    cutlass = f", CUTLASS {made['cutlass']}" if made.get("cutlass") else ""
+    return [
+        _failures(Counter(name for row in rows for name in row.get("refused", {}))),
+        *([f"Not timed, because a kernel ended the process: {', '.join(lost)}."] if lost else []),
+        f"{made['gpu']}{cutlass}, {made['date'][:10]}, commit {made['commit'][:7]}.",
+    ]
+
+
+def _failures(counts: Counter[str]) -> str:
+    """Return a sentence on the kernels that failed: name -> number of problems."""
+    if not counts:
+        return "Every kernel passed its proof."
+    named = ", ".join(f"`{name}` on {count}" for name, count in counts.most_common(3))
+    return f"{sum(counts.values())} builds or proofs failed: {'most often ' if len(counts) > 3 else ''}{named}."

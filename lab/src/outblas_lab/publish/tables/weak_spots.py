@@ -1,0 +1,137 @@
+"""The measured cases where OutBLAS does not pay: cold caches, single requests, large products, and the worst rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from outblas.core.gpu_records import packaged_records
+from outblas.core.stats import LOSS_BELOW, losses
+from outblas.records.averages import FAR_BELOW, Row, figures_of, launch_label, table_label
+from outblas.records.library import Library
+from outblas.records.results import Result
+from outblas_lab.publish.words import baseline_words, regime_words
+
+WORST_ROWS = 10
+#: FLOP from which a product counts as large.
+LARGE_FLOP = 1e11
+
+
+def weak_spots(folder: Path, results: Sequence[Result], of: str = "") -> str:
+    """Return one GPU's part of *When not to use it*, in Markdown: modes, large products and the ten worst rows.
+
+    Args:
+        folder: folder of a GPU's result files, e.g. ``results/h200``; it is named at the end.
+        results: its bench files, read.
+        of: end of every heading, e.g. ``" on NVIDIA H200"``.
+    """
+    parts = [*(_mode(results, mode, of) for mode in _TITLES), _large(results, of), _worst(results, of)]
+    gpus, drivers = (", ".join(sorted({str(r.provenance[f]) for r in results})) for f in ("gpu", "driver"))
+    parts.append(f"All figures: {gpus}, driver {drivers}, files in `{folder.as_posix()}`.")
+    return "\n\n".join(part for part in parts if part)
+
+
+def gpus_with_library() -> str:
+    """Return the section on GPUs without a packaged library, in Markdown."""
+    known = [name for name in packaged_records() if Library.packaged(name, missing_ok=True).rows]
+    have = ", ".join(name.upper() for name in known) or "no GPU"
+    return (
+        f"## A GPU without a library\n\nA library is packaged for: {have}. "
+        "On every other GPU, torch runs every product until [a tuning run](your-gpu.md)."
+    )
+
+
+_TITLES = {
+    "offline_cold": (
+        "## Cold caches",
+        "L2 is evicted before every call. This bench takes no kernel back.",
+    ),
+    "server": (
+        "## Single requests",
+        "A request is one call, at Poisson arrivals, to the end of the product. Host time counts here.",
+    ),
+    "block": (
+        "## One large product again and again",
+        "Each kernel runs alone until the SMs' frequency has settled. So what it spends of the power limit counts.",
+    ),
+}
+
+
+def _mode(results: Sequence[Result], mode: str, of: str) -> str:
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for result in results:
+        for row in result.rows:
+            if row["mode"] == mode:
+                groups.setdefault((table_label(result.suite, row), launch_label(row)), []).append(row)
+    if not groups:
+        return ""
+    title, words = _TITLES[mode]
+    lines = [
+        "| table | PDL | problems | geometric mean | FLOP-weighted | below 0.99 | below 0.98 | worst |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for (table, launch), rows in groups.items():
+        found = figures_of(rows)
+        lines.append(
+            f"| {table} | {launch} | {found['n']} | {found['geomean']:.3f}× | {found['flop_weighted']:.3f}× | "
+            f"{found['losses']} | {losses((row['published'] for row in rows), FAR_BELOW)} | {found['min']:.3f}× |"
+        )
+    return f"{title}{of}\n\n{words} {_chosen_words(groups)}".rstrip() + "\n\n" + "\n".join(lines)
+
+
+def _chosen_words(groups: Mapping[Any, Sequence[Row]]) -> str:
+    """Return where a mode's kernels were chosen, in a sentence; empty for mode ``block``, which chooses its own."""
+    rows = [row for group in groups.values() for row in group]
+    second = sum(row.get("plain_speedup") is not None for row in rows)
+    if second:
+        return f"In {second} of {len(rows)} rows a second winner for this workload runs."
+    return "All kernels were chosen in streams, with warm caches." if rows[0]["mode"] != "block" else ""
+
+
+def _large(results: Sequence[Result], of: str) -> str:
+    lines = [
+        "| table | problems | geometric mean | fall-backs | largest gain |",
+        "| --- | ---: | ---: | ---: | ---: |",
+    ]
+    for result in results:
+        kinds: dict[str, list[Row]] = {}
+        for row in result.rows:
+            if row["mode"] == "offline" and not row["pdl"] and _flop(row) >= LARGE_FLOP:
+                kinds.setdefault(table_label(result.suite, row), []).append(row)
+        for table, rows in kinds.items():
+            found = figures_of(rows)
+            best = max(row["published"] for row in rows)
+            lines.append(f"| {table} | {found['n']} | {found['geomean']:.3f}× | {found['fallbacks']} | {best:.3f}× |")
+    if len(lines) == 2:
+        return ""
+    words = "From 10¹¹ FLOP on (about 3700 × 3700 × 3700) the tensor cores are the limit. Without PDL:"
+    return f"## Large products{of}\n\n{words}\n\n" + "\n".join(lines)
+
+
+def _flop(row: Row) -> float:
+    return 2.0 * row["m"] * row["n"] * row["k"]
+
+
+def _worst(results: Sequence[Result], of: str) -> str:
+    every = [(row["published"], result.suite, row) for result in results for row in result.rows]
+    equal: dict[tuple[str, str, float, str], list[Row]] = {}  # rows of a line
+    for published, suite, row in sorted(every, key=lambda one: (one[0], one[1], *(one[2][d] for d in "mnk"))):
+        shape = f"{row['m']} × {row['n']} × {row['k']}"
+        equal.setdefault((shape, table_label(suite, row), published, row["baseline"]), []).append(row)
+    lines = [
+        "| M × N × K | table | PDL | speed-up | fastest rival | regime |",
+        "| --- | --- | --- | ---: | --- | --- |",
+    ]
+    for (shape, table, published, rival), rows in list(equal.items())[:WORST_ROWS]:
+        launches = " / ".join(dict.fromkeys(map(launch_label, rows)))
+        lines.append(
+            f"| {shape} | {table} | {launches} | {published:.3f}× | {baseline_words(rival)} | "
+            f"{regime_words(rows[0]['regime'])} |"
+        )
+    total = sum(published < LOSS_BELOW for published, *_ in every)
+    words = (
+        f"Of all {len(every):,} published rows {total} are below {LOSS_BELOW}. These are the ten worst. Rows of one "
+        "fall-back, which runs with and without PDL, share a line:"
+    )
+    return f"## The ten worst rows{of}\n\n{words}\n\n" + "\n".join(lines)

@@ -1,0 +1,216 @@
+"""The tables of whole models of transformers, from the result file of ``benchmarks/transformer/whole_models.py``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from outblas.core.errors import RecordError
+from outblas.core.plain_files import read_json
+from outblas.core.stats import geomean
+from outblas_lab.publish.words import step_words
+
+WHOLE_MODELS = "whole_models.json"
+FORMAT = "outblas-whole-models-2"
+#: Variant -> its row. All but the second are in CUDA graphs.
+_VARIANTS = {
+    "torch": "torch",
+    "eager": "torch, eager",
+    "compile": "torch.compile, max-autotune",
+    "compile_enable": "torch.compile, `enable()`",
+    "compile_optimize": "torch.compile, `optimize(model)`, `enable()`",
+    "default": "torch.compile, default",
+    "default_enable": "torch.compile, default, `enable()`",
+    "default_optimize": "torch.compile, default, `optimize(model)`, `enable()`",
+    "merged": "torch, merged weights",
+    "merged_norms": "torch, merged weights, fused norms",
+    "enable": "`enable()`",
+    "enable_pdl": "`enable()`, PDL",
+    "enable_torch_bias": "`enable()`, torch's bias",
+    "batch_invariant": "`enable(batch_invariant=True)`",
+    "optimize": "`optimize(model)`, `enable()`",
+}
+#: A variant whose time says how much of torch's step is no product; it has no row.
+_WITHOUT_PRODUCTS = "without_products"
+#: Figure -> the column of its means.
+_MEANS = {
+    "speedup": "mean",
+    "speedup_over_merged": "over merged",
+    "speedup_over_compile": "over torch.compile",
+    "speedup_over_default": "over torch.compile, default",
+}
+#: Columns that stand only in a table with such a figure.
+_IF_MEASURED = ("speedup_over_compile", "speedup_over_default")
+_MODELS = {"llama_8b": "Llama 3 8B", "qwen_7b": "Qwen2.5 7B"}
+#: Parts of a result file beside its format.
+_PARTS = {"settings", "models", "tuned", "rows", "bars"}
+_GB = 1e9
+
+
+def whole_models_block(folder: Path) -> str:
+    """Return the tables of all measured models, or one line if nothing is measured.
+
+    Args:
+        folder: folder of a GPU's result files.
+
+    Raises:
+        RecordError: the file is there and cannot be read, has another format, or is of tiny models.
+    """
+    path = folder / WHOLE_MODELS
+    if not path.exists():
+        return "Not measured on this GPU."
+    data = read_whole_models(path)
+    if data["settings"].get("hidden") != "full":
+        raise RecordError(f"{path} is of tiny models", "models of full size", "measure without --hidden")
+    blocks = [_model_block(model, about, data) for model, about in data["models"].items()]
+    return "\n\n".join([*(block for block in blocks if block), _footer(data)])
+
+
+def read_whole_models(path: Path) -> dict[str, Any]:
+    """Return the content of a result file.
+
+    Args:
+        path: the file.
+
+    Raises:
+        RecordError: it cannot be read, has another format, or lacks a part.
+    """
+    try:
+        data = read_json(path)
+    except (OSError, ValueError) as error:
+        raise RecordError(f"{path} cannot be read ({error})", "a result file", "give another file") from error
+    if not isinstance(data, dict) or data.get("format") != FORMAT or not data.keys() >= _PARTS:
+        raise RecordError(f"{path} is no result of whole_models.py", f"format {FORMAT}", "measure it again")
+    return data
+
+
+def by_context(rows: Sequence[Mapping[str, Any]]) -> dict[int, list[Mapping[str, Any]]]:
+    """Return context -> the rows of a model's table: its decode steps with this context, and all prefill steps.
+
+    Args:
+        rows: of one model. A prefill has context 0; if there is no other step, so has the table.
+    """
+    contexts = sorted({row["context"] for row in rows} - {0}) or [0]
+    return {each: [row for row in rows if row["context"] in (0, each)] for each in contexts}
+
+
+def model_words(model: str) -> str:
+    """Return a model's name in words, e.g. ``Llama 3 8B`` for ``llama_8b``; another name as it is."""
+    return _MODELS.get(model, model)
+
+
+def _model_block(model: str, about: Mapping[str, Any], data: Mapping[str, Any]) -> str:
+    """Return the tables of a model; empty if no step of it is measured."""
+    rows = [row for row in data["rows"] if row["model"] == model]
+    if not rows:
+        return ""
+    blocks = []
+    for context, members in by_context(rows).items():
+        title = f"**{model_words(model)}**, {about['layers']} layers"
+        blocks += [f"{title}, context {context}" if context else title, _speed_table(members, _measured(members))]
+    return "\n\n".join([*blocks, _price_table(rows, _measured(rows), about["startup_s"])])
+
+
+def _measured(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the variants that any of some steps has, in the order of the table."""
+    return [name for name in _VARIANTS if any(name in row["variants"] for row in rows)]
+
+
+def _speed_table(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
+    measured = {figure for row in rows for each in row["variants"].values() for figure in each}
+    figures = [figure for figure in _MEANS if figure in measured or figure not in _IF_MEASURED]
+    heads = [*(step_words(row["step"]) for row in rows), *(_MEANS[figure] for figure in figures)]
+    lines = [f"| tokens a second | {' | '.join(heads)} |", "| --- |" + " ---: |" * len(heads)]
+    for name in names:
+        cells = [_speed_cell(row["variants"].get(name)) for row in rows]
+        means = [_mean(rows, name, figure) for figure in figures]
+        lines.append(f"| {_VARIANTS[name]} | " + " | ".join([*cells, *means]) + " |")
+    return "\n".join([*lines, *_share_of_products(rows, len(figures))])
+
+
+def _share_of_products(rows: Sequence[Mapping[str, Any]], columns: int) -> list[str]:
+    """Return the line of the products' share of torch's steps; none if no step was measured without products."""
+    cells = []
+    for row in rows:
+        times = [row["variants"].get(name, {}).get("us") for name in ("torch", _WITHOUT_PRODUCTS)]
+        cells.append("–" if None in times else f"{1 - times[1][0] / times[0][0]:.0%}")
+    return (
+        ["| products in torch's step | " + " | ".join([*cells, *["–"] * columns]) + " |"] if {*cells} != {"–"} else []
+    )
+
+
+def _speed_cell(figures: Mapping[str, Any] | None) -> str:
+    if figures is None:
+        return "–"
+    ratio = f" ({figures['speedup'][0]:.3f}×)" if "speedup" in figures else ""
+    return f"{figures['tokens_per_s']:,.0f}{ratio}"
+
+
+def _mean(rows: Sequence[Mapping[str, Any]], name: str, figure: str) -> str:
+    """Return the geometric mean of a variant's speed-ups, and of how many steps it is unless every one has its own.
+
+    One figure of several steps is no mean: it is called a cell, with its step.
+    """
+    found = {row["step"]: row["variants"].get(name, {}).get(figure) for row in rows}
+    ratios = [each[0] for each in found.values() if each is not None]
+    if not ratios:
+        return "–"
+    if len(ratios) == 1 < len(rows):
+        (step,) = (step for step, each in found.items() if each is not None)
+        return f"one cell: {ratios[0]:.3f}× ({step_words(step)})"
+    return f"{geomean(ratios):.3f}×{_steps_if_fewer(ratios, rows)}"
+
+
+def _steps_if_fewer(measured: Sequence[Any], rows: Sequence[Any]) -> str:
+    """Return of how many steps a figure is; an empty text if it is of all."""
+    return f" ({len(measured)} of {len(rows)} steps)" if len(measured) < len(rows) else ""
+
+
+def _price_table(
+    rows: Sequence[Mapping[str, Any]], names: Sequence[str], startup_s: Mapping[str, Mapping[str, float]]
+) -> str:
+    lines = [
+        "| memory, start-up and logits | weights, GB | peak, GB | start-up, s | largest error | mean error | greedy |",
+        "| --- |" + " ---: |" * 6,
+    ]
+    for name in names:
+        found = [row["variants"][name] for row in rows if name in row["variants"]]
+        seconds = sum(startup_s[name].values()) + sum(sum(each["startup_s"].values()) for each in found)
+        logits = [each["logits"] for each in found]
+        places = sum(each["places"] for each in logits)
+        cells = [
+            f"{max(each['weight_bytes'] for each in found) / _GB:.1f}",
+            f"{max(each['peak_bytes'] for each in found) / _GB:.1f}",
+            f"{seconds:.1f}{_steps_if_fewer(found, rows)}",
+            f"{max(each['largest'] for each in logits):.3f}",
+            f"{sum(each['mean'] * each['places'] for each in logits) / places:.4f}",
+            f"{sum(each['agree'] * each['places'] for each in logits) / places:.1%}",
+        ]
+        lines.append(f"| {_VARIANTS[name]} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _footer(data: Mapping[str, Any]) -> str:
+    """Return the conditions of the measurement, and what was left out."""
+    settings = data["settings"]
+    parts = [each for row in data["rows"] for each in row["provenance"]]
+    days = sorted({each["date"][:10] for each in parts})
+    commits = ", ".join(dict.fromkeys(each["commit"][:7] for each in parts))
+    tuned = (
+        f" Missing products were tuned for {settings['tune']} s for each arrangement of weights."
+        if settings["tune"]
+        else ""
+    )
+    text = (
+        f"bf16, {settings['rounds']} interleaved rounds; {settings['gpu']}, driver {settings['driver']}, "
+        f"torch {settings['torch']}, transformers {settings['transformers']}, "
+        f"{' to '.join(dict.fromkeys((days[0], days[-1])))}, commit {commits}.{tuned}"
+    )
+    left_out = [
+        f"- Left out: {_VARIANTS.get(name, name)}, {row['model']}, {step_words(row['step'])}, "
+        f"context {row['context']}: {reason}"
+        for row in data["rows"]
+        for name, reason in row["left_out"].items()
+    ]
+    return "\n".join([text, *(["", *left_out] if left_out else [])])

@@ -1,0 +1,129 @@
+"""Words that the HTML pages, the published tables and the command line share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from outblas.core.config import KernelConfig
+from outblas_lab.compare.compare_result import Comparison
+from outblas_lab.compare.splits import held_out_words, is_split
+
+#: Names of the launch option, by whether programmatic dependent launch (PDL) is on.
+PDL_NAMES = {False: "without PDL", True: "with PDL"}
+
+#: Names of the baselines in :data:`outblas.core.rivals.BASELINE_NAMES`, in words.
+BASELINE_WORDS = {
+    "torch": "torch.matmul",
+    "cublas": "cuBLAS",
+    "lt_heuristic": "cuBLASLt, first choice",
+    "lt_auto": "cuBLASLt, autotuned",
+    "nvmmh": "nvMatmulHeuristics",
+}
+
+_REGIME = re.compile(r"(memory|compute)_1e(\d+)")
+_UNITS = ("", "k", "M", "G", "T", "P", "E")
+_ISO_TIME = re.compile(r"(\d{4})-(\d\d)-(\d\d)(?:T(\d\d:\d\d):\d\d(?:\.\d+)?(?:\+00:00|Z))?")
+_MONTHS = (
+    *("January", "February", "March", "April", "May", "June"),
+    *("July", "August", "September", "October", "November", "December"),
+)
+
+
+def short_config(config: KernelConfig) -> str:
+    """Return the family, the tile and the knobs that differ from their defaults."""
+    knobs = [f"{name}={value}" for name, value in config.changed_knobs().items()]
+    return " ".join([config.family, f"{config.bm}x{config.bn}", *knobs])
+
+
+def split_words(comparison: Comparison, split: str) -> str:
+    """Return in words how many problems a split holds out, of which kind, and how many were searched and learned.
+
+    Args:
+        split: name of one of its splits: ``shapes``, ``families``, ``layout``, an extent, or a part of the choices of
+            ``outblas recipe``, which holds shapes out.
+    """
+    size, count = comparison.meta["splits"][split], searched_count(comparison, split)
+    searched = "" if count == size["held_out"] else f", of which {count} were searched"
+    held_out = f"{size['held_out']} problems of held-out {held_out_words(split if is_split(split) else 'shapes')}"
+    return f"{held_out}{searched}; {size['training']} to learn from"
+
+
+def searched_count(comparison: Comparison, split: str) -> int:
+    """Return the number of searched problems of a split; early choices of ``outblas recipe`` do not say that all
+    were.
+    """
+    size = comparison.meta["splits"][split]
+    return int(size.get("searched", size["held_out"]))
+
+
+def baseline_words(name: str) -> str:
+    """Return a baseline's name in words; an unknown name as it is."""
+    return BASELINE_WORDS.get(name, name)
+
+
+def regime_words(name: str) -> str:
+    """Return a regime's name in words: ``memory_1e9`` is "memory-bound, 1 to 10 GFLOP"."""
+    if name == "launch":
+        return "launch-bound"
+    found = _REGIME.fullmatch(name)
+    return f"{found[1]}-bound, {decade_words(int(found[2]))}FLOP" if found else name
+
+
+def decade_words(exponent: int) -> str:
+    """Return a decade as a range with a metric prefix: 9 is "1 to 10 G", and 11 is "0.1 to 1 T"."""
+    group, step = divmod(exponent + 1, 3)
+    if not 0 <= group < len(_UNITS):
+        return f"1e{exponent} to 1e{exponent + 1} "
+    return f"{10.0 ** (step - 1):g} to {10**step} {_UNITS[group]}"
+
+
+def date_words(date: Any) -> str:
+    """Return dates of ISO 8601 in words: one to the minute in UTC, several as a range of days.
+
+    Args:
+        date: one date, or several with ``;`` between. Anything else is returned as it is.
+    """
+    found = [_ISO_TIME.fullmatch(part.strip()) for part in str(date).split(";")]
+    if not all(found):
+        return str(date)
+    days = sorted({(int(m[1]), int(m[2]), int(m[3])) for m in found if m})
+    if not all(1 <= month <= 12 for _, month, _ in days):
+        return str(date)
+    times = [m[4] for m in found if m]
+    if len(times) == 1 and times[0]:
+        return f"{_day(days[0])}, {times[0]} UTC"
+    if len(days) == 1:
+        return _day(days[0])
+    first = str(days[0][2]) if days[0][:2] == days[-1][:2] else _day(days[0])
+    return f"{first} to {_day(days[-1])}"
+
+
+def _day(day: tuple[int, int, int]) -> str:
+    return f"{day[2]} {_MONTHS[day[1] - 1]} {day[0]}"
+
+
+def mean_in_words(geomean: float, starts: Sequence[float] | None, bootstrap: Sequence[float] | None = None) -> str:
+    """Return a mean with what its brackets hold, e.g. ``1.126× (starts 1.125–1.127)`` or ``1.22× (95% 1.18–1.26)``.
+
+    The mean is of each problem's median over the starts. So it may lie outside the range of the starts' own means.
+
+    Args:
+        geomean: the geometric mean.
+        starts: least and greatest mean of a start of the machine; None: there was one start.
+        bootstrap: 95% interval over problems; None: the problems are no sample.
+    """
+    found = [("starts", starts), ("95%", bootstrap)]
+    inner = ", ".join(f"{name} {ends[0]:.3f}–{ends[1]:.3f}" for name, ends in found if ends)
+    return f"{geomean:.3f}× ({inner})" if inner else f"{geomean:.3f}×"
+
+
+def step_words(name: str) -> str:
+    """Return a step of a model for a reader: ``decode_8`` gives ``decode, batch 8``.
+
+    Args:
+        name: kind and count. The count is sequences of a decode step, else tokens.
+    """
+    kind, count = name.rsplit("_", 1)
+    return f"decode, batch {count}" if kind == "decode" else f"{kind}, {count} tokens"

@@ -1,0 +1,242 @@
+"""A Gymnasium environment: an episode is one problem and a number of measurements, an action is a candidate.
+
+Actions index the catalogue. :meth:`TuningEnv.action_masks` (the convention of sb3-contrib) marks those that are legal,
+offered and not tried yet. On a recording, only recorded cells are offered, since nothing is interpolated. An
+observation describes every candidate by features, so a policy scores candidates and not positions.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outblas.core.config import LAUNCHES, KernelConfig, Launch, launch_of
+from outblas.core.errors import ToolchainMissing, UsageError
+from outblas.core.evaluation import Evaluation, Status
+from outblas.core.evaluator import Evaluator
+from outblas.core.install_hint import install_hint
+from outblas.core.problem import Problem
+from outblas.predict.features import CANDIDATE_FEATURES, PROBLEM_FEATURES, Features
+from outblas_lab.train.policy import POSTERIOR_INPUTS, SEARCH_INPUTS, CandidateView, Policy
+from outblas_lab.train.reward import reward
+from outblas_lab.train.samplers import Sampler
+
+try:
+    import gymnasium
+except ImportError as error:
+    raise ToolchainMissing("gymnasium is not installed", "gymnasium >= 1.0", install_hint("rl")) from error
+
+#: Counters of the last candidate that are shown, where it was profiled (``outblas profile``).
+COUNTERS = ("l2_hit_rate", "tensor_pipe", "dram", "occupancy")
+#: Entries of the observation on the search itself. They are the share of the budget that is left, and the log speed-ups
+#: of the best and the last candidate. Status and counters of the last one follow.
+STATE_INPUTS = (
+    *("budget_left", "best", "last", "has_counters"),
+    *(f"last_{status}" for status in Status),
+    *COUNTERS,
+)
+#: Log speed-ups are shown within these bounds.
+LOG_SPEEDUP_BOUND = 4.0
+
+
+class TuningEnv(gymnasium.Env[dict[str, NDArray[np.float32]], np.int64]):
+    """Tune one problem per episode, one candidate per step.
+
+    Reward: the rise of the best :func:`outblas_lab.train.reward.reward` so far, or 0. The first measurement of an
+    offered candidate pays its own reward. The sum over an episode of such actions is thus the reward of the best
+    candidate found. An action that is not offered, or was tried before, costs a measurement. It pays the reward of an
+    illegal candidate, -2 by the preset ``gated``.
+
+    An episode ends (``terminated``) when the budget is spent or every offered candidate was tried. ``truncated`` is
+    always False.
+
+    Observation, float32, by name:
+
+    - ``candidates`` [C, features + posterior + 1]; the last column is 1 for offered ones, and rows of others are 0.
+    - ``problem`` [19], ``search`` [2], ``state`` (:data:`STATE_INPUTS`).
+    - ``best``, ``last``: features of those candidates; 0 if none yet.
+
+    ``info`` of a step has ``invalid_action``, ``status`` (a string), ``best_speedup`` and ``counters``.
+
+    Args:
+        evaluator: measures candidates; on a recording, a replay.
+        catalogue: the candidates that actions index.
+        sampler: draws the problems.
+        budget: measurements per episode, at least 1.
+        policy: its regressor provides the guesses; its scores are not used.
+        launches: launch options. Each episode draws one of those in which the problem is offered a candidate.
+        preset: preset of the reward.
+
+    Raises:
+        UsageError: the budget is below 1. An unknown preset raises it at the first step.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": []}
+
+    def __init__(
+        self, evaluator: Evaluator, catalogue: Sequence[KernelConfig], sampler: Sampler, policy: Policy,
+        budget: int = 8, launches: Sequence[Launch] = LAUNCHES[:2], preset: str = "gated",
+    ) -> None:  # fmt: skip
+        if budget < 1:
+            raise UsageError(f"budget is {budget}", "1 or more measurements per episode", "pass another")
+        self.evaluator, self.catalogue, self.budget = evaluator, tuple(catalogue), budget
+        self._sampler, self._policy, self._launches, self._preset = sampler, policy, tuple(launches), preset
+        self._column = {config: i for i, config in enumerate(self.catalogue)}
+        self._views: dict[tuple[Problem, Launch], tuple[CandidateView, NDArray[np.intp]]] = {}
+        self._drawn_launches: dict[Problem, tuple[Launch, ...]] = {}
+        self._rng = random.Random(0)
+        shapes = {
+            "candidates": (len(self.catalogue), len(CANDIDATE_FEATURES) + len(POSTERIOR_INPUTS) + 1),
+            "problem": (len(PROBLEM_FEATURES),),
+            "search": (len(SEARCH_INPUTS),),
+            "state": (len(STATE_INPUTS),),
+            "best": (len(CANDIDATE_FEATURES),),
+            "last": (len(CANDIDATE_FEATURES),),
+        }
+        box = gymnasium.spaces.Box
+        spaces = {name: box(-np.inf, np.inf, shape, np.float32) for name, shape in shapes.items()}
+        self.observation_space = gymnasium.spaces.Dict(spaces)  # type: ignore[assignment]
+        self.action_space = gymnasium.spaces.Discrete(len(self.catalogue))  # type: ignore[assignment]
+
+    def reset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[dict[str, NDArray[np.float32]], dict[str, Any]]:
+        """Begin an episode.
+
+        Args:
+            seed: seeds the draws of problems and launch options from here on. None goes on with the old draws.
+            options: may have ``problem``, a Problem, and ``launch``, a launch option. The rest is drawn.
+
+        Returns:
+            The observation, and ``{"problem": key of the problem, "launch": launch option}``.
+
+        Raises:
+            UsageError: nothing is offered for the problem with this launch option.
+        """
+        super().reset(seed=seed)
+        if seed is not None:
+            self._rng = random.Random(seed)
+        options = options or {}
+        self.problem: Problem = options.get("problem") or self._sampler(self._rng)
+        launch: Launch = options.get("launch") or self._rng.choice(self._launches_of(self.problem))
+        self._view, self._columns = self._seen(self.problem, launch)
+        self._place = {int(column): i for i, column in enumerate(self._columns)}
+        self.history: list[Evaluation] = []
+        self._tried: list[int] = []
+        self._best = -math.inf
+        return self._observation(), {"problem": self.problem.key, "launch": launch}
+
+    def step(self, action: np.int64) -> tuple[dict[str, NDArray[np.float32]], float, bool, bool, dict[str, Any]]:
+        """Measure a candidate.
+
+        One that the mask forbids is not run. It still costs a measurement, and ``info["invalid_action"]`` is True.
+
+        Args:
+            action: index into the catalogue.
+
+        Returns:
+            Observation, reward, terminated, False, info; see the class.
+
+        Raises:
+            IndexError: the action is outside the catalogue.
+        """
+        place = self._place.get(int(action))
+        if place is None or place in self._tried:
+            evaluation = Evaluation(self.problem, self.catalogue[int(action)], Status.ILLEGAL, "not offered")
+            gain = reward(evaluation, self._preset)
+        else:
+            (evaluation,) = self.evaluator.evaluate([(self.problem, self.catalogue[int(action)])])
+            self._tried.append(place)
+            paid = reward(evaluation, self._preset)
+            gain = paid if math.isinf(self._best) else max(0.0, paid - self._best)
+            self._best = max(self._best, paid)
+        self.history.append(evaluation)
+        done = len(self.history) >= self.budget or len(self._tried) == len(self._columns)
+        info = {
+            "invalid_action": evaluation.status is Status.ILLEGAL,
+            "status": evaluation.status.value,
+            "best_speedup": self.best_speedup(),
+            "counters": dict(evaluation.counters),
+        }
+        return self._observation(), float(gain), done, False, info
+
+    def action_masks(self) -> NDArray[np.bool_]:
+        """Return bool[C], one entry per config of the catalogue: True if it is offered and not tried yet in this
+        episode.
+        """
+        mask = np.zeros(len(self.catalogue), dtype=bool)
+        mask[self._columns] = True
+        mask[self._columns[self._tried]] = False
+        return mask
+
+    def best_speedup(self) -> float:
+        """Return the best speed-up over the fastest baseline in this episode, a ratio; 0.0 if no candidate is proven
+        yet.
+        """
+        return max((e.speedup.ratio for e in self.history if e.speedup is not None), default=0.0)
+
+    def _offered(self, problem: Problem, launch: Launch) -> list[KernelConfig]:
+        return [c for c in self.evaluator.candidates(problem) if launch_of(c) == launch and c in self._column]
+
+    def _launches_of(self, problem: Problem) -> tuple[Launch, ...]:
+        """Return the launch options with a candidate of the problem; all of them if none has any."""
+        if problem not in self._drawn_launches:
+            found = tuple(launch for launch in self._launches if self._offered(problem, launch))
+            self._drawn_launches[problem] = found or self._launches
+        return self._drawn_launches[problem]
+
+    def _seen(self, problem: Problem, launch: Launch) -> tuple[CandidateView, NDArray[np.intp]]:
+        known = self._views.get((problem, launch))
+        if known is None:
+            offered = self._offered(problem, launch)
+            if not offered:
+                raise UsageError(
+                    f"no candidate of launch option {launch} for {problem.key}", "one or more", "draw other problems"
+                )
+            columns = np.array([self._column[c] for c in offered], dtype=np.intp)
+            known = self._views[problem, launch] = (self._policy.view(problem, offered, self.evaluator.gpu), columns)
+        return known
+
+    def _observation(self) -> dict[str, NDArray[np.float32]]:
+        view, columns = self._view, self._columns
+        proven = [(self._place[self._column[e.template]], e) for e in self.history if e.timing is not None]
+        log_us = [math.log(e.timing.median_us) for _, e in proven if e.timing is not None]
+        x, search = view.inputs(self._tried, [place for place, _ in proven], log_us)
+        table = np.zeros((len(self.catalogue), x.shape[1] + 1), dtype=np.float32)
+        table[columns, :-1], table[columns, -1] = x, 1.0
+        best = min(proven, key=lambda pair: pair[1].timing.median_us, default=None)  # type: ignore[union-attr]
+        return {
+            "candidates": table,
+            "problem": view.problem.copy(),
+            "search": search,
+            "state": self._state(),
+            "best": self._described(None if best is None else best[1]),
+            "last": self._described(self.history[-1] if self.history else None),
+        }
+
+    def _state(self) -> NDArray[np.float32]:
+        last = self.history[-1] if self.history else None
+        counters = last.counters if last is not None else {}
+        shown = {
+            "budget_left": 1 - len(self.history) / self.budget,
+            "best": _log(self.best_speedup()),
+            "last": _log(last.speedup.ratio if last is not None and last.speedup is not None else 0.0),
+            "has_counters": float(any(name in counters for name in COUNTERS)),
+            **{name: counters.get(name, 0.0) for name in COUNTERS},
+        }
+        if last is not None:
+            shown[f"last_{last.status}"] = 1.0
+        return np.array([shown.get(name, 0.0) for name in STATE_INPUTS], dtype=np.float32)
+
+    def _described(self, evaluation: Evaluation | None) -> Features:
+        place = None if evaluation is None else self._place.get(self._column[evaluation.template])
+        return np.zeros(len(CANDIDATE_FEATURES), np.float32) if place is None else self._view.candidates[place].copy()
+
+
+def _log(speedup: float) -> float:
+    return float(np.clip(math.log(speedup), -LOG_SPEEDUP_BOUND, LOG_SPEEDUP_BOUND)) if speedup > 0 else 0.0

@@ -1,0 +1,360 @@
+"""PPO across shapes: the regressor first, then a maskable policy on replayed episodes (sb3-contrib)."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from outblas.core.config import LAUNCHES
+from outblas.core.errors import RecordError, ToolchainMissing, UsageError
+from outblas.core.evaluator import Evaluator
+from outblas.core.files import json_text, lock_folder, write_atomic, write_json
+from outblas.core.install_hint import install_hint
+from outblas.core.journal import check_same_settings
+from outblas.core.plain_files import read_object
+from outblas.predict.array_file import DAMAGED
+from outblas.predict.posterior import Regressor
+from outblas.records.provenance import source_commit
+from outblas.records.recording import Recording, TrainingPart
+from outblas.records.replay import ReplayEvaluator
+from outblas_lab.train.learner_settings import LearnerSettings, require
+from outblas_lab.train.policy import Policy, input_names
+from outblas_lab.train.policy_quality import recorded_searches, search_qualities
+from outblas_lab.train.regression import RegressSettings, cached_regressor
+from outblas_lab.train.reward import PRESETS
+from outblas_lab.train.rl_packages import BaseCallback, DummyVecEnv, MaskablePPO, VecMonitor, torch
+from outblas_lab.train.samplers import SAMPLERS, sampler
+from outblas_lab.train.torch_threads import one_thread
+from outblas_lab.train.training_part import split_parts
+
+#: Updates between two checkpoints.
+CHECKPOINT_EVERY_UPDATES = 4
+#: Measurements after which a checkpoint is judged: the mean of the log quality at these.
+JUDGED_MEASUREMENTS = (1, 2, 4, 8)
+
+
+@dataclass(frozen=True)
+class PpoSettings(LearnerSettings):
+    """Every hyper-parameter of the recipe. An episode's transition is a measurement.
+
+    Attributes:
+        sampler: name of a sampler of ``outblas_lab.train.samplers``.
+        preset: preset of the reward.
+        regress: settings of the regressor's training.
+
+    Raises:
+        UsageError: a value is outside its range.
+    """
+
+    lr: float = 3e-4
+    batch: int = 128
+    gamma: float = 0.98
+    entropy: float = 0.05
+    steps: int = 40_000
+    rollout: int = 128
+    sampler: str = "grid"
+    preset: str = "gated"
+    regress: RegressSettings = field(default_factory=RegressSettings)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require("sampler", self.sampler, self.sampler in SAMPLERS, " or ".join(SAMPLERS))
+        require("preset", self.preset, self.preset in PRESETS, " or ".join(PRESETS))
+
+
+#: Settings of the packaged policies. The entropy bonus is at the lower end of a sweep's range. The policy begins near
+#: its final order, which a larger bonus only blurs.
+RECIPE = PpoSettings(entropy=0.01, steps=32_768)
+
+#: Called with (transitions done, total transitions, message).
+Progress = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True)
+class TrainingRun:
+    """The place of a training's checkpoints and logs.
+
+    Attributes:
+        path: the folder; None: keep nothing.
+        regressor: file of the regressor, read if it exists. None: ``regressor.npz`` in ``path``. Trainings of equal
+            settings may share one.
+        tensorboard: True writes TensorBoard logs to ``path``.
+        wandb: True logs to Weights & Biases.
+    """
+
+    path: Path | None = None
+    regressor: Path | None = None
+    tensorboard: bool = False
+    wandb: bool = False
+
+    def file(self, name: str) -> Path | None:
+        return None if self.path is None else self.path / name
+
+
+def train(
+    parts: Sequence[TrainingPart], settings: PpoSettings | None = None, run: TrainingRun | None = None,
+    progress: Progress | None = None, on_update: Callable[[int, float], bool] | None = None,
+) -> Policy:  # fmt: skip
+    """Train a policy on the recorded cells of ``parts``, and on no other cells.
+
+    ``split_parts`` holds some problems back. Episodes take the parts in turns. The checkpoint that is best on the
+    problems held back is returned. The first checkpoint is the regressor's greedy order, so a training that learns
+    nothing returns that order.
+    torch has one thread meanwhile. The result is the same for the same seed.
+
+    Args:
+        parts: recorded problems of one GPU or several, 10 or more in all. The layout, dtype and accumulator of a part's
+            first problem apply to its drawn problems.
+        settings: hyper-parameters. None: the defaults.
+        run: place of checkpoints and logs. A folder with a training of the same settings is resumed. None: keep
+            nothing.
+        progress: called with (transitions done, transitions in all, text).
+        on_update: called after some updates with (transitions, validation score). True ends the training.
+
+    Raises:
+        UsageError: a problem was not recorded, fewer than ten problems, or the folder has a training of other settings.
+        RecordError: the folder lacks a file, it cannot be read or written, or another process trains in it.
+    """
+    settings, run = settings or PpoSettings(), run or TrainingRun()
+    count = sum(len(part.problems) for part in parts)
+    if count < 10:
+        raise UsageError(f"{count} problems to train on", "10 or more", "name more problems")
+    with contextlib.nullcontext() if run.path is None else lock_folder(run.path), one_thread():
+        return _train(parts, settings, run, progress, on_update)
+
+
+def _train(
+    parts: Sequence[TrainingPart], settings: PpoSettings, run: TrainingRun, progress: Progress | None,
+    on_update: Callable[[int, float], bool] | None,
+) -> Policy:  # fmt: skip
+    claim_folder(run, settings, parts)
+    learn, check = split_parts(parts, settings.seed)
+    file = run.regressor or run.file("regressor.npz")
+    told = _first(progress, settings)
+    regressor = cached_regressor(file, learn, settings.regress, settings.seed, told)
+    begun = Policy(regressor, {})
+    torch.manual_seed(settings.seed)
+    model, done = make_learner(learn, settings, begun, run)
+    evaluator_callback = _EvaluateOnCheck(check, regressor, settings, run, progress, on_update)
+    if done < settings.steps:
+        model.learn(
+            settings.steps - done, callback=evaluator_callback, reset_num_timesteps=done == 0, tb_log_name="ppo"
+        )
+    return evaluator_callback.best()
+
+
+def _first(progress: Progress | None, settings: PpoSettings) -> Progress | None:
+    """Of the regressor's epochs, told as what comes before the first transition."""
+    if progress is None:
+        return None
+    told = progress
+
+    def epoch(done: int, total: int, note: str) -> None:
+        told(0, settings.steps, f"regressor, epoch {done} of {total}, {note}")
+
+    return epoch
+
+
+def make_learner(
+    parts: Sequence[TrainingPart], settings: PpoSettings, begun: Policy, run: TrainingRun,
+    evaluator_of: Callable[[Recording], Evaluator] = ReplayEvaluator,
+) -> tuple[Any, int]:  # fmt: skip
+    """Return the learner, as new or from its last checkpoint ``ppo.zip``, and the transitions that it has seen.
+
+    Args:
+        parts: recorded problems of one GPU or several.
+        settings: hyper-parameters.
+        begun: its regressor provides the guesses of the environment.
+        run: place of the checkpoint and of TensorBoard's logs.
+        evaluator_of: makes the evaluator of a part's recording.
+
+    Raises:
+        RecordError: the checkpoint cannot be read.
+    """
+    from outblas_lab.train.env import TuningEnv
+    from outblas_lab.train.network import CandidatePolicy
+
+    catalogue = tuple(dict.fromkeys(c for part in parts for c in part.recording.catalogue))
+
+    def make(part: TrainingPart) -> Any:
+        first = part.problems[0]
+        draw = sampler(settings.sampler, first.layout, first.dtype, first.acc, among=part.problems)
+        evaluator = evaluator_of(part.recording)
+        return TuningEnv(evaluator, catalogue, draw, begun, settings.budget, LAUNCHES[:2], settings.preset)
+
+    count = max(settings.envs, len(parts))
+    envs = VecMonitor(DummyVecEnv([partial(make, parts[i % len(parts)]) for i in range(count)]))
+    envs.seed(settings.seed)
+    logs = str(run.path) if run.path is not None and run.tensorboard else None
+    kept = run.file("ppo.zip")
+    if kept is not None and kept.exists():
+        model = load_checkpoint(kept, env=envs, tensorboard_log=logs)
+        return model, int(model.num_timesteps)
+    model = MaskablePPO(CandidatePolicy, envs, tensorboard_log=logs, **settings.learner_arguments())
+    return model, 0
+
+
+def save_checkpoint(model: Any, path: Path) -> None:
+    """Write a learner atomically: a process that is killed meanwhile leaves the checkpoint before; return None.
+
+    Args:
+        model: a learner of Stable-Baselines3.
+        path: the file, e.g. ``ppo.zip``.
+
+    Raises:
+        RecordError: the disk refuses. The old file is kept.
+    """
+    data = io.BytesIO()
+    model.save(data)
+    write_atomic(path, data.getvalue())
+
+
+def load_checkpoint(path: Path, **arguments: Any) -> Any:
+    """Return the learner of a checkpoint.
+
+    Args:
+        path: file of :func:`save_checkpoint`.
+        arguments: those of ``MaskablePPO.load``.
+
+    Raises:
+        RecordError: the file is damaged.
+    """
+    try:
+        return MaskablePPO.load(path, **arguments)
+    except (*DAMAGED, AssertionError) as error:  # Stable-Baselines3 asserts that a file has its parts
+        wrong, do = f"checkpoint {path} cannot be read ({error})", "remove it to begin anew, or choose another --run"
+        raise RecordError(wrong, "a whole checkpoint", do) from error
+
+
+class _EvaluateOnCheck(BaseCallback):
+    """After every few updates: a checkpoint, its score on the validation problems, and what is logged."""
+
+    def __init__(
+        self, parts: Sequence[TrainingPart], regressor: Regressor, settings: PpoSettings, run: TrainingRun,
+        progress: Progress | None, on_update: Callable[[int, float], bool] | None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self._parts, self._regressor = parts, regressor
+        known = Policy(regressor, {})
+        self._searches = [s for part in parts for s in recorded_searches(known, part.recording, part.problems)]
+        self._settings, self._run, self._progress, self._on_update = settings, run, progress, on_update
+        kept = run.file("policy.npz")
+        self._best = Policy.load(kept) if kept is not None and kept.exists() else None
+        self._best_score = -np.inf if self._best is None else float(json.loads(self._best.about)["score"])
+        self._stopped = False
+        self._invalid = self._steps = self._updates = 0
+        self._speedups: list[float] = []
+        self._tracker = wandb_run(run, settings) if run.wandb else None
+
+    def best(self) -> Policy:
+        """The best checkpoint so far."""
+        if self._best is None:  # judged before any update, so only where its file was taken away
+            raise RecordError(f"{self._run.path} holds no policy", "the file policy.npz", "choose another --run")
+        return self._best
+
+    def _on_step(self) -> bool:
+        infos = self.locals["infos"]
+        self._steps += len(infos)
+        self._invalid += sum(bool(info["invalid_action"]) for info in infos)
+        ends = zip(infos, self.locals["dones"], strict=True)
+        self._speedups += [info["best_speedup"] for info, done in ends if done and info["best_speedup"] > 0]
+        return not self._stopped
+
+    def _on_rollout_start(self) -> None:
+        if self._updates % CHECKPOINT_EVERY_UPDATES == 0:  # the first before any update: the regressor's greedy order
+            self._evaluate()
+        self._updates += 1
+
+    def _on_training_end(self) -> None:
+        self._evaluate()
+        self.logger.dump(self.num_timesteps)
+        if self._tracker is not None:
+            self._tracker.finish()
+
+    def _evaluate(self) -> None:
+        arrays = self.model.policy.features_extractor.arrays()  # type: ignore[union-attr, operator]
+        policy = Policy(self._regressor, arrays)
+        budgets = [b for b in JUDGED_MEASUREMENTS if b <= self._settings.budget]
+        quality = search_qualities(policy, self._searches, max(budgets))
+        at = {b: float(np.exp(np.mean(np.log(quality[:, b - 1])))) for b in budgets}
+        score = float(np.mean(np.log([at[b] for b in budgets])))
+        figures = {f"quality/after_{b}": q for b, q in at.items()}
+        figures |= {"quality/score": score, "rollout/invalid_share": self._invalid / max(1, self._steps)}
+        if self._speedups:
+            figures["rollout/best_speedup"] = float(np.exp(np.mean(np.log(self._speedups))))
+        if self.model.ep_info_buffer:
+            figures["rollout/reward"] = float(np.mean([e["r"] for e in self.model.ep_info_buffer]))
+        self._invalid, self._steps, self._speedups = 0, 0, []
+        for name, value in figures.items():
+            self.logger.record(name, value)
+        if self._tracker is not None:
+            self._tracker.log(figures, step=self.num_timesteps)
+        if score > self._best_score:
+            self._best_score, self._best = score, replace(policy, about=self._about(score))
+            if (kept := self._run.file("policy.npz")) is not None:
+                self._best.save(kept)
+        if (kept := self._run.file("ppo.zip")) is not None:
+            save_checkpoint(self.model, kept)
+        if self._progress is not None:
+            said = ", ".join(f"{b}: {q:.4f}" for b, q in at.items())
+            self._progress(self.num_timesteps, self._settings.steps, f"held back {said}")
+        if self._on_update is not None:
+            self._stopped = self._on_update(self.num_timesteps, score)
+
+    def _about(self, score: float) -> str:
+        about = {"settings": asdict(self._settings), "steps": int(self.num_timesteps), "commit": source_commit()}
+        recordings = [part.recording.provenance for part in self._parts]
+        return json.dumps({**about, "score": score, "recordings": recordings}, sort_keys=True)
+
+
+def claim_folder(run: TrainingRun, settings: Any, parts: Sequence[TrainingPart]) -> None:
+    """Write the settings of a training to its folder, or refuse a folder of other settings; return None.
+
+    Args:
+        run: the folder; without one, nothing happens.
+        settings: a dataclass of settings with a field ``steps``, which may differ: a training may be prolonged.
+        parts: recorded problems of the training.
+
+    Raises:
+        UsageError: the folder has a training of other settings.
+        RecordError: the file of settings cannot be read or written.
+    """
+    path = run.file("settings.json")
+    if path is None:
+        return
+    problems = [[part.recording.gpu.name, *(p.key for p in part.problems)] for part in parts]
+    wanted = {**asdict(settings), "problems": problems, "inputs": input_names()}
+    wanted.pop("steps")  # a training may be prolonged
+    if path.exists():
+        what, do = f"{run.path} holds a training with other settings", "repeat those settings, or choose another --run"
+        was = read_object(path, "the settings of a training", "choose another --run")
+        check_same_settings(what, was, json.loads(json_text(wanted)), do)
+        return
+    write_json(path, wanted)
+
+
+def wandb_run(run: TrainingRun, settings: Any, mode: str | None = None) -> Any:
+    """Begin a Weights & Biases run of project ``outblas`` and return it.
+
+    Args:
+        run: its folder receives the files.
+        settings: a dataclass, kept as the run's configuration.
+        mode: ``offline`` keeps everything on disk; None: as ``WANDB_MODE`` says, else online.
+
+    Raises:
+        ToolchainMissing: wandb is not installed.
+    """
+    try:
+        import wandb
+    except ImportError as error:
+        raise ToolchainMissing("wandb is not installed", "wandb", install_hint("wandb")) from error
+    folder = None if run.path is None else str(run.path)
+    return wandb.init(project="outblas", dir=folder, config=asdict(settings), mode=mode)

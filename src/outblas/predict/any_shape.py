@@ -1,0 +1,328 @@
+"""Choose a kernel for a shape that no library has, if it is predicted to beat torch.matmul.
+
+The choice is among the kernels for any shape and those that the packaged library installs for the layout and dtype.
+The ranking model picks the likeliest. An ensemble of small perceptrons predicts their speed-ups over torch.matmul. Its
+inputs are a kernel's features, the ranking model's result, and properties on which torch.matmul's time may depend.
+One of these is the first answer of cuBLASLt's heuristic (:mod:`outblas.predict.rival_answer`). The kernel with the
+highest lower bound is chosen if that bound exceeds a margin. Bound and margin were fitted on unseen problems
+(``outblas fit any-shape``). The choice is arithmetic on the host: nothing is measured, compiled or run.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import math
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from outblas.core.config import KernelConfig, Launch, config_name, launch_allows
+from outblas.core.errors import RecordError, UsageError
+from outblas.core.files import write_atomic
+from outblas.core.gpu_records import data_of_architecture, reference_gpu
+from outblas.core.problem import ELEMENT_BYTES, ROW_ALIGN_BYTES, Problem
+from outblas.core.roofline import Gpu, floor_us
+from outblas.kernels.config_text import config_from_name
+from outblas.kernels.cost.cost_model import predict_many
+from outblas.kernels.families.registry import FAMILIES
+from outblas.kernels.legality import surely_illegal, why_illegal
+from outblas.kernels.same_object import SameObject
+from outblas.predict.array_file import DAMAGED, read_arrays, single
+from outblas.predict.features import candidate_features
+from outblas.predict.posterior import Features, Floats, Regressor
+from outblas.predict.rival_answer import answer_features
+from outblas.records.library_row import LibraryChoice
+
+FORMAT = 3
+#: torch computes a product whose N and K are multiples of the first and whose floor exceeds the second (us).
+REGULAR_MULTIPLE, REGULAR_US = 64, 100.0
+#: The most kernels whose speed-up is predicted, and the longest time among them by the ranking model, as a multiple of
+#: the shortest. Recordings measured the kernels within this multiple.
+MAX_LIKELIEST, WITHIN = 64, 1.35
+#: Rankings that are kept.
+MAX_RANKINGS = 512
+#: Tiles by whose waves cuBLAS' kernels are guessed.
+_TILES = ((64, 64), (128, 128), (128, 256), (64, 256), (256, 128))
+#: Largest power of two that is looked for in an extent.
+_ALIGNED = 256
+
+
+@dataclass(frozen=True)
+class AnyShapeModel:
+    """A fitted model.
+
+    Attributes:
+        kernels: the kernels for any shape, which ship in both layouts and dtypes.
+        nets: predicts the natural logarithm of each kernel's speed-up over torch.matmul.
+        margin: least lower bound of a predicted speed-up for a choice, as a ratio, e.g. 1.04.
+        sure: number of standard deviations from the prediction down to that bound, where rows are aligned.
+        sure_unaligned: the same for problems with unaligned rows, of which predictions are less exact.
+        about: data and date of the fit.
+    """
+
+    kernels: tuple[KernelConfig, ...]
+    nets: Regressor
+    margin: float
+    sure: float
+    sure_unaligned: float
+    about: str = ""
+
+    @classmethod
+    @functools.cache
+    def load(cls, gpu_name: str) -> AnyShapeModel:
+        """Load the packaged model of a GPU, or of the nearest one of its architecture.
+
+        The nets' inputs hold the GPU's rates, so a model serves more GPUs than its own.
+
+        Args:
+            gpu_name: name of a GPU description, e.g. ``"h200"``; case matters.
+
+        Raises:
+            UsageError: the package has no model for it.
+            RecordError: the file has another version, or is damaged.
+        """
+        path = data_of_architecture(gpu_name, "any_shape", ".npz")
+        if path is None:
+            raise UsageError(f"nothing for any shape on {gpu_name}", "a packaged GPU", "fit it: outblas fit any-shape")
+        return cls.parse(path.read_bytes(), str(path))
+
+    @classmethod
+    def parse(cls, data: bytes, name: str = "the data for any shape") -> AnyShapeModel:
+        """Read a model from the bytes of a file that :meth:`save` wrote.
+
+        Args:
+            data: content of the file.
+            name: the data's name in an error.
+
+        Raises:
+            RecordError: the data have another version, are damaged, or hold nets of other inputs.
+        """
+        try:
+            a = read_arrays(data)
+            found = int(single(a, "format"))
+            if found != FORMAT:
+                raise ValueError(f"format {found}")
+            nets = Regressor.from_arrays(a)
+            kernels = tuple(config_from_name(str(each)) for each in a["kernels"])
+            _check_widths(nets)
+            margin, sure, unaligned = (float(single(a, name)) for name in ("margin", "sure", "sure_unaligned"))
+            return cls(kernels, nets, margin, sure, unaligned, str(single(a, "about")))
+        except DAMAGED as error:
+            raise RecordError(
+                f"{name} cannot be read ({error})",
+                f"format {FORMAT}",
+                "install the package again, or fit it: outblas fit any-shape",
+            ) from error
+
+    @staticmethod
+    def kernels_of(data: bytes) -> tuple[KernelConfig, ...]:
+        """Return the kernels of a file that :meth:`save` wrote, also if its nets have other inputs than today's.
+
+        Raises:
+            RecordError: the data are damaged.
+        """
+        try:
+            return tuple(config_from_name(str(each)) for each in read_arrays(data)["kernels"])
+        except DAMAGED as error:
+            wrong = f"the data for any shape cannot be read ({error})"
+            raise RecordError(wrong, "a file of outblas fit any-shape", "move it away") from error
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write an .npz file that :meth:`parse` reads. A file at ``path`` is replaced as a whole or not at all.
+
+        ``path`` is taken as it is, without an added suffix.
+
+        Raises:
+            RecordError: the disk refuses.
+        """
+        buffer = io.BytesIO()
+        np.savez_compressed(
+            buffer,
+            format=FORMAT,
+            kernels=np.array([config_name(c) for c in self.kernels]),
+            margin=self.margin,
+            sure=self.sure,
+            sure_unaligned=self.sure_unaligned,
+            about=self.about,
+            **self.nets.to_arrays(),
+        )
+        write_atomic(Path(path), buffer.getvalue())
+
+    def offered(self, launch: Launch, installed: Iterable[KernelConfig] = ()) -> tuple[KernelConfig, ...]:
+        """Return the kernels on offer for a launch option: those for any shape, then the others, each once.
+
+        Args:
+            launch: launch option that the call allows; kernels that need more are left out.
+            installed: further kernels, those of a library.
+        """
+        return tuple(c for c in dict.fromkeys((*self.kernels, *installed)) if launch_allows(launch, c))
+
+    def predict(
+        self, problem: Problem, gpu: Gpu, offered: Sequence[KernelConfig], answer: str = ""
+    ) -> tuple[tuple[KernelConfig, ...], Floats, Floats]:
+        """Predict the likeliest kernels' speed-ups over torch.matmul.
+
+        The last results are kept, as learning asks for those of choices.
+
+        Args:
+            gpu: the GPU.
+            offered: kernels of :meth:`offered`, legal or not; the sequence must not change later.
+            answer: first answer of cuBLASLt's heuristic, as for :func:`network_inputs`.
+
+        Returns:
+            (kernels of :func:`likeliest`, natural log of each one's speed-up, its standard deviation); float64[kernels]
+            each.
+        """
+        return _predicted(SameObject(self), problem, SameObject(offered), gpu, answer)
+
+    def choose(
+        self, problem: Problem, gpu: Gpu, offered: Sequence[KernelConfig], answer: str = ""
+    ) -> LibraryChoice | None:
+        """Choose a kernel for ``problem``.
+
+        Args:
+            gpu: the GPU.
+            offered: kernels of :meth:`offered`, legal or not.
+            answer: first answer of cuBLASLt's heuristic, as for :func:`network_inputs`.
+
+        Returns:
+            The kernel, its predicted speed-up over torch.matmul, and the bounds some standard deviations from it.
+            None: leave the product to torch. No kernel is legal, or the best lower bound is below ``margin``. The same
+                holds for :func:`is_left_to_torch` and any accumulator but fp32.
+        """
+        if is_left_to_torch(problem, gpu) or problem.acc != "fp32":
+            return None
+        configs, gain, deviation = self.predict(problem, gpu, offered, answer)
+        if not configs:
+            return None
+        sure = self.sure if problem.rows_aligned else self.sure_unaligned
+        low = gain - sure * deviation
+        best = int(low.argmax())
+        if not low[best] >= math.log(self.margin):  # nor what is no number
+            return None
+        high = gain[best] + sure * deviation[best]
+        return LibraryChoice(configs[best], *(float(np.exp(x)) for x in (gain[best], low[best], high)))
+
+
+def _check_widths(nets: Regressor) -> None:
+    """Raise ValueError where the nets are not of the inputs that :func:`network_inputs` makes, or not of each other."""
+    problem = Problem(8, 8, 8)
+    gpu = reference_gpu()  # any GPU has as many inputs
+    wide = network_inputs(problem, [], gpu).shape[1]
+    sizes = [wide, *(w.shape[2] for w in nets.weights)]
+    right = len(nets.mean) == len(nets.scale) == wide and sizes[-1] == 1
+    for i, (w, b) in enumerate(zip(nets.weights, nets.biases, strict=True)):
+        right = right and w.shape[1] == sizes[i] and b.shape[1:] == (1, w.shape[2]) and len(w) == len(b)
+    if not right:
+        raise ValueError(f"nets of {len(nets.mean)} inputs, not of {wide}")
+
+
+def likeliest(problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu) -> list[KernelConfig]:
+    """Return the legal kernels that the ranking model predicts to be fastest, fastest first.
+
+    They are at most 64, all within 1.35 times the shortest predicted time. Legality is checked in the order of the
+    predictions, so few checks are needed. The last rankings are kept: learning asks for those of choices.
+
+    Args:
+        configs: kernels, legal or not, in a sequence that does not change later.
+        gpu: the GPU.
+    """
+    return list(_likeliest(problem, SameObject(configs), gpu)[0])
+
+
+@functools.lru_cache(maxsize=MAX_RANKINGS)
+def _likeliest(problem: Problem, same: SameObject, gpu: Gpu) -> tuple[tuple[KernelConfig, ...], Floats]:
+    """Return the kernels of :func:`likeliest` and their predicted times, microseconds, float64[kernels]."""
+    configs: Sequence[KernelConfig] = same.value
+    with np.errstate(all="ignore"):  # the time of an illegal kernel has no meaning
+        times = predict_many(problem, configs, gpu)
+    found: list[int] = []
+    longest = math.inf
+    ranked = np.argsort(times, kind="stable")
+    if isinstance(configs, tuple):  # the kernels on offer, most of which no odd extents can use
+        ranked = ranked[~surely_illegal(problem, configs, gpu)[ranked]]
+    for index in ranked:
+        if not times[index] <= longest or len(found) == MAX_LIKELIEST:
+            break
+        config = configs[index]
+        # Kernels for unaligned rows are legal for all rows, but no fit has seen them there.
+        if problem.rows_aligned and FAMILIES[config.family].for_unaligned_rows or why_illegal(problem, config, gpu):
+            continue
+        longest = longest if found else WITHIN * float(times[index])
+        found.append(index)
+    return tuple(configs[i] for i in found), times[found]
+
+
+@functools.lru_cache(maxsize=MAX_RANKINGS)
+def _predicted(
+    model: SameObject, problem: Problem, offered: SameObject, gpu: Gpu, answer: str
+) -> tuple[tuple[KernelConfig, ...], Floats, Floats]:
+    configs, times = _likeliest(problem, offered, gpu)
+    if not configs:
+        return (), np.empty(0), np.empty(0)
+    nets: Regressor = model.value.nets
+    return configs, *nets.predict(network_inputs(problem, configs, gpu, answer, times))
+
+
+def is_narrow(problem: Problem) -> bool:
+    """Return True if N or K is too small: cuBLAS has other kernels for N = 1 and for K below 8."""
+    return problem.n == 1 or problem.k < ROW_ALIGN_BYTES // ELEMENT_BYTES
+
+
+def is_left_to_torch(problem: Problem, gpu: Gpu) -> bool:
+    """Return True if no kernel is chosen: N or K is too small (:func:`is_narrow`), or the product is long and regular.
+
+    N and K of a regular product are multiples of 64. Long ones gain little: 1.002 in the suites, from 1e11 FLOP on. The
+    test saves the host's time for prompts of any length.
+    """
+    regular = problem.n % REGULAR_MULTIPLE == 0 and problem.k % REGULAR_MULTIPLE == 0
+    return is_narrow(problem) or (regular and floor_us(problem, gpu) > REGULAR_US)
+
+
+def network_inputs(
+    problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu, answer: str = "", times: Floats | None = None
+) -> Features:
+    """Return the inputs of the nets, float32[len(configs), F], one row per kernel.
+
+    A row is :func:`shape_features`, then ``answer_features``, then the kernel's ``candidate_features``. The last of
+    these is left out, as it depends on the other kernels. Then come the flag of early loads, and the logarithm of the
+    ranking model's time over the roofline floor.
+
+    Args:
+        configs: kernels that are legal for it.
+        gpu: the GPU.
+        answer: first answer of cuBLASLt's heuristic (:func:`outblas.runtime.cublas.describe`); empty: unknown.
+        times: the ranking model's times, microseconds, float64[len(configs)]; None: they are predicted here.
+    """
+    times = predict_many(problem, configs, gpu) if times is None else times
+    shared = np.concatenate([shape_features(problem, gpu), answer_features(problem, answer, gpu)])
+    parts = (
+        np.broadcast_to(shared, (len(configs), len(shared))),
+        candidate_features(problem, configs, gpu)[:, :-1],
+        np.array([config.early for config in configs], dtype=np.float32)[:, None],
+        np.log(times / floor_us(problem, gpu))[:, None],
+    )
+    return np.concatenate(parts, axis=1).astype(np.float32)
+
+
+def shape_features(problem: Problem, gpu: Gpu) -> Features:
+    """Return properties of the shape on which torch.matmul's time may depend, float32[36].
+
+    They are logarithms of extents, floor, FLOP and bytes, then waves of likely tiles, and alignment of the extents. M =
+    1 and M <= 16 have a flag each. A dtype or accumulator has none.
+    """
+    p = problem
+    values = [math.log2(p.m), math.log2(p.n), math.log2(p.k), math.log2(floor_us(p, gpu)), float(p.layout == "NN")]
+    values += [math.log2(p.flops), math.log2(p.bytes), math.log2(p.flops / p.bytes)]
+    for bm, bn in _TILES:
+        tiles = -(-p.m // bm) * -(-p.n // bn)
+        waves = tiles / gpu.sms
+        filled = math.ceil(waves) / waves if waves > 1 else 1.0
+        values += [math.log2(tiles), filled, min(1.0, waves), p.m * p.n / (tiles * bm * bn)]
+    values += [math.log2(math.gcd(extent, _ALIGNED)) for extent in (p.m, p.n, p.k)]
+    values += [float(p.m % 8 == 0), float(p.n % 8 == 0), float(p.k % 8 == 0), float(p.m <= 16), float(p.m == 1)]
+    return np.array(values, dtype=np.float32)
