@@ -17,7 +17,8 @@ COPY . /source
 WORKDIR /source
 RUN python -m pip install --no-cache-dir build==1.6.1 hatchling==1.33.0 numpy==2.2.6 \
     && if [ "$CUBINS" = require ]; then python -m pip install --no-cache-dir '.[compile]'; fi \
-    && OUTBLAS_BUILD_CUBINS="$CUBINS" python -m build --wheel --no-isolation --outdir /wheels
+    && OUTBLAS_BUILD_CUBINS="$CUBINS" python -m build --wheel --no-isolation --outdir /wheels \
+    && python -m build --wheel --no-isolation --outdir /wheels lab
 
 FROM python:3.12-slim@sha256:78387bc3881b8273120a12ebe6c1ab22b018ccc2c9adf565ae1ac9b536e184ea
 ARG EXTRAS=tune
@@ -28,8 +29,8 @@ RUN apt-get update \
     && useradd --create-home outblas \
     && install --directory --owner=outblas /work /work/runs
 COPY --from=build /wheels /wheels
-RUN wheel="$(ls /wheels/*.whl)" \
-    && python -m pip install --no-cache-dir "${wheel}[${EXTRAS}]"
+RUN wheel="$(ls /wheels/outblas-*.whl)" \
+    && python -m pip install --no-cache-dir "${wheel}[${EXTRAS}]" /wheels/outblas_lab-*.whl
 USER outblas
 WORKDIR /work
 VOLUME /work/runs

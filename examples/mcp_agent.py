@@ -1,6 +1,6 @@
 """A scripted agent that asks ``outblas mcp``: from a naive kernel to an installed one, without a GPU.
 
-    pip install '.[free,mcp]'
+    pip install . './lab[free,mcp]'
     python examples/mcp_agent.py [--page docs/llm/mcp-session.md]
 
 It starts the server as a process, as a client does, and prints what it says and what comes back. ``--page`` writes that

@@ -12,7 +12,8 @@ import random
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-SOURCE = Path(__file__).resolve().parents[1] / "src" / "outblas"
+ROOT = Path(__file__).resolve().parents[1]
+SOURCES = (ROOT / "src" / "outblas", ROOT / "lab" / "src" / "outblas_lab")
 
 
 def documented(package: Path) -> Iterator[tuple[str, str]]:
@@ -23,14 +24,14 @@ def documented(package: Path) -> Iterator[tuple[str, str]]:
     modules = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(package.rglob("*.py"))}
     classes = {node.name: node for module in modules.values() for node in module.body if isinstance(node, ast.ClassDef)}
     for path, module in modules.items():
-        where = path.relative_to(SOURCE).with_suffix("").as_posix().replace("/", ".")
+        where = path.relative_to(package.parents[1]).with_suffix("").as_posix().replace("/", ".")
         for node in module.body:
             inner = node.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_") else []
             for one in (node, *inner):
                 text = _shown(one, classes)
                 if text:
                     owner = f"{node.name}." if one is not node and isinstance(node, ast.ClassDef) else ""
-                    yield f"outblas.{where}.{owner}{one.name}", text  # type: ignore[attr-defined]
+                    yield f"{where}.{owner}{one.name}", text  # type: ignore[attr-defined]
 
 
 def _shown(node: ast.stmt, classes: Mapping[str, ast.ClassDef]) -> str:
@@ -70,7 +71,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the draw")
     parser.add_argument("--count", type=int, default=10, help="docstrings of each package")
     arguments = parser.parse_args()
-    for package in sorted(path for path in SOURCE.iterdir() if (path / "__init__.py").is_file()):
+    for package in sorted(path for source in SOURCES for path in source.iterdir() if (path / "__init__.py").is_file()):
         found = list(documented(package))
         drawn = random.Random(f"{arguments.seed} {package.name}").sample(found, min(arguments.count, len(found)))
         print(f"# {package.name}\n")

@@ -10,7 +10,7 @@ cd "$(dirname "$0")/.."
 out=${1:-build/gpu}
 mkdir -p "$out"
 python=${PYTHON:-python3}
-export PYTHONPATH="src${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
+export PYTHONPATH="src:lab/src${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
 failed=0
 
 part() { # name, command...

@@ -1,4 +1,4 @@
-"""Import every module of the package under each supported Python that this machine has.
+"""Import every module of both packages under each supported Python that this machine has.
 
     python tools/import_all.py .venv/imports
 
@@ -154,7 +154,7 @@ def environment_of(python: Path, folder: Path, dependencies: Sequence[str]) -> P
     return inside
 
 
-def imported(python: Path, names: Sequence[str], source: Path) -> tuple[list[Failed], set[str]]:
+def imported(python: Path, names: Sequence[str], source: Path | str) -> tuple[list[Failed], set[str]]:
     """Import modules with an interpreter; return those that failed, and the names of its own library's modules.
 
     Raises:
@@ -177,10 +177,16 @@ def is_optional(failed: Failed, own: set[str], base: set[str]) -> bool:
     if failed.kind == "ToolchainMissing":
         return True
     top = failed.missing.partition(".")[0]
-    return failed.kind == "ModuleNotFoundError" and bool(top) and top not in {*own, *base, *LATER, "outblas"}
+    return (
+        failed.kind == "ModuleNotFoundError"
+        and bool(top)
+        and top not in {*own, *base, *LATER, "outblas", "outblas_lab"}
+    )
 
 
-def try_version(version: str, folder: Path, names: Sequence[str], dependencies: Sequence[str], source: Path) -> Outcome:
+def try_version(
+    version: str, folder: Path, names: Sequence[str], dependencies: Sequence[str], source: Path | str
+) -> Outcome:
     """Find the interpreter of a version, and import all modules with it."""
     python = find(version, os.environ)
     if python is None:
@@ -211,12 +217,13 @@ def main(arguments: Sequence[str] | None = None, report: Callable[[str], None] =
     options = parser.parse_args(arguments)
     current = _version_of(sys.version_info)
     versions = [v for v in options.versions if not (options.others and v == current or options.here and v != current)]
-    source = ROOT / "src"
-    names, dependencies = modules(source), base_dependencies()
+    sources = (ROOT / "src", ROOT / "lab" / "src")
+    names, dependencies = [name for source in sources for name in modules(source)], base_dependencies()
+    path = os.pathsep.join(map(str, sources))
     lock, wrong = threading.Lock(), []
 
     def one(version: str) -> None:
-        outcome = try_version(version, options.folder.resolve(), names, dependencies, source)
+        outcome = try_version(version, options.folder.resolve(), names, dependencies, path)
         with lock:
             report("\n".join(outcome.lines()))
             wrong.extend(outcome.wrong)

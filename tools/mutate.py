@@ -9,7 +9,7 @@ written to `report.json` and `report.txt` in the work folder.
 
 The same command takes other options::
 
-    python tools/mutate.py --work build/areas --area jail judge        # folders of the package
+    python tools/mutate.py --work build/areas --area lab/jail judge    # folders of the package
     python tools/mutate.py --work build/mutation --again survivors     # after tests were added
     python tools/mutate.py --work build/mutation --gpu                 # GPU tests of the survivors
     python tools/mutate.py --work build/mutation --report              # after mutation/equivalent.json was edited
@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-for _folder in (ROOT / "src", ROOT / "tools"):
+for _folder in (ROOT / "src", ROOT / "lab" / "src", ROOT / "tools"):
     if str(_folder) not in sys.path:
         sys.path.insert(0, str(_folder))
 

@@ -16,7 +16,12 @@ HOME = ROOT / "src" / "outblas" / "core" / "install_hint.py"
 
 @pytest.mark.parametrize(
     ("extras", "command"),
-    [((), "pip install . in"), (("gpu",), "pip install '.[gpu]' in"), (("gpu", "rl"), "pip install '.[gpu,rl]' in")],
+    [
+        ((), "pip install . in"),
+        (("gpu",), "pip install '.[gpu]' in"),
+        (("gpu", "tune"), "pip install '.[gpu,tune]' in"),
+        (("gpu", "rl"), "pip install '.[gpu]' './lab[rl]' in"),
+    ],
 )
 def test_the_command_names_the_extras_of_a_checkout(extras: tuple[str, ...], command: str) -> None:
     assert install_hint(*extras).startswith(command)
@@ -38,7 +43,7 @@ def composed_elsewhere(folder: Path) -> list[str]:
 
 
 def test_no_other_module_composes_the_command() -> None:
-    assert composed_elsewhere(ROOT / "src") == []
+    assert composed_elsewhere(ROOT / "src") == composed_elsewhere(ROOT / "lab" / "src") == []
 
 
 def test_a_command_elsewhere_is_found(tmp_path: Path) -> None:
@@ -48,10 +53,19 @@ def test_a_command_elsewhere_is_found(tmp_path: Path) -> None:
 
 
 def test_every_extra_that_the_package_names_exists() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    known = set(project["optional-dependencies"])
+    own, labs = (
+        set(
+            tomllib.loads((ROOT / folder / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+                "optional-dependencies"
+            ]
+        )
+        for folder in ("", "lab")
+    )
     named = set()
-    for path in (ROOT / "src").rglob("*.py"):
+    for path in (path for folder in ("src", "lab/src") for path in (ROOT / folder).rglob("*.py")):
         for call in re.findall(r"install_hint\(([^)]*)\)", path.read_text(encoding="utf-8")):
             named |= set(re.findall(r"^\W*\"([\w-]+)\"|, \"([\w-]+)\"", call))
-    assert {name for pair in named for name in pair if name} <= known
+    names = {name for pair in named for name in pair if name}
+    assert names <= own | labs and not own & labs
+    assert {name for name in names if f"'.[{name}]'" in install_hint(name)} <= own
+    assert {name for name in names if f"'./lab[{name}]'" in install_hint(name)} <= labs

@@ -229,8 +229,8 @@ def repeated_files(files: list[str]) -> dict[str, list[str]]:
 def repeated_classes(*packages: Path) -> dict[str, list[str]]:
     """Return public class names that stand in two modules."""
     files_of = defaultdict(list)
-    for package, file in ((package, file) for package in packages for file in python_files(package)):
-        for node in ast.parse((package / file).read_text()).body:
+    for path, file in ((package / file, file) for package in packages for file in python_files(package)):
+        for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 files_of[node.name].append(file)
     return {name: where for name, where in files_of.items() if len(where) > 1}

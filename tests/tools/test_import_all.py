@@ -44,8 +44,10 @@ def test_every_module_of_the_package_is_named(tool: Any, tmp_path: Path) -> None
     (tmp_path / "p" / "in_it" / "two.py").touch()
     (tmp_path / "p" / "in_it" / "no-module.py").touch()
     assert tool.modules(tmp_path) == ["p", "p.in_it.two", "p.one"]
-    names = tool.modules(ROOT / "src")
-    assert {"outblas", "outblas.cli", "outblas.__main__", "outblas.kernels.kernel_hash"} <= set(names)
+    names = tool.modules(ROOT / "src") + tool.modules(ROOT / "lab" / "src")
+    assert {"outblas", "outblas.cli", "outblas_lab.jail.elf", "outblas.__main__", "outblas.kernels.kernel_hash"} <= set(
+        names
+    )
 
 
 def test_the_base_dependencies_are_those_of_the_project(tool: Any) -> None:

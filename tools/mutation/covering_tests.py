@@ -60,8 +60,9 @@ class Covered:
         the quickest test.
         """
         path = PurePosixPath(mutant.file)
-        package = path.parts[2] if path.parts[0] == "src" and len(path.parts) > 3 else ""
-        named = tuple(f"tests/{package}/test_{part}" for part in (path.stem, *path.parts[3:-1]))
+        inner = path.parts[path.parts.index("src") + 2 :] if "src" in path.parts else ()
+        package = inner[0] if len(inner) > 1 else ""
+        named = tuple(f"tests/{package}/test_{part}" for part in (path.stem, *inner[1:-1]))
 
         def in_package(file: str) -> bool:
             return file.startswith(f"tests/{package}/")
@@ -98,7 +99,7 @@ def environment(tree: Path, **more: str) -> dict[str, str]:
     """Return the environment of tests in a copy of the tree; of the tree that this tool is in nothing is imported."""
     here = PLUGINS.parents[1]
     others = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p and here not in Path(p).parents]
-    path = [tree / "src", tree / "tests", PLUGINS, *others]
+    path = [tree / "src", tree / "lab" / "src", tree / "tests", PLUGINS, *others]
     # The project's own tests run such tests, too; this process's options do not concern them.
     ours = {name: value for name, value in os.environ.items() if not name.startswith("MUTATION_")}
     return {**ours, **ENVIRONMENT, "PYTHONPATH": os.pathsep.join(map(str, path)), **more}
@@ -117,7 +118,9 @@ def measure(tree: Path, work: Path, suite: Suite, files: Iterable[str], jobs: in
         RecordError: pytest itself failed; failing tests are no error, they are not used.
     """
     kept = work / f"coverage-{suite.name}.json"
-    sources = text_hash("".join(path.read_text() for path in sorted((tree / "src").rglob("*.py"))))
+    sources = text_hash(
+        "".join(path.read_text() for part in ("lab", "src") for path in sorted((tree / part).rglob("*.py")))
+    )
     known = _read(kept, sources)
     texts = {name: (tree / name).read_text() for name in suite.test_files(tree)}
     hashes = {name: text_hash(text) for name, text in texts.items()}

@@ -212,9 +212,15 @@ def areas_of(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
     """Return the patterns of some areas; of all if no name is given.
 
     Args:
-        names: keys of :data:`AREAS`, or folders of the package such as ``adapt/learning``, without their subfolders.
+        names: keys of :data:`AREAS`, or folders of a package such as ``adapt/learning``, without their subfolders.
+            Those of outblas-lab begin with ``lab/``, as in ``lab/jail``.
     """
-    return {name: AREAS.get(name, (f"src/outblas/{name.strip('/')}/*.py",)) for name in names} or dict(AREAS)
+
+    def folder(name: str) -> str:
+        name = name.strip("/")
+        return f"lab/src/outblas_{name}" if name.startswith("lab/") else f"src/outblas/{name}"
+
+    return {name: AREAS.get(name, (f"{folder(name)}/*.py",)) for name in names} or dict(AREAS)
 
 
 def files_of(root: Path, areas: Mapping[str, tuple[str, ...]] = AREAS) -> dict[str, str]:

@@ -66,7 +66,7 @@ def copy_tree(root: Path, tree: Path, *not_these: Path) -> Path:
 
 def compile_tree(tree: Path) -> None:
     """Write the bytecode of a tree once, for every process that runs tests in it."""
-    folders = [name for name in ("src", "tests") if (tree / name).is_dir()]
+    folders = [name for name in ("src", "lab", "tests") if (tree / name).is_dir()]
     subprocess.run([sys.executable, "-m", "compileall", "-q", "-j", "0", *folders], cwd=tree, check=False)
 
 

@@ -16,8 +16,8 @@ class Command:
     Attributes:
         place: its function, or the group of its commands, as ``module:name``.
         summary: at most 50 characters for the help page. The length is not checked.
-        resumable: the words of those commands that keep what an interrupted run has recorded, so that the same command
-            goes on: its name, or those of commands of a group, e.g. ``recording score``.
+        resumable: names of commands that keep what an interrupted run has recorded. Those of a group have two words,
+            e.g. ``recording score``.
         epilog: place of the text below its help; empty for none.
     """
 

@@ -134,12 +134,15 @@ def tune(
     _check_install(install, where)
     ranked = [] if captured is None else _ranked(captured, where)
 
+    from outblas.tune.agents.agent_registry import check_agent
     from outblas.tune.time_shares import budgets
     from outblas.tune.tune_run import TuneRequest, default_agent, folder_name
 
     begun = time.monotonic()
     ranges, single = ranges_and_others(context, kind, problems, ranked, where)
     problems = [one.problem for one in single] if ranked else problems if not ranges.ranges else []
+    if agent is not None:
+        check_agent(agent)
     agent = agent or (default_agent(where) if model is None else "transfer")
     place = str(plan or where)
     path = run or Path("runs") / folder_name(suite, problems, agent, seed, budget, place, sample, ranges.ranges)

@@ -78,7 +78,7 @@ class Workers(ABC):
 
 @dataclass(frozen=True)
 class OneGpu(Workers):
-    """One worker on a GPU of this machine."""
+    """A single worker, on a GPU of this machine."""
 
     device: Device
     judging: Judging = DEFAULT_JUDGING

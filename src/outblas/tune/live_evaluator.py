@@ -63,7 +63,7 @@ class LiveEvaluator(Evaluator):
         offered: returns a problem's candidates; None: :func:`outblas.kernels.catalogue.candidates`.
         compile_ahead: fill the compile cache on all cores of this machine, because the worker has one core. Pass False
             if another process fills it.
-        free: workers for free kernels; None: there are none, and a free kernel raises ToolchainMissing.
+        free: workers for free kernels; None: a free kernel raises ToolchainMissing.
     """
 
     def __init__(

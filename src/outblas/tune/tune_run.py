@@ -29,7 +29,7 @@ from outblas.records.results import PROVENANCE_FIELDS, write_result
 from outblas.records.store import Store
 from outblas.records.user_library import stamp_of
 from outblas.runtime.device import Device
-from outblas.tune.agents.agent_registry import make_agent
+from outblas.tune.agents.agent_registry import agents, make_agent
 from outblas.tune.agents.base import Agent
 from outblas.tune.intervals.interval_search import SearchWatch, Told
 from outblas.tune.intervals.range_search import RangesRequest, offered_ms, search_ranges
@@ -151,8 +151,8 @@ class TuneOutcome:
 
 
 def default_agent(device: Device) -> str:
-    """Return the name of the agent for a device: ``regressor`` on a recording, ``heuristic`` on a GPU."""
-    return "heuristic" if device.recording is None else "regressor"
+    """Return the name of the agent for a device: ``heuristic``, but ``regressor`` on a recording if it is there."""
+    return "regressor" if device.recording is not None and "regressor" in agents() else "heuristic"
 
 
 def run_tune(

@@ -1,1 +1,1 @@
-"""Search agents: one file and one line in ``AGENTS`` (agent_registry.py) each."""
+"""Search agents that tuning needs: one file and one line in ``OWN_AGENTS`` (agent_registry.py) each."""

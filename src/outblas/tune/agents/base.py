@@ -21,8 +21,8 @@ class Agent:
     """Base class of search agents: choose which candidates to evaluate next.
 
     The search calls :meth:`propose` for configs, evaluates them and passes the results to :meth:`observe`. To add an
-    agent, write a file with a subclass and add a line to ``AGENTS`` in ``agent_registry.py``. The conformance tests
-    then include it.
+    agent, write a file with a subclass and add a line to ``AGENTS`` in ``agent_table.py`` of outblas-lab. The
+    conformance tests then include it.
 
     A killed run is resumed by asking from the start again, with the recorded answers. So proposals may depend only on
     the arguments, the seed and the observed evaluations. Draw from :meth:`rng`; keep no generator between calls.

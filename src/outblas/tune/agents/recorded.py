@@ -36,7 +36,7 @@ def nearest_recording(gpu: Gpu) -> Recording:
 
 
 def nearest_recordings(gpu: Gpu) -> tuple[Recording, ...]:
-    """Return :func:`nearest_recording` alone; none where no recording is named and none is installed."""
+    """Return :func:`nearest_recording` alone; empty if no recording is named or installed."""
     return (nearest_recording(gpu),) if os.environ.get(RECORDING_VARIABLE) or packaged() else ()
 
 
