@@ -22,7 +22,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 ROOT = Path(__file__).parent
-SOURCE = ROOT / "src"
+SOURCES = [str(ROOT / "src"), str(ROOT / "lab" / "src")]
 CUBINS_VARIABLE = "OUTBLAS_BUILD_CUBINS"
 CUBINS_CHOICES = ("auto", "require", "skip")
 
@@ -40,13 +40,14 @@ class NativeExtension(BuildHookInterface):
         Raises:
             SystemExit: Cubins are required and cannot be built, or the variable has another value.
         """
-        sys.path.insert(0, str(SOURCE))  # processes that compile kernels inherit the path
+        before = list(sys.path)
+        sys.path[:0] = SOURCES  # processes that compile kernels inherit the path
         try:
             self._extension(build_data)
             if version != "editable":
                 self._cubins(build_data)
         finally:
-            sys.path.remove(str(SOURCE))
+            sys.path[:] = before
 
     def _extension(self, build_data: dict[str, Any]) -> None:
         from outblas.core.errors import ToolchainMissing
@@ -70,7 +71,7 @@ class NativeExtension(BuildHookInterface):
             self.app.display_info(f"outblas is built without compiled kernels: {CUBINS_VARIABLE} is skip")
             return
         from outblas.core.errors import ToolchainMissing
-        from outblas.dispatch.cubin_build import build_for_wheel
+        from outblas_lab.build.cubin_build import build_for_wheel
 
         try:
             pack = build_for_wheel(report=self.app.display_info)

@@ -7,7 +7,7 @@ Command:
 Result file: results/<gpu>/batch_invariance.json. Needs a GPU. Triton is optional; without it its lines are left out.
 
 The weights are drawn from suite llm in turns with random ones, half of whose rows are no multiple of 16 bytes. For each
-weight the gate of ``outblas.judge.batch_invariance`` compares rows bit by bit over drawn M from 1 to 8192. It judges
+weight the gate of ``outblas_lab.pool.batch_invariance`` compares rows bit by bit over drawn M from 1 to 8192. It judges
 ``outblas.matmul(batch_invariant=True)``, torch.matmul with its default switches, and a persistent matmul in Triton
 (``benchmarks/rivals/triton_persistent.py``). Then all three are timed at a few M, in the same interleaved rounds.
 OutBLAS' kernel in the rounds is the one that the call predicts to be fastest. An interrupted run resumes.
@@ -33,11 +33,11 @@ from outblas.core.problem import Problem
 from outblas.core.rivals import BaselineCall
 from outblas.core.stats import geomean
 from outblas.core.suites import suite
-from outblas.judge.batch_invariance import MOST_ROWS, check_batch_invariance, drawn_batches
 from outblas.judge.reference import b_as_k_by_n
 from outblas.kernels.fixed_order import summation_of_weight
 from outblas.records.provenance import collect_provenance, script_command
 from outblas.records.results import result_file
+from outblas_lab.pool.batch_invariance import MOST_ROWS, check_batch_invariance, drawn_batches
 
 FORMAT = "outblas-batch-invariance-2"
 SEED, ROUNDS = 0, 11

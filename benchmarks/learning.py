@@ -46,12 +46,12 @@ from outblas.adapt.learning.learned_products import IN_WORK, LearnedProduct, Sta
 from outblas.core.errors import OutblasError, UsageError
 from outblas.core.files import lock_folder, write_json
 from outblas.core.problem import Problem
-from outblas.records.averages import FAR_BELOW
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryRow
 from outblas.records.provenance import collect_provenance, script_command
 from outblas.records.results import read_result, result_file, write_result
 from outblas.runtime.device import gpu_of_device
+from outblas_lab.pool.averages import FAR_BELOW
 from outblas_lab.pool.run_bench import BenchRequest, run_bench
 
 #: GPU seconds that learning may take: of a drawn shape, and of a loop or a process of the soak.

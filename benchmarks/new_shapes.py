@@ -36,8 +36,8 @@ from outblas.core.stats import geomean, losses
 from outblas.judge.bench_cell import Options
 from outblas.kernels.catalogue import first_search_candidates
 from outblas.predict.any_shape import AnyShapeModel
-from outblas.records.averages import FAR_BELOW, launch_of_row, published_us
 from outblas.records.library import Library
+from outblas.records.result_rows import launch_of_row
 from outblas.records.results import read_result, result_file, write_result
 from outblas.records.store import Store
 from outblas.runtime.device import gpu_of_device
@@ -45,6 +45,7 @@ from outblas.tune.agents.agent_registry import make_agent
 from outblas.tune.live_evaluator import LiveEvaluator
 from outblas.tune.tune import tune
 from outblas_lab.build.any_shape_run import library_of_choices
+from outblas_lab.pool.averages import FAR_BELOW, published_us
 from outblas_lab.pool.run_bench import BenchRequest, run_bench
 from outblas_lab.train.samplers import sampler
 

@@ -38,8 +38,8 @@ from outblas.kernels.cost.cost_model import rank
 from outblas.records.library import Library
 from outblas.records.provenance import collect_provenance, script_command
 from outblas.records.results import result_file
-from outblas.runtime import ncu
 from outblas.runtime.device import gpu_of_device
+from outblas_lab.pool import ncu
 from outblas_lab.pool.counter_file import FORMAT, OURS
 from outblas_lab.pool.ncu_target import ProfiledAlgorithm, Profiler, ProfileWork, cache_of
 

@@ -48,10 +48,10 @@ from outblas.records.store import Store
 from outblas.runtime.nvrtc import compile_many
 from outblas.tune.agents.agent_registry import make_agent
 from outblas.tune.tune import tune
-from outblas.workers.compile_ahead import BaselineKernels
 from outblas_lab.custom.examples.example_kernels import all_examples
 from outblas_lab.custom.free_kernel import FreeKernel
 from outblas_lab.jail.static_gate import examine
+from outblas_lab.pool.compile_for_pool import BaselineKernels
 from outblas_lab.pool.gpu_pool import PoolEvaluator
 from outblas_lab.pool.worker_plan import WORKER_KINDS, make_plan, open_pool
 from outblas_lab.publish.tables.scale_block import equal_work_ratio

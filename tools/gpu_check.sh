@@ -23,7 +23,7 @@ part() { # name, command...
 }
 
 part native_build "$python" -m outblas.runtime.native_build
-part shipped_build "$python" -m outblas.dispatch.cubin_build
+part shipped_build "$python" -m outblas_lab.build.cubin_build
 part host_cost "$python" benchmarks/host_cost.py --out "$out/host_cost.json"
 part bench "$python" -m outblas bench --suite grid1000 --layout tn --out "$out/grid1000_tn_fp16_fp32_offline.parquet"
 for tool in memcheck racecheck; do

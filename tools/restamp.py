@@ -41,20 +41,20 @@ from outblas import __version__
 from outblas.core.config import KernelConfig, config_name
 from outblas.core.errors import CompileError, OutblasError, UsageError
 from outblas.core.problem import Problem
-from outblas.dispatch.cubin_build import ARCHITECTURE, any_shape_files, packaged_libraries, pairs_for_any_shape
 from outblas.kernels.config_text import config_from_name
 from outblas.kernels.epilogue import NO_EPILOGUE, STACKED_GATE
 from outblas.kernels.kernel_hash import headers_sha, headers_sha_as_written, kernel_headers, kernels_sha
 from outblas.kernels.source import Source, make_source
 from outblas.records.equal_kernels import TABLE_PATH, EqualKernels, KernelRelease
 from outblas.records.library import Library
-from outblas.records.library_tables import with_kernels
 from outblas.records.proved_kernels import unproved_intervals, unproved_tables
 from outblas.records.provenance import utc_now
 from outblas.records.results import TABLE_KIND, read_meta, read_result, write_result
 from outblas.runtime.cubin import Cubin
 from outblas.runtime.nvrtc import compile_many, nvrtc_version
 from outblas.runtime.sass import _code_sections
+from outblas_lab.build.cubin_build import ARCHITECTURE, any_shape_files, packaged_libraries, pairs_for_any_shape
+from outblas_lab.build.library_tables import with_kernels
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA, RESULTS, ANY_SHAPE = ROOT / "src" / "outblas" / "data", ROOT / "results", "src/outblas/data/any_shape"

@@ -15,14 +15,16 @@ from outblas.core.evaluation import Evaluation
 from outblas.core.problem import Problem
 from outblas.dispatch.decide import Operand, decide
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
-from outblas.records.averages import launch_columns, launch_label, launch_of_row
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow, choose_kernel
-from outblas.records.library_tables import is_bench_of, merge_rows
+from outblas.records.merged_rows import merge_rows
+from outblas.records.result_rows import launch_columns, launch_of_row
 from outblas.records.results import Result, read_result, write_result
-from outblas.tune.agents.recorded import RecordedAgent
 from outblas.tune.agents.transfer import Transfer
+from outblas_lab.agents.recorded_agent import RecordedAgent
+from outblas_lab.build.library_tables import is_bench_of
 from outblas_lab.pool import run_bench
+from outblas_lab.pool.averages import launch_label
 from outblas_lab.publish.html.run_data import ReportedRun
 from outblas_lab.publish.html.tune_page import render
 from outblas_lab.publish.summary import summarise

@@ -14,8 +14,7 @@ from outblas.core.errors import RecordError
 from outblas.core.problem import Problem
 from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
-from outblas.runtime import ncu
-from outblas_lab.pool import ncu_target
+from outblas_lab.pool import ncu, ncu_target
 from outblas_lab.pool.ncu_target import ProfiledAlgorithm, Profiler, ProfileWork, cache_of
 from support.gpus.known import H200
 from support.helpers import ROOT

@@ -17,11 +17,11 @@ from outblas.core.problem import Problem
 from outblas.core.rivals import RIVALS
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
-from outblas.records.averages import published_us
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow
 from outblas.records.results import Result, read_result
 from outblas_lab.pool import run_bench
+from outblas_lab.pool.averages import published_us
 from outblas_lab.publish.summary import summarise
 from support.fake_gpu import BASELINES_US, STATE, FakeEvaluator, FakeGpu, install, time_us
 from support.gpus.known import H200
@@ -338,7 +338,7 @@ def test_server_mode_has_one_row_per_problem_and_progress(
             "baseline": "torch", "baseline_us": 9.0, "published": 1.0, "floor_us": 1.0, "regime": "launch",
         }]  # fmt: skip
 
-    monkeypatch.setattr("outblas.tune.serving.server_rows", server_rows)
+    monkeypatch.setattr("outblas_lab.pool.served_rows.server_rows", server_rows)
     seen: list[tuple[int, int, float]] = []
     result = run(
         library, tmp_path / "out.parquet", mode="server", target_qps=100.0, progress=lambda *at: seen.append(at)

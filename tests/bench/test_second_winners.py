@@ -13,8 +13,8 @@ from outblas.core.problem import Problem
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow, SecondWinner
-from outblas.records.library_tables import is_bench_of
 from outblas.records.results import read_result
+from outblas_lab.build.library_tables import is_bench_of
 from outblas_lab.pool import run_bench
 from outblas_lab.publish.summary import summarise
 from support.fake_gpu import BASELINES_US, BENCH_ONLY_US, FakeGpu, install, time_us
@@ -91,7 +91,7 @@ def test_single_requests_are_served_on_the_first_gpu_alone(
             "baseline": "torch", "baseline_us": 9.0, "published": 1.0, "floor_us": 1.0, "regime": "launch",
         }]  # fmt: skip
 
-    monkeypatch.setattr("outblas.tune.serving.server_rows", server_rows)
+    monkeypatch.setattr("outblas_lab.pool.served_rows.server_rows", server_rows)
     path = tmp_path / "server.parquet"
     run_bench.run_bench(run_bench.BenchRequest(PROBLEMS, "grid1000", LIBRARY, path, (1, 0), "server", target_qps=9.0))
     assert asked == [1, 1, 1, 1]

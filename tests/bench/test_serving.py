@@ -23,9 +23,9 @@ from outblas.judge.latency import RequestPlan, ServerTimes
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow, SecondWinner
-from outblas.records.library_tables import is_bench_of
 from outblas.records.results import read_result, write_result
 from outblas.tune import serving
+from outblas_lab.build.library_tables import is_bench_of
 from outblas_lab.publish.summary import summarise
 from support.fake_gpu import PROVENANCE, timing
 from support.gpus.known import H200

@@ -16,8 +16,8 @@ from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.runtime.device import Device
-from outblas.workers.compile_ahead import BaselineKernels, CompileAhead
 from outblas_lab.pool import worker_plan as module
+from outblas_lab.pool.compile_for_pool import BaselineKernels, CompileAhead
 from outblas_lab.pool.worker_plan import WorkerPlan, make_plan, open_pool
 from support.gpus.known import H200
 from support.helpers import synthetic_recording

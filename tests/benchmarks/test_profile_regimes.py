@@ -19,7 +19,7 @@ from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.kernels.legality import why_illegal
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow
-from outblas.runtime import ncu
+from outblas_lab.pool import ncu
 from outblas_lab.pool.counter_file import read_counters
 from outblas_lab.publish.tables.counter_table import counters_table, counters_text, short_name
 from outblas_lab.publish.tables.publish_results import check_published, publish

@@ -13,7 +13,7 @@ from outblas.core.problem import Problem
 from outblas.core.rivals import BASELINE_NAMES
 from outblas.core.roofline import memory_us, work_us
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
-from outblas.records.averages import problem_of
+from outblas.records.result_rows import problem_of
 from outblas.records.results import read_result
 from outblas_lab.jail.plausibility import is_below_floor, least_us, why_too_fast
 from outblas_lab.llm.feedback import feedback_text, kind_of

@@ -14,7 +14,6 @@ import pytest
 from outblas.core.config import KernelConfig
 from outblas.core.errors import CompileError, RecordError, ToolchainMissing
 from outblas.core.problem import Problem
-from outblas.dispatch import cubin_build
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.source import Source, make_source
 from outblas.predict.any_shape import AnyShapeModel
@@ -25,6 +24,7 @@ from outblas.runtime.cubin import Cubin
 from outblas.runtime.cubin_pack import CubinPack
 from outblas.runtime.nvrtc import compile_source
 from outblas.runtime.packaged_cubins import PACK, PackagedCubins
+from outblas_lab.build import cubin_build
 from support.helpers import ROOT, module_of_file
 from support.packed_fixture import FACTS, OTHER, PACKED, PROBLEM, cubin, path_fixture  # noqa: F401
 
@@ -238,7 +238,7 @@ def test_a_real_pack_holds_what_the_compiler_makes(tmp_path: Path, monkeypatch: 
     assert found == replace(expected, compile_seconds=0.0, log="") and expected.from_cache
 
 
-@pytest.mark.skipif(not PACK.is_file(), reason="no pack was built here: python -m outblas.dispatch.cubin_build")
+@pytest.mark.skipif(not PACK.is_file(), reason="no pack was built here: python -m outblas_lab.build.cubin_build")
 def test_the_pack_of_this_tree_has_every_installed_kernel() -> None:
     if not cubin_build.is_current(PACK):
         pytest.skip("the pack here is of other kernels or libraries")

@@ -17,7 +17,6 @@ from outblas.core.config import KernelConfig, config_name, launch_of
 from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
 from outblas.dispatch import device_registry
-from outblas.judge.batch_invariance import check_batch_invariance, drawn_batches
 from outblas.judge.operands import torch_dtype
 from outblas.judge.reference import Reference, b_as_k_by_n
 from outblas.kernels.fixed_order import fixed_order_candidates, summation, summation_of_weight
@@ -25,6 +24,7 @@ from outblas.kernels.legality import why_illegal
 from outblas.kernels.source import make_source
 from outblas.runtime.launch import load
 from outblas.runtime.nvrtc import compile_tuned
+from outblas_lab.pool.batch_invariance import check_batch_invariance, drawn_batches
 
 pytestmark = pytest.mark.gpu
 

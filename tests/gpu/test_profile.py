@@ -12,9 +12,9 @@ pytest.importorskip("cuda.bindings")
 from outblas.core.errors import DeviceError, ToolchainMissing
 from outblas.core.problem import Problem
 from outblas.records.store import Store
-from outblas.runtime import ncu
 from outblas.runtime.device import Device
 from outblas.tune.tune_run import TuneRequest, run_tune
+from outblas_lab.pool import ncu
 from outblas_lab.pool.profile import ProfileRequest, run_profile
 
 pytestmark = pytest.mark.gpu

@@ -23,7 +23,8 @@ from outblas.records.library import Library  # noqa: E402
 from outblas.records.library_row import LibraryChoice, LibraryRow, SecondWinner  # noqa: E402
 from outblas.runtime import native  # noqa: E402
 from outblas.runtime.device import gpu_of_device  # noqa: E402
-from outblas.tune.serving import PublicApi, server_rows, time_public_api  # noqa: E402
+from outblas.tune.serving import PublicApi, time_public_api  # noqa: E402
+from outblas_lab.pool.served_rows import server_rows  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 if native.why_not_built():

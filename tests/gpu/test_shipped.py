@@ -17,7 +17,6 @@ import outblas
 from outblas.core.config import KernelConfig
 from outblas.core.problem import Problem
 from outblas.dispatch import device_registry, native_table
-from outblas.dispatch.cubin_build import build, is_current, packaged_libraries, sources_of
 from outblas.dispatch.device_state import DeviceState
 from outblas.judge.reference import Reference
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
@@ -33,6 +32,7 @@ from outblas.runtime.kernel_loader import ARCHITECTURE, load_kernel
 from outblas.runtime.launch import load
 from outblas.runtime.nvrtc import compile_source
 from outblas.runtime.packaged_cubins import PACK, PackagedCubins
+from outblas_lab.build.cubin_build import build, is_current, packaged_libraries, sources_of
 from support.gpus.gpu_operands import operands
 from support.helpers import ROOT
 
@@ -138,7 +138,7 @@ def test_what_the_driver_refuses_is_compiled(tmp_path: Path, monkeypatch: pytest
     assert (state.status()["kernels_loaded"], state.status()["kernels_shipped"]) == (1, 0)
 
 
-@pytest.mark.skipif(not PACK.is_file(), reason="no pack was built here: python -m outblas.dispatch.cubin_build")
+@pytest.mark.skipif(not PACK.is_file(), reason="no pack was built here: python -m outblas_lab.build.cubin_build")
 def test_the_driver_loads_the_packs_cubins() -> None:
     if not is_current(PACK):
         pytest.skip("the pack here is of other kernels or libraries")

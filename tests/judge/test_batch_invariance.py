@@ -13,7 +13,7 @@ import torch
 from outblas.core.errors import UsageError
 from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
-from outblas.judge.batch_invariance import EDGES, check_batch_invariance, drawn_batches
+from outblas_lab.pool.batch_invariance import EDGES, check_batch_invariance, drawn_batches
 
 WEIGHT = Problem(1, 24, 64, "TN", "bf16")
 BATCHES = (1, 3, 40, 64)

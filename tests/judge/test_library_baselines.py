@@ -15,7 +15,7 @@ from outblas.judge.sm_clock import SmClock  # noqa: E402
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig  # noqa: E402
 from outblas.runtime import cublas, nvrtc  # noqa: E402
 from outblas.workers import compile_ahead  # noqa: E402
-from outblas.workers.compile_ahead import BaselineKernels, CompileAhead  # noqa: E402
+from outblas_lab.pool.compile_for_pool import BaselineKernels, CompileAhead  # noqa: E402
 from support.gpus.known import H200  # noqa: E402
 
 P, OTHER = Problem(64, 128, 256), Problem(8, 8, 8)

@@ -136,7 +136,7 @@ def test_even_is_another_launch_of_the_same_cubin(config: KernelConfig) -> None:
 def test_a_batch_compiles_the_source_of_even_twins_once(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("cuda.bindings")
     from outblas.runtime import nvrtc
-    from outblas.workers.compile_ahead import CompileAhead
+    from outblas_lab.pool.compile_for_pool import CompileAhead
     from support.gpus.known import H200
 
     asked: list[Source] = []

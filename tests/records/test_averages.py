@@ -7,8 +7,8 @@ import math
 import pytest
 
 from outblas.core.problem import Problem
-from outblas.records import averages
-from outblas.records.averages import best_of_layouts, extended_figures, figures_by_key, figures_of, torch_ratio
+from outblas_lab.pool import averages
+from outblas_lab.pool.averages import best_of_layouts, extended_figures, figures_by_key, figures_of, torch_ratio
 
 
 def mean(*values):

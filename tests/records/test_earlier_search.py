@@ -14,7 +14,7 @@ from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.records.library import Library
 from outblas.records.library_interval import LibraryInterval
 from outblas.records.library_row import LibraryChoice, LibraryRow
-from outblas.records.library_tables import with_gates, with_intervals
+from outblas_lab.build.library_tables import with_gates, with_intervals
 
 TABLE = Table.parse("llm_tp:TN:fp16:fp32")
 FIRST, SECOND, THIRD = list(dict.fromkeys(Weight.of(problem) for problem in TABLE.problems()))[:3]

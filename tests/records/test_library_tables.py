@@ -11,9 +11,9 @@ import pytest
 
 from outblas.core.errors import UsageError
 from outblas.core.evaluation import Status
-from outblas.records import library_tables
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow, runs_instead_of_torch
+from outblas_lab.build import library_tables
 from support.helpers import synthetic_catalogue, synthetic_problems
 
 PROBLEMS, CONFIGS = synthetic_problems(), synthetic_catalogue()

@@ -11,8 +11,8 @@ import pytest
 from outblas.core.errors import RecordError
 from outblas.core.problem import Problem
 from outblas.core.stats import flop_weighted, geomean
-from outblas.records.averages import regime_order
 from outblas.records.results import COLUMN_DEFAULTS, COLUMNS, read_result, write_result
+from outblas_lab.pool.averages import regime_order
 from outblas_lab.publish.summary import summarise, summary_rows, summary_text, why_summary_stale, write_summary
 from support.bench_fixture import META, make_rows, write_bench
 

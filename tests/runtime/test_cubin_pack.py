@@ -115,7 +115,7 @@ def test_a_python_without_lzma_cannot_use_a_pack(path: Path, monkeypatch: pytest
 @pytest.mark.parametrize("cut", [0, 1, 40, 100, 1500, -1])
 def test_a_truncated_file_is_refused(cut: int, path: Path) -> None:
     path.write_bytes(pack_bytes({key(i): cubin(i) for i in range(9)}, ABOUT)[:cut])
-    with pytest.raises(RecordError, match="cannot be used .*outblas.dispatch.cubin_build"):
+    with pytest.raises(RecordError, match="cannot be used .*outblas_lab.build.cubin_build"):
         CubinPack(path)
 
 

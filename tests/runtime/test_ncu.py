@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from outblas.core.errors import DeviceError, RecordError, ToolchainMissing
-from outblas.runtime import ncu
+from outblas_lab.pool import ncu
 from support.helpers import ROOT
 
 GOLDEN = ROOT / "tests" / "support" / "golden" / "ncu_raw.csv"

@@ -82,7 +82,8 @@ def test_without_a_pack_kernels_are_compiled_and_nothing_is_said(
 ) -> None:
     path.unlink()
     assert silently(device) and len(compiled) == 1
-    assert not packaged_cubins.PACKAGED.damaged and "outblas.dispatch.cubin_build" in packaged_cubins.PACKAGED.why_not()
+    assert not packaged_cubins.PACKAGED.damaged
+    assert "outblas_lab.build.cubin_build" in packaged_cubins.PACKAGED.why_not()
 
 
 def broken_table(data: bytes) -> bytes:
@@ -117,7 +118,7 @@ def test_a_pack_that_cannot_be_used_is_told_once_and_kernels_are_compiled(
 ) -> None:
     path.write_bytes(spoil(path.read_bytes()))
     with pytest.warns(
-        RuntimeWarning, match=f"compiles its kernels here: .*({why}).*outblas.dispatch.cubin_build"
+        RuntimeWarning, match=f"compiles its kernels here: .*({why}).*outblas_lab.build.cubin_build"
     ) as told:
         assert device.kernel_ready(PROBLEM, PACKED)
     assert len(told) == 1 and "\n" not in str(told[0].message)
@@ -199,10 +200,10 @@ def test_the_doctor_without_a_pack_that_can_be_used(path: Path, monkeypatch: pyt
         path.write_bytes(b"damaged")
         damaged = doctors_line((13, 0))
         assert (
-            damaged.ok is False and "cannot be used" in damaged.found and "outblas.dispatch.cubin_build" in damaged.do
+            damaged.ok is False and "cannot be used" in damaged.found and "outblas_lab.build.cubin_build" in damaged.do
         )
         path.unlink()
-        assert doctors_line(None).ok is None and "outblas.dispatch.cubin_build" in doctors_line(None).do
+        assert doctors_line(None).ok is None and "outblas_lab.build.cubin_build" in doctors_line(None).do
 
 
 def test_the_driver_that_is_needed_is_known_before_the_first_kernel(path: Path, tmp_path: Path) -> None:

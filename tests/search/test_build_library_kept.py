@@ -9,7 +9,6 @@ import pytest
 
 from outblas.core.errors import DeviceError, UsageError
 from outblas.core.journal import Journal
-from outblas.records.library_tables import is_bench_of
 from outblas.records.provenance import start_of_machine
 from outblas.records.results import read_result, write_result
 from outblas.tune.tune import Interrupted
@@ -17,6 +16,7 @@ from outblas_lab.build import weak_rows
 from outblas_lab.build.build_work import BuildFolder
 from outblas_lab.build.finalist_trials import STARTS
 from outblas_lab.build.judging import judge_path
+from outblas_lab.build.library_tables import is_bench_of
 from outblas_lab.build.workload_trials import COLD
 from outblas_lab.pool import run_bench
 from outblas_lab.pool.run_bench import BenchRequest

@@ -24,13 +24,13 @@ from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
 from outblas.records.replay import ReplayEvaluator
 from outblas.records.store import Store
 from outblas.runtime import device
-from outblas.runtime.counters import COUNTERS, PROFILED_COUNTERS, counters_of, main_stalls
 from outblas.runtime.device import Device
-from outblas.runtime.ncu import METRICS, ProfiledLaunch, parse
 from outblas.tune.agents.base import Agent
 from outblas.tune.tune import SearchOptions, tune
 from outblas.tune.tune_run import TuneRequest, provenance_of, run_tune
 from outblas_lab.pool import profile
+from outblas_lab.pool.counters import COUNTERS, PROFILED_COUNTERS, counters_of, main_stalls
+from outblas_lab.pool.ncu import METRICS, ProfiledLaunch, parse
 from outblas_lab.pool.profile import ProfileRequest, ProfileResult, Progress, run_profile, select_pairs
 from outblas_lab.publish.html.tune_page import write_report
 from outblas_lab.train.reward import reward

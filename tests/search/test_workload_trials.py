@@ -18,12 +18,12 @@ from outblas.judge.latency import ServerTimes
 from outblas.judge.rounds import timing_of_samples
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.records.library_row import LibraryChoice, LibraryRow, SecondWinner
-from outblas.records.library_tables import rows_of_table
 from outblas_lab.build import cold_search, finalist_trials, plain_finalists, workload_trials
 from outblas_lab.build.build_run import jobs
 from outblas_lab.build.build_work import proved
 from outblas_lab.build.finalist_trials import TrialEntry, read_trial, trial_path
 from outblas_lab.build.finalists import finalists, names_of_finalists
+from outblas_lab.build.library_tables import rows_of_table
 from outblas_lab.build.workload_choosing import choose_workloads, second_winner
 from outblas_lab.build.workload_trials import COLD, SERVER, workload_candidates
 from support.build_library_fixture import run, script_fixture, work_fixture  # noqa: F401

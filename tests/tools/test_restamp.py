@@ -91,14 +91,14 @@ def test_other_code_other_resources_and_refusals_are_told(script: Any, cubins: l
 
 
 def test_everything_that_ships_is_compared(script: Any) -> None:
-    from outblas.dispatch.cubin_build import any_shape_files, sources_for_any_shape, sources_of
+    from outblas_lab.build.cubin_build import any_shape_files, sources_for_any_shape, sources_of
 
     compared = {script.source_of(key, name) for key, name in script.packaged_pairs()}
     assert compared >= set(sources_of([Library.packaged("h200")])) | set(sources_for_any_shape(any_shape_files()))
 
 
 def test_kernels_for_any_shape_count_if_they_were_on_offer_before(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from outblas.dispatch.cubin_build import any_shape_files, pairs_for_any_shape
+    from outblas_lab.build.cubin_build import any_shape_files, pairs_for_any_shape
 
     now = pairs_for_any_shape(any_shape_files())
     file = (script.ROOT / script.ANY_SHAPE / "h200.npz").read_bytes()

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from outblas.core.errors import ToolchainMissing
-from outblas.dispatch import cubin_build
 from outblas.runtime import native_build
+from outblas_lab.build import cubin_build
 from support.helpers import ROOT, module_of_file
 
 VARIABLE = "OUTBLAS_BUILD_CUBINS"

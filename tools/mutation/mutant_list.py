@@ -37,7 +37,7 @@ AREAS: Mapping[str, tuple[str, ...]] = {
     "statistics": (
         "src/outblas/core/stats.py",
         "lab/src/outblas_lab/jail/plausibility.py",
-        "src/outblas/records/averages.py",
+        "lab/src/outblas_lab/pool/averages.py",
     ),
     "library": ("src/outblas/records/library*.py",),
     "pool": ("lab/src/outblas_lab/pool/*.py",),

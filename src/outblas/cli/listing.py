@@ -8,6 +8,7 @@ import typer
 
 from outblas.cli.common import JsonOption, out
 from outblas.core.errors import unknown_name
+from outblas.core.lab_parts import find_part
 
 if TYPE_CHECKING:
     from outblas.cli.documents import ListedAgent, ListedCounter, ListedKernel, ListedSuite
@@ -97,9 +98,11 @@ def _kernels() -> list[ListedKernel]:
 
 def _counters() -> list[ListedCounter]:
     from outblas.cli.documents import ListedCounter
-    from outblas.runtime.counters import COUNTERS
 
-    return [ListedCounter(name=c.name, meaning=c.meaning, unit=c.unit, metrics=list(c.metrics)) for c in COUNTERS]
+    return [
+        ListedCounter(name=c.name, meaning=c.meaning, unit=c.unit, metrics=list(c.metrics))
+        for c in find_part("counters") or ()
+    ]
 
 
 _FOUND: dict[str, Any] = {"suites": _suites, "agents": _agents, "kernels": _kernels, "counters": _counters}

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from outblas.core.errors import DeviceError, OutblasError, RecordError
 from outblas.core.files import write_atomic
 from outblas.core.gpu_records import reference_gpu
-from outblas.records.averages import Row, problem_of
 from outblas.records.parquet import check_parquet, parquet_bytes, read_whole
+from outblas.records.result_rows import Row, problem_of
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -33,8 +33,8 @@ from outblas.runtime.cubin import Cubin, SassFacts
 
 #: Images of a block, at most. More make a smaller file, and a kernel that takes longer to unpack.
 IMAGES_OF_A_BLOCK = 12
-#: Command that makes a pack (outblas.dispatch.cubin_build, a package above this one).
-BUILD_COMMAND = "python -m outblas.dispatch.cubin_build"
+#: Command that makes a pack (outblas_lab.build.cubin_build, a package above this one).
+BUILD_COMMAND = "python -m outblas_lab.build.cubin_build"
 #: A new number makes files of the old format unreadable.
 MAGIC = b"outblas-cubins-2"
 #: Bytes back to which LZMA looks; a block is shorter.

@@ -14,7 +14,7 @@ from outblas.kernels.source import Source
 from outblas.runtime.cubin import Cubin
 from outblas.runtime.cubin_pack import BUILD_COMMAND, CubinPack, pack_key
 
-#: Place of the pack in a wheel; a source tree has none until ``python -m outblas.dispatch.cubin_build`` has run.
+#: Place of the pack in a wheel; a source tree has none until ``python -m outblas_lab.build.cubin_build`` has run.
 PACK = Path(str(resources.files("outblas"))) / "data" / "cubins" / "kernels.pack"
 #: CUDA major version -> first Linux driver family that loads its cubins, as every later family does. Source: NVIDIA,
 #: CUDA Compatibility, minor version compatibility.

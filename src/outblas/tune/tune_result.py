@@ -9,10 +9,10 @@ from outblas.core.errors import RecordError
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.evaluator import Evaluator
 from outblas.core.roofline import floor_us, regime
-from outblas.records.averages import launch_columns
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice
 from outblas.records.library_row import LibraryRow as LibraryRow
+from outblas.records.result_rows import launch_columns
 from outblas.records.results import COLUMNS, Row
 from outblas.records.store import Store
 

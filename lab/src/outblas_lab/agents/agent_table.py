@@ -5,6 +5,7 @@ from __future__ import annotations
 _PACKAGE = __name__.rpartition(".")[0]
 #: name -> "module:class"; imported on request, since some agents need heavy packages.
 AGENTS: dict[str, str] = {
+    "recorded": f"{_PACKAGE}.recorded_agent:RecordedAgent",
     "heuristic": f"{_PACKAGE}.fitted_heuristic:FittedHeuristic",
     "evolution": f"{_PACKAGE}.evolution:EvolutionAgent",
     "regressor": f"{_PACKAGE}.regressor:RegressorAgent",

@@ -16,7 +16,8 @@ from outblas.core.evaluation import Evaluation
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.kernels.kernel_space import without_launch
-from outblas.tune.agents.base import LaunchTurns, unexplored
+from outblas.tune.agents.base import unexplored
+from outblas_lab.agents.launch_turns import LaunchTurns
 from outblas_lab.train.knob_choice import Offer
 from outblas_lab.train.knob_policy import KnobPolicy
 from outblas_lab.train.knob_view import SearchState, every_knob

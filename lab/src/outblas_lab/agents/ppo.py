@@ -17,7 +17,8 @@ from outblas.core.evaluation import Evaluation
 from outblas.core.gpu_records import nearest_with_data
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
-from outblas.tune.agents.base import LaunchTurns, unexplored
+from outblas.tune.agents.base import unexplored
+from outblas_lab.agents.launch_turns import LaunchTurns
 from outblas_lab.train.policy import CandidateView, Policy
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class Ppo(LaunchTurns):
     """Policy trained by PPO across shapes; it adapts to measurements.
 
     Untried candidates with the highest score come first; the score depends on the problem's measurements so far. Each
-    launch option is a separate search, and they take turns (:func:`outblas.tune.agents.base.each_launch`).
+    launch option is a separate search, and they take turns (:func:`outblas_lab.agents.launch_turns.each_launch`).
 
     Args:
         seed: seed of a training in :meth:`prepare`; a loaded policy does not draw.

@@ -15,7 +15,8 @@ from outblas.core.roofline import Gpu
 from outblas.predict.features import candidate_features, knob_columns, problem_features
 from outblas.predict.posterior import Regressor, expected_improvement, posterior
 from outblas.records.recording import Recording
-from outblas.tune.agents.base import LaunchTurns, unexplored
+from outblas.tune.agents.base import unexplored
+from outblas_lab.agents.launch_turns import LaunchTurns
 from outblas_lab.train.policy import CandidateView, Policy
 
 if TYPE_CHECKING:

@@ -14,8 +14,9 @@ from outblas.core.suites import Table
 from outblas.records.interval_merge import replace_intervals, replace_weights
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryRow
-from outblas.records.library_tables import fill_fallbacks, rows_of_table
+from outblas.records.merged_rows import fill_fallbacks
 from outblas_lab.build.build_work import BuildFolder
+from outblas_lab.build.library_tables import rows_of_table
 
 #: Part of a library -> joins that of another library and its own, which goes first.
 _JOINED = {"intervals": replace_intervals, "gates": replace_weights}

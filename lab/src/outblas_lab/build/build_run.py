@@ -25,7 +25,6 @@ from outblas.kernels.kernel_hash import kernels_sha
 from outblas.kernels.legality import why_illegal
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryRow
-from outblas.records.library_tables import rows_of_table, with_table_rows
 from outblas.records.provenance import collect_provenance
 from outblas.runtime.device import gpu_of_device
 from outblas_lab.build.begin_with import copy_tables_from, fill_from
@@ -33,6 +32,7 @@ from outblas_lab.build.build_steps import LIBRARY_STEPS, STARTS_OF_STEP, STEPS, 
 from outblas_lab.build.build_work import REOPENED_STARTS, TABLES, BuildFolder
 from outblas_lab.build.finalist_trials import DEFAULT_STARTS
 from outblas_lab.build.finalists import names_of_finalists, read_finalists
+from outblas_lab.build.library_tables import rows_of_table, with_table_rows
 from outblas_lab.pool.retuning import RETUNE_FILE as RETUNE
 from outblas_lab.pool.retuning import retune_record, seconds_by_step
 

@@ -17,16 +17,16 @@ from outblas.judge.bench_cell import Options
 from outblas.kernels.catalogue import first_search_candidates, launch_options
 from outblas.kernels.legality import why_illegal
 from outblas.records.library import Library
-from outblas.records.library_tables import merge_rows, rows_of_table, with_table_rows
+from outblas.records.merged_rows import merge_rows
 from outblas.records.provenance import collect_provenance
 from outblas.records.store import Store
 from outblas.runtime.device import gpu_of_device
 from outblas.tune.agents.base import Agent, interleave
-from outblas.tune.agents.recorded import RecordedAgent
 from outblas.tune.agents.transfer import Transfer
 from outblas.tune.live_evaluator import LiveEvaluator
 from outblas.tune.neighbour_winners import neighbour_winners
 from outblas.tune.tune import PROBLEMS_AT_ONCE, SearchOptions, tune
+from outblas_lab.agents.recorded_agent import RecordedAgent
 from outblas_lab.build.build_work import (
     PROVENANCE_KEYS,
     REOPENED_STARTS,
@@ -36,6 +36,7 @@ from outblas_lab.build.build_work import (
     printer,
     proved,
 )
+from outblas_lab.build.library_tables import rows_of_table, with_table_rows
 from outblas_lab.build.neighbours import neighbours
 from outblas_lab.build.refine import (
     InOrderAgent,

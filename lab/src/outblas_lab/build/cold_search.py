@@ -14,7 +14,6 @@ from outblas.core.suites import BLOCK_FLOP, Table
 from outblas.core.workload import MODE_OF_WORKLOAD
 from outblas.judge.bench_cell import Options
 from outblas.kernels.config_text import config_from_name
-from outblas.records.library_tables import rows_of_table
 from outblas.runtime.device import gpu_of_device
 from outblas_lab.build.build_work import SEEDS, BuildFolder, proved
 from outblas_lab.build.finalist_trials import (
@@ -26,6 +25,7 @@ from outblas_lab.build.finalist_trials import (
     read_trial,
 )
 from outblas_lab.build.finalists import near_the_best
+from outblas_lab.build.library_tables import rows_of_table
 from outblas_lab.build.open_rows import near_candidates
 from outblas_lab.build.plain_finalists import plain_finalists
 

@@ -16,10 +16,10 @@ from outblas.kernels.catalogue import launch_options
 from outblas.kernels.config_text import config_from_name
 from outblas.kernels.legality import why_illegal
 from outblas.records.library_row import LibraryRow
-from outblas.records.library_tables import rows_of_table
 from outblas.runtime.device import gpu_of_device
 from outblas_lab.build.build_searches import earlier_searches
 from outblas_lab.build.build_work import BuildFolder
+from outblas_lab.build.library_tables import rows_of_table
 
 #: Finalists of each launch option, at most, and how far behind the best of them, as a factor of speed.
 PER_LAUNCH, WITHIN = 2, 0.97

@@ -9,13 +9,13 @@ from outblas.core.suites import Table, engine_gates
 from outblas.core.weight import Weight
 from outblas.kernels.kernel_hash import kernels_sha
 from outblas.records.library import Library
-from outblas.records.library_tables import with_gates
 from outblas.runtime.device import Device
 from outblas.tune.intervals.gate_ranges import gate_plan, rivals_sha, surely_faster
 from outblas.tune.intervals.range_choice import ENGINE_BUDGET, ranges_of_suite
 from outblas.tune.tune_run import TuneRequest
 from outblas_lab.build.build_searches import command_of
 from outblas_lab.build.build_work import BuildFolder
+from outblas_lab.build.library_tables import with_gates
 from outblas_lab.build.weight_intervals import (
     SEED,
     finished_intervals,

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from outblas.core.errors import UsageError
 from outblas.core.suites import Table
-from outblas.records.library_tables import is_bench_of, rows_of_table
 from outblas.records.results import Result, read_result, write_result
 from outblas_lab.build.benching import bench, benched
 from outblas_lab.build.build_work import SEEDS, BuildFolder
 from outblas_lab.build.finalist_trials import BLOCK, STARTS
+from outblas_lab.build.library_tables import is_bench_of, rows_of_table
 from outblas_lab.build.median_rows import median_rows
 from outblas_lab.build.workload_trials import COLD
 

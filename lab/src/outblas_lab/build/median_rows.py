@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from outblas.core.errors import UsageError
 from outblas.core.evaluation import Status
-from outblas.records.averages import Row, problem_of
+from outblas.records.result_rows import Row, problem_of
 
 #: Columns that identify a row in a bench.
 _KEY = ("m", "n", "k", "layout", "dtype", "acc", "mode", "pdl", "early")

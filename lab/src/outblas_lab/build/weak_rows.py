@@ -12,12 +12,12 @@ from outblas.kernels.catalogue import first_search_candidates, launch_options, w
 from outblas.kernels.legality import why_illegal
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryRow
-from outblas.records.library_tables import rows_of_table
 from outblas.runtime.device import gpu_of_device
 from outblas.tune.agents.transfer import Transfer
 from outblas.tune.neighbour_winners import LibraryNeighbours
 from outblas_lab.build.build_searches import known_kernels, packaged_kernels, second_search
 from outblas_lab.build.build_work import BuildFolder
+from outblas_lab.build.library_tables import rows_of_table
 from outblas_lab.build.refine import PreferredFirstAgent
 
 #: A search's winner is about 1% slower when it is timed again, so a row below this is about level with its rivals.

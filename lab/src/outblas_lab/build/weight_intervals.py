@@ -17,7 +17,6 @@ from outblas.core.weight import Weight, WeightRange
 from outblas.kernels.kernel_hash import kernels_sha
 from outblas.records.library import Library
 from outblas.records.library_interval import LibraryInterval
-from outblas.records.library_tables import with_intervals
 from outblas.records.proved_kernels import unproved_intervals
 from outblas.records.provenance import collect_provenance
 from outblas.records.store import Store
@@ -30,6 +29,7 @@ from outblas.tune.tune_folder import RunFiles, read_run
 from outblas.tune.tune_run import TuneRequest, default_agent, run_tune
 from outblas_lab.build.build_searches import command_of
 from outblas_lab.build.build_work import BuildFolder, printer, proof_by
+from outblas_lab.build.library_tables import with_intervals
 from outblas_lab.pool.worker_plan import make_plan, open_pool
 
 #: Measurements of each sampled M at most, and the agent's seed: those that `outblas tune` has by default.

@@ -15,10 +15,10 @@ from outblas.core.workload import MODE_OF_WORKLOAD
 from outblas.judge.fallback_entry import FALLBACK
 from outblas.kernels.config_text import config_from_name
 from outblas.records.library_row import LibraryRow, SecondWinner, algorithm_of_detail
-from outblas.records.library_tables import replace_rows, rows_of_table
 from outblas_lab.build.build_work import BuildFolder
 from outblas_lab.build.choosing import pooled
 from outblas_lab.build.finalist_trials import TrialEntry, read_trial
+from outblas_lab.build.library_tables import replace_rows, rows_of_table
 from outblas_lab.build.workload_trials import COLD, finished_starts
 
 #: A second winner is installed if the lower bound of its speed-up over the plain choice is above this.

@@ -28,7 +28,7 @@ from outblas.judge.latency import RequestPlan
 from outblas.judge.rounds import timing_of_samples
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow
-from outblas.records.library_tables import rows_of_table, without_second_winners
+from outblas.records.merged_rows import without_second_winners
 from outblas.records.provenance import start_of_machine
 from outblas.runtime.cublaslt import LtAlgorithms
 from outblas.runtime.device import gpu_of_device
@@ -43,6 +43,7 @@ from outblas_lab.build.finalist_trials import (
     read_trial,
     samples_to_json,
 )
+from outblas_lab.build.library_tables import rows_of_table
 from outblas_lab.build.plain_finalists import plain_finalists
 from outblas_lab.pool.request_process import caller, serving_gpus
 

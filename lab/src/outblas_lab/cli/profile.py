@@ -52,7 +52,7 @@ def _table(counters: Mapping[tuple[Problem, KernelConfig], Mapping[str, float]])
     from rich.markup import escape
     from rich.table import Table
 
-    from outblas.runtime.counters import COUNTER_COLUMNS, counter_cells
+    from outblas_lab.pool.counters import COUNTER_COLUMNS, counter_cells
     from outblas_lab.publish.words import short_config
 
     table = Table(box=None, pad_edge=False)

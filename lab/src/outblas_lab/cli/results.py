@@ -25,7 +25,7 @@ def summary_table(rows: Sequence[Mapping[str, Any]]) -> Any:
     """
     from rich.table import Table
 
-    from outblas.records.averages import launch_label
+    from outblas_lab.pool.averages import launch_label
 
     table = Table(box=None, pad_edge=False, collapse_padding=True)
     for heading in ("suite", "layout, types", "mode", "PDL"):

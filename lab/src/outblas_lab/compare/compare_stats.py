@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outblas.core.roofline import Gpu, regime
-from outblas.records.averages import regime_order
 from outblas_lab.compare.compare_result import Comparison
+from outblas_lab.pool.averages import regime_order
 
 RESAMPLES = 2000
 #: An agent's overall regret is the mean over the budgets within these.

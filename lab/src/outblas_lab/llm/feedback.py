@@ -6,8 +6,8 @@ import math
 
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.roofline import Gpu, floor_us
-from outblas.runtime.counters import PROFILED_COUNTERS
 from outblas_lab.jail.plausibility import is_below_floor
+from outblas_lab.pool.counters import PROFILED_COUNTERS
 
 #: Kinds of outcome -> what they mean; the order is that of reports.
 OUTCOME_KINDS = {

@@ -15,8 +15,8 @@ from outblas.kernels.config_text import config_from_name
 from outblas.kernels.cost.cost_model import predict_us
 from outblas.records.run_directory import RunDirectory
 from outblas.records.store import Store
-from outblas.runtime.counters import COUNTER_COLUMNS, PROFILED_COUNTERS, counter_cells, counters_of_figures
 from outblas_lab.pool.counter_file import OURS, read_counters
+from outblas_lab.pool.counters import COUNTER_COLUMNS, PROFILED_COUNTERS, counter_cells, counters_of_figures
 
 #: Counters of the kernels that one call launches, in order: a free kernel may launch several.
 LaunchCounters = tuple[Mapping[str, float], ...]

@@ -9,7 +9,7 @@ from outblas.core.config import KernelConfig, config_name
 from outblas.core.errors import RecordError
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
-from outblas.runtime.counters import counters_of
+from outblas_lab.pool.counters import counters_of
 from outblas_lab.pool.ncu_target import Profiler, ProfileWork, cache_of
 
 #: Seconds for each start of ncu.

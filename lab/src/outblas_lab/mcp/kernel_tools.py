@@ -12,7 +12,6 @@ from outblas.core.problem import Problem
 from outblas.core.roofline import floor_us
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice
-from outblas.runtime.ncu import find_ncu
 from outblas_lab.custom.free_kernel import FreeKernel
 from outblas_lab.mcp.counter_profile import profiled_counters
 from outblas_lab.mcp.kernel_folder import listed
@@ -28,6 +27,7 @@ from outblas_lab.mcp.tool_arguments import (
 )
 from outblas_lab.mcp.tool_replies import compile_reply, config_reply, proof_reply, time_reply
 from outblas_lab.mcp.tool_session import ToolSession
+from outblas_lab.pool.ncu import find_ncu
 
 
 @dataclass(frozen=True)

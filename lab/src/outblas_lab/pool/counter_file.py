@@ -9,7 +9,7 @@ from typing import Any
 from outblas.core.errors import RecordError
 from outblas.core.plain_files import read_json
 from outblas.core.problem import Problem
-from outblas.runtime.ncu import FIGURE_METRICS
+from outblas_lab.pool.ncu import FIGURE_METRICS
 
 FORMAT = 1
 #: The side of a row whose ``name`` is one of our kernels; the other side is a rival's.

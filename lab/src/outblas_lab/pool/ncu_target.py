@@ -19,7 +19,7 @@ from outblas.core.errors import OutblasError, RecordError
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu, architecture, floor_us, operand_sets
 from outblas.kernels.config_text import config_from_name
-from outblas.runtime import ncu
+from outblas_lab.pool import ncu
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class ProfileWork:
 
     Attributes:
         entries: kernels and algorithms.
-        l2: content of L2 before each of ncu's passes, see :data:`outblas.runtime.ncu.CacheControl`.
+        l2: content of L2 before each of ncu's passes, see :data:`outblas_lab.pool.ncu.CacheControl`.
     """
 
     problem: Problem
@@ -86,8 +86,8 @@ class Profiler:
         gpu_index: CUDA ordinal.
 
     Raises:
-        DeviceError: as :func:`outblas.runtime.ncu.profile`.
-        RecordError: as :func:`outblas.runtime.ncu.profile`.
+        DeviceError: as :func:`outblas_lab.pool.ncu.profile`.
+        RecordError: as :func:`outblas_lab.pool.ncu.profile`.
     """
 
     def __init__(self, tool: str, scratch: Path, timeout_s: float, gpu_index: int = 0) -> None:
@@ -103,8 +103,8 @@ class Profiler:
             Per work, per entry, the profiles of all kernels that the entry launched, in order.
 
         Raises:
-            DeviceError: as :func:`outblas.runtime.ncu.profile`.
-            RecordError: as :func:`outblas.runtime.ncu.profile`, or the profile lacks an entry.
+            DeviceError: as :func:`outblas_lab.pool.ncu.profile`.
+            RecordError: as :func:`outblas_lab.pool.ncu.profile`, or the profile lacks an entry.
         """
         found: dict[int, list[list[ncu.ProfiledLaunch]]] = {}
         for cache in get_args(ncu.CacheControl):

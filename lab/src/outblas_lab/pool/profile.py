@@ -21,10 +21,10 @@ from outblas.core.roofline import Gpu
 from outblas.kernels.legality import why_illegal
 from outblas.records.provenance import collect_provenance
 from outblas.records.store import Store
-from outblas.runtime import ncu
-from outblas.runtime.counters import counters_of
 from outblas.runtime.device import gpu_of_device
 from outblas.tune.tune_run import measured_on, open_store
+from outblas_lab.pool import ncu
+from outblas_lab.pool.counters import counters_of
 from outblas_lab.pool.ncu_target import ProfiledAlgorithm, Profiler, ProfileWork, cache_of
 
 #: Problems profiled by one start of ncu and recorded together: a start costs seconds, a kill loses as many.

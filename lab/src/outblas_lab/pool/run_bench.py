@@ -27,7 +27,6 @@ from outblas.judge.bench_cell import Options
 from outblas.judge.fallback_entry import FALLBACK, SECOND_ALGORITHM
 from outblas.judge.rounds import speedup
 from outblas.kernels.kernel_hash import kernels_sha
-from outblas.records.averages import launch_columns
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryRow
 from outblas.records.parquet import check_parquet
@@ -38,6 +37,7 @@ from outblas.records.provenance import (
     source_commit,
     start_of_machine,
 )
+from outblas.records.result_rows import launch_columns
 from outblas.records.results import COLUMNS, Row, write_result
 from outblas.runtime.device import gpu_of_device
 from outblas.tune.live_evaluator import Baselines, LiveEvaluator
@@ -209,7 +209,7 @@ def _entries(
 
 def _served_entries(todo: Sequence[Problem], library: Library, request: BenchRequest) -> Iterator[dict[str, Any]]:
     """Yield the journal entries of mode ``server`` as they finish."""
-    from outblas.tune.serving import server_rows
+    from outblas_lab.pool.served_rows import server_rows
 
     gpu, gpus = gpu_of_device(request.gpu_indices[0]), _used_gpus(request)
 

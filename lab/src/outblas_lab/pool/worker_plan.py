@@ -219,7 +219,7 @@ def _compiler(plan: WorkerPlan) -> Callable[[Gpu], Compile] | None:
         return None
 
     def make(gpu: Gpu) -> Compile:
-        from outblas.workers.compile_ahead import BaselineKernels, CompileAhead
+        from outblas_lab.pool.compile_for_pool import BaselineKernels, CompileAhead
 
         ahead, rivals = CompileAhead(gpu, _free_cores(plan), epilogue=plan.judging.epilogue), BaselineKernels(gpu)
 

@@ -11,8 +11,9 @@ from typing import Any
 from outblas.core.errors import RecordError
 from outblas.core.files import write_atomic
 from outblas.core.plain_files import read_object
-from outblas.records.averages import Row, best_of_layouts, extended_figures, figures_by_start, figures_of
+from outblas.records.result_rows import Row
 from outblas.records.results import Result, bench_files, read_result
+from outblas_lab.pool.averages import best_of_layouts, extended_figures, figures_by_start, figures_of
 
 #: Columns that identify a table within a suite. Rows that agree in them may be averaged together.
 TABLE_KEY = ("layout", "dtype", "acc", "mode", "pdl", "early")

@@ -21,7 +21,6 @@ OWN_AGENTS: dict[str, str] = {
     "random-legal": f"{_PACKAGE}.random_search:RandomLegal",
     "exhaustive": f"{_PACKAGE}.random_search:Exhaustive",
     "heuristic": f"{_PACKAGE}.heuristic:Heuristic",
-    "recorded": f"{_PACKAGE}.recorded:RecordedAgent",
     "transfer": f"{_PACKAGE}.transfer:Transfer",
 }
 

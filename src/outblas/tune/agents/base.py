@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
@@ -103,30 +103,6 @@ class Agent:
         return random.Random(f"{self.seed}/{problem.key}/{len(history)}")
 
 
-class LaunchTurns(Agent):
-    """Base class of agents that search each launch option by itself; the options take turns (:func:`each_launch`)."""
-
-    def propose(
-        self, problem: Problem, candidates: Sequence[KernelConfig], history: Sequence[Evaluation], n: int
-    ) -> list[KernelConfig]:
-        return each_launch(candidates, history, n, lambda group, own: self.order(problem, group, own, n))
-
-    def order(
-        self, problem: Problem, group: Sequence[KernelConfig], history: Sequence[Evaluation], n: int
-    ) -> list[KernelConfig]:
-        """Return untried configs of one launch option, best guess first.
-
-        The base class raises NotImplementedError.
-
-        Args:
-            problem: the problem to search.
-            group: legal candidates of the option, tried ones included.
-            history: the option's evaluations so far, in the order of their proposal.
-            n: configs that are used; those after them may be left out.
-        """
-        raise NotImplementedError
-
-
 class FixedOrder(Agent):
     """Base class of agents whose order of the candidates does not depend on the measurements of the problem.
 
@@ -171,37 +147,6 @@ def group_by_launch(order: Iterable[KernelConfig], launches: Sequence[Launch] = 
     """
     listed = list(order)
     return [[config for config in listed if launch_of(config) == launch] for launch in launches]
-
-
-def each_launch(
-    candidates: Sequence[KernelConfig], history: Sequence[Evaluation], n: int,
-    order: Callable[[list[KernelConfig], list[Evaluation]], list[KernelConfig]],
-) -> list[KernelConfig]:  # fmt: skip
-    """Return up to ``n`` proposals of one search per launch option; the searches take turns.
-
-    The next turn goes to the option with the fewest measurements and proposals; the first one wins ties. Options are in
-    the order ``plain``, ``pdl``, ``weights``. So without history, four proposals are ``plain``, ``pdl``, ``weights``,
-    ``plain``.
-
-    Args:
-        candidates: legal configs of all launch options.
-        history: the problem's evaluations so far.
-        n: the largest number of configs to return.
-        order: function of one option's candidates, tried ones included, and its part of the history. It returns that
-            option's untried configs, best guess first.
-    """
-    orders, made = [], []
-    for group in group_by_launch(candidates):
-        if group:
-            own = [e for e in history if launch_of(e.config) == launch_of(group[0])]
-            orders.append(order(group, own)[:n])
-            made.append(len(own))
-    chosen: list[KernelConfig] = []
-    while len(chosen) < n and any(orders):
-        turn = min((i for i, left in enumerate(orders) if left), key=made.__getitem__)
-        chosen.append(orders[turn].pop(0))
-        made[turn] += 1
-    return chosen
 
 
 def interleave(*orders: Sequence[KernelConfig]) -> list[KernelConfig]:

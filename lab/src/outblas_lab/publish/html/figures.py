@@ -10,7 +10,8 @@ from collections.abc import Iterable
 
 from outblas.core.gpu_records import gpu_of_product, reference_gpu
 from outblas.core.roofline import Gpu
-from outblas.records.averages import Row, decade_order, figures_by_key, flop_decade, problem_of, published_us
+from outblas.records.result_rows import Row, problem_of
+from outblas_lab.pool.averages import decade_order, figures_by_key, flop_decade, published_us
 from outblas_lab.publish.html.charts import Axis, Chart, Series
 from outblas_lab.publish.html.run_data import Group, tflops
 from outblas_lab.publish.palette import GREY, INK, ratio_ticks

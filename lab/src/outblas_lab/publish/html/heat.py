@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from outblas.records.averages import Row
+from outblas.records.result_rows import Row
 from outblas_lab.publish.html.run_data import Group
 
 #: Slower is orange, faster is blue: readers with every common colour blindness can tell them apart.

@@ -13,10 +13,11 @@ from outblas.core.errors import ConfigError, RecordError
 from outblas.core.plain_files import read_json
 from outblas.core.stats import LOSS_BELOW
 from outblas.kernels.config_text import config_from_name
-from outblas.records.averages import Row, figures_of, problem_of, published_us, regime_order
 from outblas.records.library import Library
 from outblas.records.library_interval import LibraryInterval
+from outblas.records.result_rows import Row, problem_of
 from outblas.records.results import Result, read_result
+from outblas_lab.pool.averages import figures_of, published_us, regime_order
 from outblas_lab.publish.words import PDL_NAMES, baseline_words, regime_words, short_config
 
 #: Columns of the rows that a page embeds. `us` is the time of what the library runs, and `kernel` is a place in the
@@ -87,7 +88,7 @@ class ReportedRun:
     Attributes:
         result: rows and provenance.
         run: content of ``run.json``; empty for a result file alone.
-        counters: (problem key, config name) -> counters, see :mod:`outblas.runtime.counters`; empty if nothing was
+        counters: (problem key, config name) -> counters, see :mod:`outblas_lab.pool.counters`; empty if nothing was
             profiled.
         intervals: the intervals of the run's library; empty if the run has none.
     """

@@ -9,7 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from outblas.runtime.counters import COUNTER_COLUMNS
+from outblas_lab.pool.counters import COUNTER_COLUMNS
 from outblas_lab.publish.html.heat import heat_css
 from outblas_lab.publish.words import date_words
 

@@ -12,13 +12,13 @@ from outblas.core.config import LAUNCHES
 from outblas.core.errors import RecordError
 from outblas.core.files import write_atomic
 from outblas.core.plain_files import read_plain_file
-from outblas.records.averages import figures_of
 from outblas.records.library_interval import LibraryInterval
 from outblas.records.library_row import LibraryChoice
 from outblas.records.results import PROVENANCE_FIELDS, read_meta
 from outblas_lab.compare.compare_result import KIND as COMPARE_KIND
 from outblas_lab.compare.compare_result import read_comparison
 from outblas_lab.llm.evolve_folder import is_evolution
+from outblas_lab.pool.averages import figures_of
 from outblas_lab.publish.html import definitions as terms
 from outblas_lab.publish.html.charts import Chart, chart_html
 from outblas_lab.publish.html.compare_page import render_comparison

@@ -6,8 +6,9 @@ from html import escape
 from typing import Any
 
 from outblas.kernels.config_text import config_from_name
-from outblas.records.averages import Row, figures_of, published_us, torch_ratio
-from outblas.runtime.counters import COUNTER_COLUMNS, counter_cells
+from outblas.records.result_rows import Row
+from outblas_lab.pool.averages import figures_of, published_us, torch_ratio
+from outblas_lab.pool.counters import COUNTER_COLUMNS, counter_cells
 from outblas_lab.publish.html.run_data import (
     Group,
     ReportedRun,

@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 
 from outblas.core.suites import SUITES, Table
-from outblas.records.averages import problem_of
 from outblas.records.library import Library
+from outblas.records.result_rows import problem_of
 from outblas.records.results import Result
 
 

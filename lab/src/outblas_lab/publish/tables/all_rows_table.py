@@ -6,8 +6,9 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from outblas.records.averages import launch_label, launch_of_row, table_label
+from outblas.records.result_rows import launch_of_row
 from outblas.records.results import MODES
+from outblas_lab.pool.averages import launch_label, table_label
 from outblas_lab.publish.words import mean_in_words
 
 #: The launch option as notes have it.

@@ -9,7 +9,7 @@ from typing import Any
 from outblas.core.errors import OutblasError, RecordError, UsageError
 from outblas.core.plain_files import read_json
 from outblas.predict.any_shape import AnyShapeModel
-from outblas.records.averages import Row
+from outblas.records.result_rows import Row
 from outblas.records.results import read_result
 
 #: Folder, beside those of the GPUs, with the bench of shapes that no list has.

@@ -9,7 +9,8 @@ from typing import Any
 
 from outblas.core.errors import RecordError
 from outblas.core.plain_files import read_json
-from outblas.records.averages import FAR_BELOW, Row, figures_by_start, figures_of, figures_of_drawn
+from outblas.records.result_rows import Row
+from outblas_lab.pool.averages import FAR_BELOW, figures_by_start, figures_of, figures_of_drawn
 from outblas_lab.publish.words import mean_in_words
 
 #: Its name in the folder of the GPUs' folders.

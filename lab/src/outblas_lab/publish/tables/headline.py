@@ -10,17 +10,17 @@ from typing import Any
 from outblas.core.errors import RecordError
 from outblas.core.plain_files import read_json
 from outblas.core.stats import geomean, losses
-from outblas.records.averages import (
+from outblas.records.result_rows import Row
+from outblas.records.results import Result, read_result
+from outblas_lab.pool.averages import (
     ALIGNED_TO,
     DRAWN,
     FAR_BELOW,
     MAX_DECODE_M,
-    Row,
     figures_by_start,
     figures_of,
     figures_of_drawn,
 )
-from outblas.records.results import Result, read_result
 from outblas_lab.publish.tables.any_shape_block import ANY_SHAPES, of_another_fit
 from outblas_lab.publish.tables.whole_models_table import WHOLE_MODELS, by_context, model_words, read_whole_models
 from outblas_lab.publish.words import mean_in_words

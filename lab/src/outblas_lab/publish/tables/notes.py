@@ -14,10 +14,11 @@ from outblas.core.problem import Problem
 from outblas.core.stats import geomean
 from outblas.core.suites import SUITES, Table
 from outblas.core.workload import workload_of_mode
-from outblas.records.averages import launch_of_row, problem_of, table_label
 from outblas.records.library import Library
-from outblas.records.library_tables import kernels_since
+from outblas.records.result_rows import launch_of_row, problem_of
 from outblas.records.results import Result, read_meta
+from outblas_lab.build.library_tables import kernels_since
+from outblas_lab.pool.averages import table_label
 from outblas_lab.pool.retuning import RETUNE_FILE, RETUNE_FORMAT, seconds_by_step
 from outblas_lab.publish.tables.gpu_folders import bench_files_of, json_files_of
 

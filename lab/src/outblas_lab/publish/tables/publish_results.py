@@ -15,7 +15,7 @@ from typing import Any
 from outblas.core.errors import OutblasError, RecordError
 from outblas.core.files import write_atomic
 from outblas.kernels.families.registry import FAMILIES
-from outblas.records.averages import Row
+from outblas.records.result_rows import Row
 from outblas.records.results import Result, bench_files, read_result
 from outblas_lab.compare.compare_result import read_comparison
 from outblas_lab.llm.train.training_cost import cost_table

@@ -11,9 +11,10 @@ from outblas.core.evaluation import Status
 from outblas.core.gpu_records import gpu_of_product
 from outblas.core.rivals import RIVALS
 from outblas.core.roofline import Gpu
-from outblas.records.averages import Row, problem_of, published_us, table_label
+from outblas.records.result_rows import Row, problem_of
 from outblas.records.results import Result
 from outblas_lab.jail.plausibility import PLAUSIBLE_SHARE, least_us, why_too_fast
+from outblas_lab.pool.averages import published_us, table_label
 from outblas_lab.publish.words import baseline_words
 
 

@@ -8,9 +8,10 @@ from typing import Any
 
 from outblas.core.gpu_records import packaged_records
 from outblas.core.stats import LOSS_BELOW, losses
-from outblas.records.averages import FAR_BELOW, Row, figures_of, launch_label, table_label
 from outblas.records.library import Library
+from outblas.records.result_rows import Row
 from outblas.records.results import Result
+from outblas_lab.pool.averages import FAR_BELOW, figures_of, launch_label, table_label
 from outblas_lab.publish.words import baseline_words, regime_words
 
 WORST_ROWS = 10

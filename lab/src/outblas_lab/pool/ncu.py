@@ -169,7 +169,7 @@ def profile(
         raise DeviceError(
             f"ncu does not know {', '.join(unknown)}",
             "metrics of this GPU",
-            "leave them out (outblas.runtime.ncu.known_metrics)",
+            "leave them out (outblas_lab.pool.ncu.known_metrics)",
         )
     return parse(text)
 

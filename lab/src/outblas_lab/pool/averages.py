@@ -6,18 +6,14 @@ that they are equal on every platform.
 
 from __future__ import annotations
 
-import functools
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from outblas.core.config import Launch
-from outblas.core.problem import Acc, Dtype, Layout, Problem
 from outblas.core.stats import MIN_ROUNDS, bootstrap_geomean, flop_weighted, geomean, losses
 from outblas.core.suites import LAYER_SUITES
-
-Row = dict[str, Any]
+from outblas.records.result_rows import Row, launch_of_row, problem_of
 
 #: Mode -> its way of timing: rounds in which all entries alternate, blocks of one entry alone, or single requests.
 PROTOCOLS = {
@@ -38,40 +34,6 @@ DRAWN = "drawn"
 ALIGNED_TO = 8
 #: In the llm suite, rows with M up to this count as decode: one token of each request in a batch.
 MAX_DECODE_M = 64
-
-
-def problem_of(row: Mapping[str, Any]) -> Problem:
-    """Return the problem of a result row, from its six columns ``m``, ``n``, ``k``, ``layout``, ``dtype`` and ``acc``.
-
-    Raises:
-        ProblemError: they are no valid problem.
-    """
-    try:
-        return _problem(row["m"], row["n"], row["k"], row["layout"], row["dtype"], row["acc"])
-    except TypeError:  # a value that has no hash is none of a problem's, and this says so
-        return Problem.from_json(dict(row))
-
-
-@functools.lru_cache(maxsize=16384, typed=True)
-def _problem(m: int, n: int, k: int, layout: Layout, dtype: Dtype, acc: Acc) -> Problem:
-    """Return the problem; the benches of a folder have the same ones again and again."""
-    return Problem(m, n, k, layout, dtype, acc)
-
-
-def launch_of_row(row: Mapping[str, Any]) -> Launch:
-    """Return the launch option of a result row: ``weights`` if early, ``pdl`` if only pdl, else ``plain``.
-
-    Only the keys ``pdl`` and ``early`` are read: ``{"pdl": True, "early": False}`` gives ``"pdl"``.
-    """
-    return "weights" if row["early"] else "pdl" if row["pdl"] else "plain"
-
-
-def launch_columns(launch: Launch) -> Row:
-    """Return the columns ``pdl`` and ``early`` of a launch option; the inverse of :func:`launch_of_row`.
-
-    Example: ``launch_columns("weights")`` returns ``{"pdl": True, "early": True}``; for ``"pdl"``, ``early`` is False.
-    """
-    return {"pdl": launch != "plain", "early": launch == "weights"}
 
 
 def launch_label(row: Mapping[str, Any]) -> str:

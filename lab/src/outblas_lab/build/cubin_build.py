@@ -1,7 +1,7 @@
 """Build the pack of cubins that a wheel ships: every kernel of a packaged library or offered for any shape.
 
 Each kernel is compiled and checked. A wheel's build does it if NVRTC is installed (``hatch_build.py``). In a source
-tree, run ``python -m outblas.dispatch.cubin_build``. It takes minutes; an interrupted build continues from the compile
+tree, run ``python -m outblas_lab.build.cubin_build``. It takes minutes; an interrupted build continues from the compile
 cache.
 """
 
@@ -237,7 +237,7 @@ class _Progress:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Build the pack at its place in the package and print lines of progress: ``python -m
-    outblas.dispatch.cubin_build``.
+    outblas_lab.build.cubin_build``.
 
     Args:
         arguments: command line without the program, e.g. ``["--jobs", "4", "--out", "kernels.pack"]``; None: the

@@ -7,19 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from outblas.core.config import LAUNCHES, config_name
+from outblas.core.config import config_name
 from outblas.core.errors import UsageError
 from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
 from outblas.core.suites import Table
 from outblas.core.weight import Weight
 from outblas.core.workload import workload_of_mode
-from outblas.records.averages import launch_of_row
 from outblas.records.interval_merge import replace_intervals, replace_weights
 from outblas.records.library import Library
 from outblas.records.library_interval import LibraryInterval
-from outblas.records.library_row import LibraryChoice
 from outblas.records.library_row import LibraryRow as LibraryRow
+from outblas.records.result_rows import launch_of_row
 from outblas.records.results import read_result
 
 #: What tells two searches of a table apart; date and commit do not, for a search goes on after an interruption.
@@ -170,45 +169,3 @@ def is_bench_of(path: Path, library: Library, problems: Sequence[Problem]) -> bo
         if not failed and row["config"] != ("" if kernel is None else config_name(kernel)):
             return False
     return True
-
-
-def merge_rows(old: LibraryRow, new: LibraryRow) -> LibraryRow:
-    """Return, for each launch option, the kernel with the higher lower bound; ``old`` wins a tie.
-
-    If any kernel changes, the baseline is that of ``new``. A row without a kernel loses to one with a kernel.
-
-    Args:
-        old: row of a problem.
-        new: another row of the same problem.
-    """
-    picks: dict[str, LibraryChoice | None] = {}
-    for launch in LAUNCHES:
-        a, b = old.choice(launch), new.choice(launch)
-        picks[launch] = b if a is None or (b is not None and b.low > a.low) else a
-    return _with_choices(old, new, picks)
-
-
-def fill_fallbacks(old: LibraryRow, new: LibraryRow) -> LibraryRow:
-    """Return ``old`` with kernels of ``new`` for the launch options in which ``old`` has none.
-
-    If any kernel is added, the baseline is that of ``new``.
-    """
-    return _with_choices(old, new, {launch: old.choice(launch) or new.choice(launch) for launch in LAUNCHES})
-
-
-def _with_choices(old: LibraryRow, new: LibraryRow, picks: dict[str, LibraryChoice | None]) -> LibraryRow:
-    """Return a row with these kernels and the baseline of ``new``; ``old`` itself if it already has these kernels.
-
-    Second winners were timed against the plain choice of their row, so they stay with it.
-    """
-    if picks["weights"] == picks["pdl"]:
-        picks = {**picks, "weights": None}
-    if all(getattr(old, launch) == pick for launch, pick in picks.items()):
-        return old
-    row = replace(new, plain=picks["plain"], pdl=picks["pdl"], weights=picks["weights"])
-    return without_second_winners(row) if picks["plain"] != new.plain else row
-
-
-def without_second_winners(row: LibraryRow) -> LibraryRow:
-    """Return a row whose plain choice holds under every workload."""
-    return replace(row, cold=None, single=None)

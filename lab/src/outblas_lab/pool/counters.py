@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from outblas.core.errors import RecordError
-from outblas.runtime.ncu import FIGURE_METRICS, MAIN_STALLS, STALL_REASONS, ProfiledLaunch, stall_metric
+from outblas_lab.pool.ncu import FIGURE_METRICS, MAIN_STALLS, STALL_REASONS, ProfiledLaunch, stall_metric
 
 #: Prefix of the counters of stalled warps.
 STALL_PREFIX = "stall_"
@@ -89,7 +89,7 @@ def counters_of(launch: ProfiledLaunch) -> dict[str, float]:
 
 
 def counters_of_figures(figures: Mapping[str, Any]) -> dict[str, float]:
-    """Return name -> value of the counters in a result of :func:`outblas.runtime.ncu.figures`. Others are absent.
+    """Return name -> value of the counters in a result of :func:`outblas_lab.pool.ncu.figures`. Others are absent.
 
     Example: ``{"l2_hit_pct": 50.0, "stalls": [["wait", 0.5]]}`` gives ``{"l2_hit_rate": 0.5, "stall_wait": 0.5}``.
 

@@ -1,0 +1,94 @@
+"""Rows of a bench in server mode."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from outblas.core.config import config_name
+from outblas.core.evaluation import Status
+from outblas.core.problem import Problem
+from outblas.core.rivals import LT_AUTO
+from outblas.core.roofline import Gpu, floor_us, regime
+from outblas.judge.latency import RequestPlan, check_qps, percentile
+from outblas.records.library import Library
+from outblas.records.result_rows import launch_columns
+from outblas.records.results import Row
+from outblas.tune.serving import OURS, PLAIN, SERVER_BASELINES, Served, over_chosen_rival, serve
+
+
+def server_rows(problem: Problem, library: Library, gpu_index: int, gpu: Gpu, target_qps: float | None) -> list[Row]:
+    """Return a list with the one result row of a problem in server mode.
+
+    Requests come one at a time, so PDL makes no difference and the launch option is ``plain``. The workload is
+    ``single``: if the library has a second winner for it, columns ``plain_...`` have the row's plain choice. A row with
+    ``fallback`` has latencies, too: ``ours_us`` is the latency of ``outblas.matmul``, by any kernel that it ran. A row
+    whose kernel could not be loaded falls back, with status ``launch_error``.
+
+    Args:
+        library: library of the bench.
+        gpu_index: CUDA ordinal.
+        gpu: the GPU.
+        target_qps: requests per second, at most; must be given.
+
+    Raises:
+        UsageError: ``target_qps`` is missing or <= 0.
+        DeviceError: no GPU, or a call failed.
+        ToolchainMissing: the C extension is not built.
+    """
+    check_qps(target_qps)
+    row = library.lookup(problem)
+    config = row.kernel("plain", "single") if row else None
+    second = row.second_winner("plain", "single") if row else None
+    served = serve(problem, gpu_index, RequestPlan(target_qps or 0.0), library, with_plain=second is not None)
+    timings, found = served.timings, served.speedup
+    status = Status.LEFT_OUT if config is None else Status.LAUNCH_ERROR if OURS in served.failures else Status.PASSED
+    if status is not Status.PASSED:
+        config = None
+    ours, best, names = timings[OURS], timings[found.baseline], [n for n in SERVER_BASELINES if n in timings]
+    plain = None if row is None or PLAIN in served.failures else row.kernel("plain")
+    beside = _plain_columns(served, plain) if PLAIN in timings else {}
+    return [
+        {
+            **problem.to_json(),
+            "mode": "server",
+            **launch_columns("plain"),
+            "config": "" if config is None else config_name(config),
+            "status": status.value,
+            "fallback": config is None,
+            "ours_us": ours.median_us,
+            "ours_spread": ours.spread,
+            "ours_p99_us": percentile(ours, 99),
+            "speedup": found.ratio,
+            "low": found.low,
+            "high": found.high,
+            "baseline": found.baseline,
+            "baseline_us": best.median_us,
+            "baseline_detail": served.details[found.baseline],
+            "lt_auto_detail": served.details[LT_AUTO],
+            "baseline_p99_us": percentile(best, 99),
+            "published": found.ratio,
+            "floor_us": floor_us(problem, gpu),
+            "regime": regime(problem, gpu),
+            **{f"{name}_us": timings[name].median_us for name in names},
+            **{f"{name}_p99_us": percentile(timings[name], 99) for name in names},
+            "rounds": len(ours.samples_us),
+            "repeats": 1,
+            "operand_sets": ours.operand_sets,
+            "chosen_on": len(served.times.choosing[OURS].samples_us),
+            "judged_on": len(ours.samples_us),
+            "qps": served.times.qps,
+            "clock_us": served.times.clock_us,
+            **beside,
+        }
+    ]
+
+
+def _plain_columns(served: Served, config: Any) -> Row:
+    """Return the columns of the row's plain choice, which was served beside its second winner."""
+    plain = served.timings[PLAIN]
+    return {
+        "plain_config": "" if config is None else config_name(config),
+        "plain_us": plain.median_us,
+        "plain_p99_us": percentile(plain, 99),
+        "plain_speedup": over_chosen_rival(served.times, PLAIN).ratio,
+    }
