@@ -13,9 +13,10 @@ from typing import Any
 
 import typer
 
-from outblas.cli.command_group import PARTS
+from outblas.cli.command_table import parts
 from outblas.cli.documents import DOCUMENTS, Document
 from outblas.cli.main import app
+from outblas_lab.cli.lab_documents import DOCUMENTS as LAB_DOCUMENTS
 from outblas_lab.mcp.guide_resources import FIXED, OF_A_PROBLEM
 from outblas_lab.mcp.kernel_tools import TOOLS
 
@@ -36,7 +37,7 @@ def cli_page() -> str:
         "",
         *_options(group),
     ]
-    for part in PARTS:
+    for part in parts():
         lines += ["", f"## {part.title}"]
         for name in part.commands:
             lines += _command(group.commands[name], f"outblas {name}")
@@ -77,7 +78,7 @@ def json_page() -> str:
         "`schema` names the document and `version` its version.",
         "The version grows when a field goes or changes its meaning. New fields may come at any time.",
     ]
-    for document in DOCUMENTS:
+    for document in (*DOCUMENTS, *LAB_DOCUMENTS):
         seen: list[type[Any]] = []
         lines += ["", f"## {document.model_fields['schema_'].default}", "", _text(document), ""]
         lines += _fields(document, seen)

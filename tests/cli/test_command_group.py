@@ -15,7 +15,7 @@ from outblas.cli import common
 from outblas.cli.checks.gpu_data import TUNE
 from outblas.cli.checks.health import Check
 from outblas.cli.checks.verdict import REPLAY, verdict_of
-from outblas.cli.command_group import PARTS, SUMMARIES
+from outblas.cli.command_table import commands, parts
 from outblas.cli.common import err
 from outblas.cli.main import app
 from outblas.core.errors import unknown_name
@@ -24,6 +24,7 @@ from support.bench_fixture import write_bench
 from support.cli_fixture import assert_refused, outblas, recording_fixture  # noqa: F401
 from support.helpers import synthetic_recording
 
+SUMMARIES = {name: command.summary for name, command in commands().items()}
 MNK = synthetic_recording().problems[0].mnk
 
 
@@ -38,7 +39,7 @@ def test_every_command_has_a_summary_of_at_most_50_characters() -> None:
     import typer
 
     assert set(SUMMARIES) == set(typer.main.get_command(app).commands)
-    assert {part.title for part in PARTS} == {"Use", "Study", "Measure", "Develop"}
+    assert [part.title for part in parts()] == ["Use", "Study", "Measure", "Develop"]
     for name, summary in SUMMARIES.items():
         assert 10 < len(summary) <= 50 and not summary.endswith(("...", ".")), name
 
@@ -46,7 +47,7 @@ def test_every_command_has_a_summary_of_at_most_50_characters() -> None:
 @pytest.mark.parametrize("flag", ["-h", "--help"])
 def test_the_help_page_shows_whole_summaries_in_parts(flag: str) -> None:
     text = CliRunner().invoke(app, [flag], env={"COLUMNS": "100"}).stdout
-    for part in PARTS:
+    for part in parts():
         assert f"{part.title}:\n" in text
     for name, summary in SUMMARIES.items():
         assert any(line.split(None, 1) == [name, summary] for line in text.splitlines()), name

@@ -73,12 +73,12 @@ def test_doctor_says_what_is_missing_for_free_kernels_and_what_the_jail_holds(mo
     assert "Not covered" in checks["jail"].found and "environment" in checks["jail"].found
 
     def missing():
-        raise ToolchainMissing("none", "one", "pip install '.[free]'")
+        raise ToolchainMissing("none", "one", "pip install './lab[free]'")
 
     monkeypatch.setattr("outblas_lab.jail.toolchain.find_nvcc", missing)
     monkeypatch.setattr("outblas_lab.jail.toolchain.locate_cutlass", missing)
     monkeypatch.setattr("outblas_lab.jail.landlock.abi", lambda: 0)
     checks = {check.name: check for check in health.diagnose()}
     for name in ("nvcc", "cutlass"):
-        assert checks[name].ok is None and ".[free]" in checks[name].do
+        assert checks[name].ok is None and "./lab[free]" in checks[name].do
     assert checks["jail"].ok is None and "container" in checks["jail"].do

@@ -13,6 +13,7 @@ import pytest
 from outblas.cli.checks import health
 from outblas.cli.checks.health import Check, diagnose
 from outblas.core.errors import ToolchainMissing
+from outblas_lab.cli import lab_checks
 from outblas_lab.jail import canary
 from outblas_lab.jail.canary import AttackOutcome
 
@@ -171,7 +172,7 @@ def jail_canary(monkeypatch: pytest.MonkeyPatch, outcomes: list[AttackOutcome], 
     monkeypatch.setattr("outblas_lab.jail.landlock.abi", lambda: 7 if complete else 0)
     monkeypatch.setattr("outblas_lab.jail.seccomp.available", lambda: True)
     monkeypatch.setattr(canary, "run_canary", lambda: outcomes)
-    return health._canary()
+    return lab_checks._canary()
 
 
 def test_a_canary_that_was_held_is_well(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,11 +17,12 @@ from outblas.cli.checks import health
 from outblas.cli.checks.health import Check
 from outblas.cli.documents import DOCUMENTS
 from outblas.cli.main import app
+from outblas_lab.cli.lab_documents import DOCUMENTS as LAB_DOCUMENTS
 from support.bench_fixture import write_bench
 from support.gpus.fake_driver import DEVICES, plug_in
 from support.helpers import synthetic_recording
 
-SCHEMAS = {model.model_fields["schema_"].default: model for model in DOCUMENTS}
+SCHEMAS = {model.model_fields["schema_"].default: model for model in (*DOCUMENTS, *LAB_DOCUMENTS)}
 
 
 def document(*arguments: str, code: int = 0) -> dict[str, Any]:

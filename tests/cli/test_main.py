@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from outblas import __version__
-from outblas.cli.command_group import RESUMABLE
+from outblas.cli.command_table import commands
 from outblas.cli.main import app
 from outblas.core.errors import RecordError
 from outblas.core.problem import Problem
@@ -232,7 +232,7 @@ def test_an_interrupted_command_without_a_journal_promises_nothing(
         assert "resume" not in result.stderr and "is kept" not in result.stderr
 
 
-@pytest.mark.parametrize("name", sorted(RESUMABLE))
+@pytest.mark.parametrize("name", sorted({name for one in commands().values() for name in one.resumable}))
 def test_what_is_said_to_be_resumable_is_a_command(name: str) -> None:
     assert outblas(*name.split(), "--help").exit_code == 0
 

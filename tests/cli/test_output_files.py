@@ -39,7 +39,7 @@ def written(name: str, recording: str, out: Path) -> Any:
 def test_a_file_of_something_else_is_refused_and_kept(name: str, text: str, recording: str, tmp_path: Path) -> None:
     if name in ("fit model", "fit catalogue", "recipe", "sweep"):
         for package in ("torch", "sb3_contrib", "optuna"):
-            pytest.importorskip(package, reason="needs torch, sb3-contrib and optuna (pip install '.[rl]')")
+            pytest.importorskip(package, reason="needs torch, sb3-contrib and optuna (pip install './lab[rl]')")
     if name == "import-t4":
         assert written("export-t4", recording, tmp_path / "t4.json").exit_code == 0
     if name == "report":

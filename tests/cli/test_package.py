@@ -27,7 +27,6 @@ FACES = {
         "interleave_gate_up", "learned", "linear", "matmul", "mm", "optimize", "prepare", "restore", "settle",
         "status", "use", "use_library", "use_workload", "warm",
     ],
-    "learn": ["KnobEnv", "Policy", "TuningEnv", "sampler"],
     "records": ["Library", "Recording", "ReplayEvaluator"],
 }  # fmt: skip
 #: What the faces load, and what each exports: `__all__`, and public names that are no modules.
@@ -74,22 +73,28 @@ def test_each_face_exports_what_the_documents_name_and_loads_nothing_heavy() -> 
     assert heavy == []
 
 
-@pytest.mark.parametrize("face", ["learn", "records"])
+#: Face of a package -> its names; outblas itself and those of outblas-lab, too.
+NAMED = {f"outblas.{face}".rstrip("."): names for face, names in FACES.items()} | {
+    "outblas_lab.train": ["KnobEnv", "Policy", "TuningEnv", "sampler"]
+}
+
+
+@pytest.mark.parametrize("face", ["outblas_lab.train", "outblas.records"])
 def test_a_face_gives_the_names_of_its_modules(face: str) -> None:
-    package = importlib.import_module(f"outblas.{face}")
-    assert set(FACES[face]) <= set(dir(package))
-    with pytest.raises(AttributeError, match=f"outblas.{face}.*no_such_name"):
+    package = importlib.import_module(face)
+    assert set(NAMED[face]) <= set(dir(package))
+    with pytest.raises(AttributeError, match=f"{face}.*no_such_name"):
         _ = package.no_such_name
-    for name in FACES[face]:
+    for name in NAMED[face]:
         if name.endswith("Env"):
             pytest.importorskip("gymnasium")
-        assert getattr(package, name).__module__.startswith(f"outblas.{face}.")
+        assert getattr(package, name).__module__.startswith(f"{face}.")
 
 
-@pytest.mark.parametrize("face", sorted(FACES))
+@pytest.mark.parametrize("face", sorted(NAMED))
 def test_a_face_lists_its_public_names_alone(face: str) -> None:
-    package = importlib.import_module(f"outblas.{face}".rstrip("."))
-    assert dir(package) == sorted(FACES[face])
+    package = importlib.import_module(face)
+    assert dir(package) == sorted(NAMED[face])
 
 
 def test_an_unknown_attribute_is_an_attribute_error() -> None:
@@ -120,10 +125,10 @@ def test_version_is_a_release_number() -> None:
 
 
 def modules() -> list[Path]:
-    return sorted(p for p in (ROOT / "src" / "outblas").rglob("*.py") if p.name != "__main__.py")
+    return sorted(p for folder in ("src", "lab/src") for p in (ROOT / folder).rglob("*.py") if p.name != "__main__.py")
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(ROOT / "src")))
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(ROOT)))
 def test_every_module_says_what_it_is(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert text.startswith('"""'), "a module starts with a docstring"
@@ -172,7 +177,7 @@ def test_links_of_the_documents_lead_somewhere() -> None:
 
 
 def test_files_that_the_documents_name_are_there() -> None:
-    folders = [ROOT / name for name in ("src", "tests", "benchmarks", "tools", "examples")]
+    folders = [ROOT / name for name in ("src", "lab", "tests", "benchmarks", "tools", "examples")]
     there = [f"/{path.relative_to(ROOT)}" for folder in folders for path in folder.rglob("*.*")]
     wrong = []
     for name in DOCUMENTS:

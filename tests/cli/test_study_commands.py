@@ -86,7 +86,7 @@ def test_a_file_that_fails_is_one_line(score: list[str], tmp_path: Path) -> None
 
 def test_the_recipe_prints_its_table_and_writes_its_result(recording: str, tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="needs torch")
-    pytest.importorskip("sb3_contrib", reason="needs sb3-contrib (pip install '.[rl]')")
+    pytest.importorskip("sb3_contrib", reason="needs sb3-contrib (pip install './lab[rl]')")
     out = tmp_path / "recipe.json"
     words = ["recipe", "--recording", recording, "--shapes", "2", "--episodes", "4", "--budget", "2", "--judged", "2"]
     result = outblas(*words, "--seeds", "1", "--run", str(tmp_path / "run"), "--out", str(out))
@@ -97,7 +97,7 @@ def test_the_recipe_prints_its_table_and_writes_its_result(recording: str, tmp_p
 
 
 def test_wrong_options_of_the_recipe_are_refused(recording: str, tmp_path: Path) -> None:
-    pytest.importorskip("sb3_contrib", reason="needs sb3-contrib (pip install '.[rl]')")
+    pytest.importorskip("sb3_contrib", reason="needs sb3-contrib (pip install './lab[rl]')")
     base = ["recipe", "--recording", recording, "--run", str(tmp_path / "run"), "--out", str(tmp_path / "out.json")]
     assert_refused(outblas(*base, "--full", "--episodes", "3"), "--full with --episodes")
     assert_refused(outblas(*base, "--shapes", "0"), "shapes is 0")

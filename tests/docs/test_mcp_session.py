@@ -12,7 +12,7 @@ import pytest
 from support.free_fixture import missing
 from support.helpers import ROOT
 
-pytest.importorskip("mcp", reason="the MCP SDK is not installed: pip install '.[mcp]'")
+pytest.importorskip("mcp", reason="the MCP SDK is not installed: pip install './lab[mcp]'")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install '.[tune]'")
 PAGE = ROOT / "docs" / "llm" / "mcp-session.md"
 

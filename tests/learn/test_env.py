@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-gymnasium = pytest.importorskip("gymnasium", reason="needs gymnasium (pip install '.[rl]')")
+gymnasium = pytest.importorskip("gymnasium", reason="needs gymnasium (pip install './lab[rl]')")
 
 from gymnasium.utils.env_checker import check_env  # noqa: E402
 

@@ -196,7 +196,7 @@ def test_a_policy_whose_limits_do_not_fit_its_networks_is_refused(taught: Policy
 
 
 def test_the_command_trains_on_recordings_of_several_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("sb3_contrib", reason="needs sb3-contrib (pip install '.[rl]')")
+    pytest.importorskip("sb3_contrib", reason="needs sb3-contrib (pip install './lab[rl]')")
     import json
 
     from outblas_lab.train import train_ppo

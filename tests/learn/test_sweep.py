@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch", reason="needs torch")
-pytest.importorskip("sb3_contrib", reason="needs sb3-contrib (pip install '.[rl]')")
-pytest.importorskip("optuna", reason="needs optuna (pip install '.[rl]')")
+pytest.importorskip("sb3_contrib", reason="needs sb3-contrib (pip install './lab[rl]')")
+pytest.importorskip("optuna", reason="needs optuna (pip install './lab[rl]')")
 
 from outblas_lab.train import sweep as module  # noqa: E402
 from outblas_lab.train.train_ppo import PpoSettings  # noqa: E402

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch")
-pytest.importorskip("sb3_contrib", reason="needs sb3-contrib (pip install '.[rl]')")
+pytest.importorskip("sb3_contrib", reason="needs sb3-contrib (pip install './lab[rl]')")
 
 from stable_baselines3.common.save_util import open_path  # noqa: E402
 from typer.testing import CliRunner  # noqa: E402

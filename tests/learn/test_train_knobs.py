@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="needs torch")
-pytest.importorskip("sb3_contrib", reason="needs sb3-contrib (pip install '.[rl]')")
+pytest.importorskip("sb3_contrib", reason="needs sb3-contrib (pip install './lab[rl]')")
 
 from typer.testing import CliRunner  # noqa: E402
 

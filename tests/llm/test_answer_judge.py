@@ -123,7 +123,7 @@ def test_a_time_below_the_floor_is_called_a_broken_rule() -> None:
 
 
 def test_reward_functions_agree_with_each_other_and_write_every_answer(tmp_path: Path) -> None:
-    pytest.importorskip("accelerate", reason="needs accelerate (pip install '.[train-llm]')")
+    pytest.importorskip("accelerate", reason="needs accelerate (pip install './lab[train-llm]')")
     evaluator = Scripted()
     evaluator.statuses[name_of(SLOW)] = Status.WRONG
     log = tmp_path / "answers.jsonl"
@@ -140,7 +140,7 @@ def test_reward_functions_agree_with_each_other_and_write_every_answer(tmp_path:
 
 
 def test_only_what_passed_counts_as_the_best() -> None:
-    pytest.importorskip("accelerate", reason="needs accelerate (pip install '.[train-llm]')")
+    pytest.importorskip("accelerate", reason="needs accelerate (pip install './lab[train-llm]')")
     rewards = RewardFunctions(AnswerJudge(Scripted(us=floor_us(PROBLEM, H200) / 2), KnobWords(), True), (PROBLEM,), 2)
     rewards.functions()[0](completions=[FAST, SLOW], problem=[0, 0])
     assert rewards.best is None

@@ -66,7 +66,7 @@ def rows_of(folder: Path, table: str) -> list[dict[str, Any]]:
 def test_datasets_loads_every_table_by_the_card(
     folder: Path, recording: Recording, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    datasets = pytest.importorskip("datasets", reason="needs datasets (pip install '.[train-llm]')")
+    datasets = pytest.importorskip("datasets", reason="needs datasets (pip install './lab[train-llm]')")
     datasets.disable_progress_bars()
     for table in TABLES:
         loaded = datasets.load_dataset(str(folder), table, cache_dir=str(tmp_path))
@@ -141,7 +141,7 @@ def test_kernel_tuners_files_are_those_of_held_out_problems(folder: Path, record
 
 
 def test_kernel_tuner_reads_the_caches(folder: Path) -> None:
-    pytest.importorskip("kernel_tuner", reason="needs kernel_tuner (pip install '.[kernel-tuner]')")
+    pytest.importorskip("kernel_tuner", reason="needs kernel_tuner (pip install './lab[kernel-tuner]')")
     from kernel_tuner import util
 
     for path in (folder / "kernel_tuner").glob("*.cache.json"):

@@ -12,14 +12,14 @@ from outblas.kernels.families.registry import FAMILIES
 from outblas_lab.publish.environment import VARIABLES
 from outblas_lab.publish.tables.reference_blocks import attribute_texts, knob_table, variable_table
 
-SOURCE = Path(__file__).resolve().parents[2] / "src"
+ROOT = Path(__file__).resolve().parents[2]
 #: Macros of C and CUDA sources, which are no variables of the environment.
 MACROS = {"OUTBLAS_CXX", "OUTBLAS_NN", "OUTBLAS_BF16", "OUTBLAS_SOURCE_ID"}
 
 
 def test_every_variable_that_the_code_names_is_in_the_list_and_the_other_way_round() -> None:
     named = set()
-    for path in SOURCE.rglob("*.py"):
+    for path in (path for folder in ("src", "lab/src") for path in (ROOT / folder).rglob("*.py")):
         if path.name != "environment.py":
             named |= set(re.findall(r"OUTBLAS_[A-Z0-9_]*[A-Z0-9]", path.read_text(encoding="utf-8")))
     assert named - MACROS == {variable.name for variable in VARIABLES}

@@ -44,6 +44,7 @@ from outblas_lab.train.policy_quality import recorded_searches, search_qualities
 from support.helpers import ROOT
 
 DATA = ROOT / "src" / "outblas" / "data"
+LAB_DATA = ROOT / "lab" / "src" / "outblas_lab" / "data"
 RESULTS = ROOT / "results" / "h200"
 MOST_BYTES = 15_000_000
 #: How many of the library's kernels are compiled here; always the same ones.
@@ -90,7 +91,7 @@ def check_provenance(provenance: dict[str, Any], gpu: str) -> None:
 
 
 def test_the_recording_is_small_enough_to_ship() -> None:
-    files = list((DATA / "recordings").rglob("*.parquet"))
+    files = list((LAB_DATA / "recordings").rglob("*.parquet"))
     assert files and sum(f.stat().st_size for f in files) < MOST_BYTES
 
 
@@ -304,13 +305,17 @@ def test_a_bench_of_an_earlier_library_is_said_to_be_so(tmp_path: Path, library:
 
 
 def test_every_resource_of_the_package_is_of_a_known_kind() -> None:
-    """A stray file would ship with the wheel; a missing kind would break it."""
-    kinds = {p.suffix for p in (DATA.parent).rglob("*") if p.is_file() and "__pycache__" not in p.parts}
+    """A stray file would ship with a wheel; a missing kind would break it."""
     # .so and .pack: the extension and the cubins, where they were built. The last six: templates of exports.
-    packaged = {".c", ".cuh", ".h", ".json", ".npz", ".parquet", ".cpp", ".cu", ".md", ".nix", ".toml", ".txt"}
-    packaged |= {".css", ".js"}  # of the reports
-    assert kinds - {".py", ".typed", "", ".so", ".pack"} == packaged
-    assert [p for p in Path(DATA).rglob("*") if p.name.endswith(".tmp")] == []
+    packaged = {".c", ".cuh", ".h", ".json", ".npz", ".cpp", ".cu", ".md", ".nix", ".toml", ".txt"}
+    assert _kinds(DATA.parent) - {".so", ".pack"} == packaged
+    assert _kinds(LAB_DATA.parent) == {".parquet", ".npz", ".cu", ".cuh", ".md", ".css", ".js"}
+    assert [p for data in (DATA, LAB_DATA) for p in data.rglob("*") if p.name.endswith(".tmp")] == []
+
+
+def _kinds(folder: Path) -> set[str]:
+    files = (p for p in folder.rglob("*") if p.is_file() and "__pycache__" not in p.parts)
+    return {p.suffix for p in files} - {".py", ".typed", ""}
 
 
 @pytest.mark.parametrize("name", ["h200", "h200-oneshot"])

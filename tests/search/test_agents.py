@@ -29,7 +29,7 @@ from outblas.records.recording import STATUSES, Recording
 from outblas.records.recording_files import STATUS_CODES
 from outblas.records.replay import ReplayEvaluator
 from outblas.records.store import Store
-from outblas.tune.agents.agent_registry import AGENTS, make_agent
+from outblas.tune.agents.agent_registry import agents, make_agent
 from outblas.tune.agents.transfer import Transfer, sister_problems, translate
 from outblas.tune.tune import tune
 from outblas_lab.agents import llm as agents_llm
@@ -49,6 +49,7 @@ from support.helpers import (
 PROBLEM = synthetic_problems()[0]
 CANDIDATES = synthetic_catalogue(40)
 #: Agents whose package is an extra of its own.
+AGENTS = agents()
 NEEDS = {name: "kernel_tuner" for name in AGENTS if name.startswith("kt-")}
 every_agent = pytest.mark.parametrize("name", AGENTS)
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 pytest.importorskip("torch", reason="needs torch")
-pytest.importorskip("sb3_contrib", reason="needs sb3-contrib (pip install '.[rl]')")
-optuna = pytest.importorskip("optuna", reason="needs optuna (pip install '.[rl]')")
+pytest.importorskip("sb3_contrib", reason="needs sb3-contrib (pip install './lab[rl]')")
+optuna = pytest.importorskip("optuna", reason="needs optuna (pip install './lab[rl]')")
 
 from outblas.core.errors import RecordError, ToolchainMissing, UsageError  # noqa: E402
 from outblas_lab.compare.compare_result import read_comparison  # noqa: E402

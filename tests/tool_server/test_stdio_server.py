@@ -20,7 +20,7 @@ from support.free_fixture import BODY, device_text, exploit, missing
 from support.helpers import ROOT, running
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install '.[tune]'")
-mcp = pytest.importorskip("mcp", reason="the MCP SDK is not installed: pip install '.[mcp]'")
+mcp = pytest.importorskip("mcp", reason="the MCP SDK is not installed: pip install './lab[mcp]'")
 from anyio.from_thread import start_blocking_portal  # noqa: E402
 from mcp.client.stdio import stdio_client  # noqa: E402
 

@@ -8,7 +8,7 @@ import pytest
 
 from outblas_lab.mcp.unreadable_lines import AnsweringStream, request_id
 
-pytest.importorskip("mcp", reason="the MCP SDK is not installed: pip install '.[mcp]'")
+pytest.importorskip("mcp", reason="the MCP SDK is not installed: pip install './lab[mcp]'")
 import anyio  # noqa: E402
 import mcp_types  # noqa: E402
 

@@ -301,10 +301,13 @@ def test_every_area_has_its_files(tool: Any) -> None:
 
 
 def test_areas_are_names_or_folders(tool: Any) -> None:
-    areas = tool.mutant_list.areas_of(["jail", "adapt/learning", "pool"])
+    areas = tool.mutant_list.areas_of(["lab/jail", "adapt/learning", "pool"])
     files = tool.mutant_list.files_of(ROOT, areas)
-    assert set(files.values()) == {"jail", "adapt/learning", "pool"} and len(files) > 40
-    assert files["lab/src/outblas_lab/jail/elf.py"] == "jail" and "src/outblas/dispatch/fusion/plans.py" not in files
+    assert set(files.values()) == {"lab/jail", "adapt/learning", "pool"} and len(files) > 40
+    assert files["lab/src/outblas_lab/jail/elf.py"] == "lab/jail"
+    assert "src/outblas/dispatch/fusion/plans.py" not in files
+        files["lab/src/outblas_lab/jail/elf.py"] == "lab/jail" and "src/outblas/dispatch/fusion/plans.py" not in files
+    )
     assert tool.mutant_list.areas_of([]) == tool.mutant_list.AREAS
     with pytest.raises(UsageError, match="src/outblas/jails"):
         tool.mutant_list.files_of(ROOT, tool.mutant_list.areas_of(["jails"]))

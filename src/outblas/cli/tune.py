@@ -134,16 +134,13 @@ def tune(
     _check_install(install, where)
     ranked = [] if captured is None else _ranked(captured, where)
 
-    from outblas.tune.agents.agent_registry import check_agent
     from outblas.tune.time_shares import budgets
-    from outblas.tune.tune_run import TuneRequest, default_agent, folder_name
+    from outblas.tune.tune_run import TuneRequest, folder_name
 
     begun = time.monotonic()
     ranges, single = ranges_and_others(context, kind, problems, ranked, where)
     problems = [one.problem for one in single] if ranked else problems if not ranges.ranges else []
-    if agent is not None:
-        check_agent(agent)
-    agent = agent or (default_agent(where) if model is None else "transfer")
+    agent = _agent(agent, where, model)
     place = str(plan or where)
     path = run or Path("runs") / folder_name(suite, problems, agent, seed, budget, place, sample, ranges.ranges)
     dealt_out = budgets(single, count) if single else None
@@ -154,6 +151,17 @@ def tune(
     install = install or (install is None and suite in ("captured", "model"))
     one = _run if model is None else partial(_tune_model, context, begun)
     one(request, budget, ranked, install, json_out)
+
+
+def _agent(named: str | None, where: Device, model: Path | None) -> str:
+    """Return the agent that is named, or what is usual; raise UsageError if the named one is not installed."""
+    from outblas.tune.agents.agent_registry import check_agent
+    from outblas.tune.tune_run import default_agent
+
+    if named is None:
+        return default_agent(where) if model is None else "transfer"
+    check_agent(named)
+    return named
 
 
 def _tune_model(

@@ -23,7 +23,7 @@ def agent_fixture(monkeypatch: pytest.MonkeyPatch) -> Any:
     row = LibraryRow(Problem(65, 4096, 1024), "lt_auto", plain=LibraryChoice(LARGE, 1.2, 1.1, 1.3))
     library = Library("h200", (), {}, (LibraryInterval(row, 512),))
     monkeypatch.setattr(Library, "packaged", classmethod(lambda cls, gpu, missing_ok=False: library))
-    monkeypatch.setattr("outblas.tune.agents.transfer.nearest_recording", lambda gpu: synthetic_recording(1, 2))
+    monkeypatch.setattr("outblas.tune.agents.transfer.nearest_recordings", lambda gpu: (synthetic_recording(1, 2),))
     monkeypatch.setattr("outblas.kernels.cost.cost_model.rank", lambda problem, configs, gpu: range(len(configs)))
     made = make_agent("transfer", 0, H200)
     assert isinstance(made, Transfer)

@@ -9,9 +9,8 @@ from collections.abc import Callable
 from outblas.cli.checks.health import Check
 from outblas.core.errors import OutblasError
 from outblas.core.install_hint import install_hint
-from outblas_lab.jail import canary, landlock, seccomp
+from outblas_lab.jail import canary, landlock, seccomp, toolchain
 from outblas_lab.jail.confinement import report
-from outblas_lab.jail.toolchain import find_nvcc, include_folders, locate_cutlass
 
 _EXTRAS = {
     "rl": ("gymnasium", "optuna", "sb3_contrib", "tensorboard"),
@@ -23,8 +22,8 @@ _EXTRAS = {
 
 def _nvcc() -> Check:
     try:
-        include_folders()
-        found = find_nvcc()
+        toolchain.include_folders()
+        found = toolchain.find_nvcc()
     except OutblasError as error:
         return Check("nvcc", None, error.wrong, f"{error.do} (free kernels need it)")
     return Check("nvcc", True, f"{found.path}, {found.version}")
@@ -32,7 +31,7 @@ def _nvcc() -> Check:
 
 def _cutlass() -> Check:
     try:
-        include, version = locate_cutlass()
+        include, version = toolchain.locate_cutlass()
     except OutblasError as error:
         return Check("cutlass", None, error.wrong, f"{error.do} (free kernels that use it need it)")
     return Check("cutlass", True, f"{version} in {include}")
