@@ -12,8 +12,8 @@ from outblas.core.config import KernelConfig
 from outblas.core.evaluation import Evaluation
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
-from outblas.records.recording import Recording
 from outblas.tune.agents.base import Agent, unexplored
+from outblas_lab.recordings.recording import Recording
 
 
 class FrequentWinners(Agent):

@@ -32,11 +32,11 @@ from outblas.records.equal_kernels import EqualKernels
 from outblas.records.library import Library
 from outblas.records.library_interval import LibraryInterval
 from outblas.records.library_row import LibraryChoice, LibraryRow
-from outblas.records.recording_files import BASELINES, read_table, write_table
 from outblas.records.store import Store
 from outblas_lab.custom.examples.example_kernels import example
 from outblas_lab.jail.evaluation_file import Recorder
 from outblas_lab.jail.evaluation_file import load as load_evaluations
+from outblas_lab.recordings.recording_files import BASELINES, read_table, write_table
 from outblas_lab.train.policy import Policy
 from support.gpus.known import H200
 from support.helpers import ROOT, failed_evaluation, passed_evaluation, random_policy

@@ -81,8 +81,8 @@ def test_a_nested_column_and_nested_metadata_are_errors_of_the_house(tmp_path: P
     pa = pytest.importorskip("pyarrow")
     import pyarrow.parquet as pq
 
-    from outblas.records.recording import Recording
-    from outblas.records.recording_files import BASELINES, CELLS, FILE_KINDS, write_table
+    from outblas_lab.recordings.recording import Recording
+    from outblas_lab.recordings.recording_files import BASELINES, CELLS, FILE_KINDS, write_table
 
     def baselines(metadata: dict[str, Any]) -> None:
         some = [pa.array([0]), pa.array(["torch"]), pa.array([1.0]), pa.array([0.1]), pa.array([""])]
@@ -110,7 +110,7 @@ def test_a_recording_of_too_many_rows_is_not_unpacked(tmp_path: Path, monkeypatc
     """Equal values take no room in the file: a thousandth of the rows would do."""
     pa = pytest.importorskip("pyarrow")
     from outblas.records import parquet
-    from outblas.records.recording_files import BASELINES, read_table, write_table
+    from outblas_lab.recordings.recording_files import BASELINES, read_table, write_table
 
     monkeypatch.setattr(parquet, "_MOST_ROWS", 1000)
     file = tmp_path / f"x{BASELINES}"

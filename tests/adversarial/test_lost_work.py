@@ -15,11 +15,11 @@ import pytest
 from outblas.core.config import config_name
 from outblas.core.errors import RecordError
 from outblas.records.library import Library
-from outblas.records.recording import Recording
-from outblas.records.replay import ReplayEvaluator
 from outblas.records.store import Store
 from outblas.tune.agents.agent_registry import make_agent
 from outblas.tune.tune import tune
+from outblas_lab.recordings.recording import Recording
+from outblas_lab.recordings.replay import ReplayEvaluator
 from support.gpus.known import H200
 from support.helpers import ROOT, failed_evaluation, synthetic_catalogue, synthetic_problems, synthetic_recording
 
@@ -28,8 +28,8 @@ from support.helpers import ROOT, failed_evaluation, synthetic_catalogue, synthe
 DRIVER = """
 import resource, sys, time
 from outblas.core.errors import OutblasError
-from outblas.records.recording import Recording
-from outblas.records.replay import ReplayEvaluator
+from outblas_lab.recordings.recording import Recording
+from outblas_lab.recordings.replay import ReplayEvaluator
 from outblas.records.store import Store
 from outblas.tune.agents.agent_registry import make_agent
 from outblas.tune.tune import tune

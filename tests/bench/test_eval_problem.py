@@ -14,7 +14,6 @@ from outblas.core.evaluation import Speedup, Status
 from outblas.core.problem import Problem
 from outblas.core.rivals import BASELINE_NAMES
 from outblas.core.roofline import floor_us
-from outblas.judge.latency import RequestPlan, ServerTimes
 from outblas.kernels.catalogue import candidates
 from outblas.kernels.cost.cost_model import rank
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
@@ -23,7 +22,8 @@ from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow
 from outblas.tune import eval_problem
 from outblas.tune.eval_problem import MIN_REQUESTS
-from outblas.tune.serving import Served
+from outblas_lab.pool.latency import RequestPlan, ServerTimes
+from outblas_lab.pool.serving import Served
 from support.fake_gpu import BASELINES_US, FakeGpu, install, time_us, timing
 from support.gpus.known import H200
 
@@ -165,7 +165,7 @@ def test_server_mode_reports_percentiles(gpu: FakeGpu, tmp_path: Path, monkeypat
         return Served(ServerTimes(found, found, 100.0), Speedup("torch", 12 / 9, 1.3, 1.4), {"torch": "torch.mm"})
 
     used: list[Any] = []
-    monkeypatch.setattr("outblas.tune.serving.serve", serve)
+    monkeypatch.setattr("outblas_lab.pool.serving.serve", serve)
     monkeypatch.setattr("outblas.tune.eval_problem.use_library", lambda library, index: used.append(library))
     result = run(tmp_path, mode="server", qps=100.0)
     # outblas.matmul is timed with the kernel found here, and has its own library back afterwards.

@@ -21,7 +21,6 @@ from outblas.core.problem import Problem
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.records.evaluation_json import evaluation_to_json
 from outblas.records.library import Library
-from outblas.records.replay import ReplayEvaluator
 from outblas.records.store import Store
 from outblas.tune import tune as tuning
 from outblas.tune.agents.agent_registry import make_agent
@@ -29,6 +28,7 @@ from outblas.tune.tune import Interrupted, tune
 from outblas_lab.pool.gpu_pool import MAX_LOSSES_IN_A_ROW, PoolEvaluator
 from outblas_lab.pool.transport import EvaluatorSpec, Task
 from outblas_lab.pool.worker_plan import LocalTransport
+from outblas_lab.recordings.replay import ReplayEvaluator
 from support import pool_workers
 from support.gpus.known import H200
 from support.helpers import ROOT, running, synthetic_recording

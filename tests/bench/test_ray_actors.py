@@ -14,7 +14,6 @@ from outblas.core.errors import DeviceError, ToolchainMissing, UsageError
 from outblas.core.evaluation import Status
 from outblas.records.evaluation_json import evaluation_to_json
 from outblas.records.library import Library
-from outblas.records.replay import ReplayEvaluator
 from outblas.records.store import Store
 from outblas.tune.agents.agent_registry import make_agent
 from outblas.tune.tune import tune
@@ -22,6 +21,7 @@ from outblas_lab.pool.gpu_pool import PoolEvaluator
 from outblas_lab.pool.ray_actors import RayTransport
 from outblas_lab.pool.transport import EvaluatorSpec
 from outblas_lab.pool.worker_plan import make_plan, open_pool
+from outblas_lab.recordings.replay import ReplayEvaluator
 from support.gpus.known import H200
 from support.helpers import ROOT, synthetic_recording
 

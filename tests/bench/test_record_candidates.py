@@ -14,14 +14,14 @@ from outblas.core.problem import Problem
 from outblas.kernels.catalogue import catalogue
 from outblas.kernels.cost.cost_model import predict_many
 from outblas.kernels.legality import why_illegal
-from outblas.records.recording import Recording
-from outblas.records.recording_files import CHOICE_CODES, STATUS_CODES
-from outblas.records.replay import ReplayEvaluator
 from outblas_lab.compare.held_out import CompareUnit, Plan, run_unit, tasks_of
 from outblas_lab.compare.recording_hash import recording_sha
 from outblas_lab.pool import record_suite
 from outblas_lab.pool.record_candidates import CandidateDraw, choose_candidates
 from outblas_lab.pool.record_suite import RecordSettings
+from outblas_lab.recordings.recording import Recording
+from outblas_lab.recordings.recording_files import CHOICE_CODES, STATUS_CODES
+from outblas_lab.recordings.replay import ReplayEvaluator
 from support.cli_fixture import outblas
 from support.fake_gpu import FakeGpu, install, time_us
 from support.gpus.fake_driver import DEVICES, plug_in

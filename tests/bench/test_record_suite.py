@@ -15,10 +15,10 @@ from outblas.core.problem import Problem
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.kernels.legality import why_illegal
-from outblas.records.recording import Recording
-from outblas.records.recording_files import STATUS_CODES
-from outblas.records.replay import ReplayEvaluator
 from outblas_lab.pool import record_suite
+from outblas_lab.recordings.recording import Recording
+from outblas_lab.recordings.recording_files import STATUS_CODES
+from outblas_lab.recordings.replay import ReplayEvaluator
 from support.fake_gpu import BASELINES_US, FakeGpu, install, time_us
 from support.gpus.known import H200
 

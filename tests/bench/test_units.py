@@ -13,7 +13,6 @@ from outblas.core.errors import ToolchainMissing
 from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
 from outblas.core.roofline import work_us
-from outblas.records.replay import ReplayEvaluator
 from outblas.records.store import Store
 from outblas.tune import tune as tuning
 from outblas.tune.agents.agent_registry import make_agent
@@ -21,6 +20,7 @@ from outblas.tune.tune import tune
 from outblas_lab.pool.gpu_pool import PoolEvaluator
 from outblas_lab.pool.transport import EvaluateTask, Task
 from outblas_lab.pool.units import WorkUnits
+from outblas_lab.recordings.replay import ReplayEvaluator
 from support import pool_workers
 from support.gpus.known import H200
 from support.helpers import ROOT, synthetic_problems, synthetic_recording

@@ -149,7 +149,7 @@ def test_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_damaged_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from outblas.records import recording_places
+    from outblas_lab.recordings import recording_places
 
     folder = tmp_path / "h200"
     folder.mkdir()

@@ -11,10 +11,10 @@ import pytest
 from outblas.core.files import lock_run_folder
 from outblas.core.problem import Problem
 from outblas.records.library import Library
-from outblas.records.replay import ReplayEvaluator
 from outblas.records.result_rows import launch_of_row
 from outblas.records.results import read_result
 from outblas.tune import tune_run
+from outblas_lab.recordings.replay import ReplayEvaluator
 from support.cli_fixture import assert_refused, outblas, recording_fixture  # noqa: F401
 from support.gpus.known import H200
 

@@ -14,9 +14,9 @@ from typer.testing import CliRunner
 from outblas.cli.main import app
 from outblas.records import provenance
 from outblas.records.library import Library
-from outblas.records.replay import ReplayEvaluator
 from outblas.runtime import device
 from outblas.tune import tune_run
+from outblas_lab.recordings.replay import ReplayEvaluator
 from support.helpers import synthetic_recording
 
 RECORDING = synthetic_recording()

@@ -33,6 +33,7 @@ LAYERS = (
 )
 # Those of outblas-lab, which may import all of outblas.
 LAB_LAYERS = (
+    "recordings",
     "custom",
     "jail",
     "pool",

@@ -18,9 +18,9 @@ from outblas.core.config import launch_of  # noqa: E402
 from outblas.core.errors import UsageError  # noqa: E402
 from outblas.core.evaluation import Evaluation, Status  # noqa: E402
 from outblas.predict.features import CANDIDATE_FEATURES  # noqa: E402
-from outblas.records.recording import Recording  # noqa: E402
-from outblas.records.recording_files import STATUS_CODES  # noqa: E402
-from outblas.records.replay import ReplayEvaluator  # noqa: E402
+from outblas_lab.recordings.recording import Recording  # noqa: E402
+from outblas_lab.recordings.recording_files import STATUS_CODES  # noqa: E402
+from outblas_lab.recordings.replay import ReplayEvaluator  # noqa: E402
 from outblas_lab.train.env import COUNTERS, STATE_INPUTS, TuningEnv  # noqa: E402
 from outblas_lab.train.reward import reward  # noqa: E402
 from outblas_lab.train.samplers import SAMPLERS, sampler  # noqa: E402

@@ -25,7 +25,7 @@ from outblas.kernels.kernel_space import KernelSpace, kernel_space
 from outblas.kernels.knobs import all_knobs
 from outblas.kernels.legality import why_illegal
 from outblas.kernels.pool import pool
-from outblas.records.replay import ReplayEvaluator
+from outblas_lab.recordings.replay import ReplayEvaluator
 from outblas_lab.train.cost_simulator import CostSimulator
 from outblas_lab.train.knob_env import FORBIDDEN, MAX_DEVIATIONS, KnobEnv
 from outblas_lab.train.recorded_members import RecordedMembers

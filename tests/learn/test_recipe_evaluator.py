@@ -10,8 +10,8 @@ import pytest
 from outblas.core.config import config_name
 from outblas.core.errors import RecordError, UsageError
 from outblas.core.evaluation import Status
-from outblas.records.recording import Recording
-from outblas.records.replay import ReplayEvaluator
+from outblas_lab.recordings.recording import Recording
+from outblas_lab.recordings.replay import ReplayEvaluator
 from outblas_lab.train.hit_rate_file import read_hit_rates
 from outblas_lab.train.hit_rates import modelled_hit_rates
 from outblas_lab.train.recipe_evaluator import (

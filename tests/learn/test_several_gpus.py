@@ -22,7 +22,7 @@ from outblas.predict.features import (
     candidate_features,
     problem_features,
 )
-from outblas.records.recording import Recording, TrainingPart
+from outblas_lab.recordings.recording import Recording, TrainingPart
 from outblas_lab.train import policy as policy_module
 from outblas_lab.train.older_policies import OLDER_GPU_FEATURES, older_problem_features
 from outblas_lab.train.policy import POSTERIOR_INPUTS, Policy, greedy_scorer, input_names

@@ -24,11 +24,11 @@ from outblas.core.evaluation import Status  # noqa: E402
 from outblas.core.files import lock_folder  # noqa: E402
 from outblas.core.problem import Problem  # noqa: E402
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig  # noqa: E402
-from outblas.records.recording import Recording  # noqa: E402
-from outblas.records.recording_files import CHOICE_CODES, STATUS_CODES  # noqa: E402
-from outblas.records.replay import ReplayEvaluator  # noqa: E402
 from outblas_lab.agents.ppo import Ppo  # noqa: E402
 from outblas_lab.agents.surrogate import Surrogate  # noqa: E402
+from outblas_lab.recordings.recording import Recording  # noqa: E402
+from outblas_lab.recordings.recording_files import CHOICE_CODES, STATUS_CODES  # noqa: E402
+from outblas_lab.recordings.replay import ReplayEvaluator  # noqa: E402
 from outblas_lab.train import regression, train_ppo  # noqa: E402
 from outblas_lab.train.env import TuningEnv  # noqa: E402
 from outblas_lab.train.network import CandidatePolicy  # noqa: E402

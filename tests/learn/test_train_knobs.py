@@ -24,8 +24,8 @@ from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig  # noqa: E402
 from outblas.kernels.kernel_space import KernelSpace  # noqa: E402
 from outblas.kernels.knobs import all_knobs  # noqa: E402
 from outblas.predict.features import PROBLEM_FEATURES  # noqa: E402
-from outblas.records.recording import Recording  # noqa: E402
-from outblas.records.recording_files import STATUS_CODES  # noqa: E402
+from outblas_lab.recordings.recording import Recording  # noqa: E402
+from outblas_lab.recordings.recording_files import STATUS_CODES  # noqa: E402
 from outblas_lab.train import train_knobs as module  # noqa: E402
 from outblas_lab.train.knob_policy import KnobPolicy  # noqa: E402
 from outblas_lab.train.knob_quality import knob_search_qualities, knob_searches  # noqa: E402

@@ -11,9 +11,9 @@ import pytest
 import outblas
 import outblas.records
 import outblas_lab.train
-from outblas.records.recording_files import BASELINES, CELLS
-from outblas.records.recording_files import COLUMNS as RECORDING_COLUMNS
 from outblas.records.results import COLUMNS as RESULT_COLUMNS
+from outblas_lab.recordings.recording_files import BASELINES, CELLS
+from outblas_lab.recordings.recording_files import COLUMNS as RECORDING_COLUMNS
 from support.helpers import ROOT
 
 FORMATS = (ROOT / "docs" / "reference" / "file-formats.md").read_text(encoding="utf-8")

@@ -30,15 +30,15 @@ from outblas.kernels.legality import why_illegal
 from outblas.records.library import Library
 from outblas.records.library_row import LEVEL_ABOVE, LibraryRow
 from outblas.records.proved_kernels import unproved_intervals, unproved_tables
-from outblas.records.recording import Recording
-from outblas.records.recording_files import STATUS_CODES
-from outblas.records.recording_places import packaged
 from outblas.records.result_rows import launch_of_row
 from outblas.records.results import PROVENANCE_FIELDS, bench_files, read_result, write_result
 from outblas_lab.build.library_tables import kernels_since
 from outblas_lab.pool.averages import table_label
 from outblas_lab.publish.tables.notes import count_replaced_rows, notes_of_replaced
 from outblas_lab.publish.tables.publish_results import Measured, check_published, generated_blocks
+from outblas_lab.recordings.recording import Recording
+from outblas_lab.recordings.recording_files import STATUS_CODES
+from outblas_lab.recordings.recording_places import packaged
 from outblas_lab.train.policy import Policy
 from outblas_lab.train.policy_quality import recorded_searches, search_qualities
 from support.helpers import ROOT

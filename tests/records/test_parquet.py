@@ -17,7 +17,7 @@ from support.helpers import synthetic_recording
 READ = """
 import os, sys
 import pyarrow.parquet
-from outblas.records.recording import Recording
+from outblas_lab.recordings.recording import Recording
 from outblas.records.results import read_result
 before = len(os.listdir("/proc/self/task"))
 Recording.load(sys.argv[1])

@@ -9,9 +9,9 @@ from outblas.core.errors import UsageError
 from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
-from outblas.records.recording import STATUSES
-from outblas.records.recording_files import STATUS_CODES
-from outblas.records.replay import ReplayEvaluator, standard_error
+from outblas_lab.recordings.recording import STATUSES
+from outblas_lab.recordings.recording_files import STATUS_CODES
+from outblas_lab.recordings.replay import ReplayEvaluator, standard_error
 from support.helpers import synthetic_recording
 
 RECORDING = synthetic_recording()

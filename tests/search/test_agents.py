@@ -25,9 +25,6 @@ from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.kernels.legality import why_illegal
-from outblas.records.recording import STATUSES, Recording
-from outblas.records.recording_files import STATUS_CODES
-from outblas.records.replay import ReplayEvaluator
 from outblas.records.store import Store
 from outblas.tune.agents.agent_registry import agents, make_agent
 from outblas.tune.agents.transfer import Transfer, sister_problems, translate
@@ -36,6 +33,9 @@ from outblas_lab.agents import llm as agents_llm
 from outblas_lab.agents import nvmmh as agents_nvmmh
 from outblas_lab.agents.evolution import knob_distance
 from outblas_lab.llm.compact import write_config
+from outblas_lab.recordings.recording import STATUSES, Recording
+from outblas_lab.recordings.recording_files import STATUS_CODES
+from outblas_lab.recordings.replay import ReplayEvaluator
 from support.gpus.known import H200
 from support.helpers import (
     failed_evaluation,

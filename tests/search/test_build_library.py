@@ -21,13 +21,13 @@ from outblas.core.suites import Table
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.kernels.kernel_hash import kernels_sha
 from outblas.records.library import Library
-from outblas.records.recording import Recording
 from outblas.records.results import read_result
 from outblas_lab.build.begin_with import copy_tables_from, fill_from
 from outblas_lab.build.build_run import adopt, jobs, publish_seconds, run_job, run_jobs
 from outblas_lab.build.build_work import BuildFolder
 from outblas_lab.build.finalists import finalists
 from outblas_lab.publish.tables.notes import notes_of_retune
+from outblas_lab.recordings.recording import Recording
 from support.build_library_fixture import (  # noqa: F401
     ALL,
     LLM_SHAPES,

@@ -21,7 +21,6 @@ from outblas.records import provenance
 from outblas.records.library import Library
 from outblas.records.library_interval import LibraryInterval
 from outblas.records.proved_kernels import unproved_intervals
-from outblas.records.recording import Recording
 from outblas.records.store import Store
 from outblas.runtime.device import Device
 from outblas.tune import tune_run
@@ -33,6 +32,7 @@ from outblas_lab.build.build_run import publish_seconds
 from outblas_lab.build.build_work import BuildFolder, proved
 from outblas_lab.build.refine import neighbours_of_winners
 from outblas_lab.pool.worker_plan import WorkerPlan
+from outblas_lab.recordings.recording import Recording
 from support import fake_gpu
 from support.build_library_fixture import (  # noqa: F401
     ALL,

@@ -18,8 +18,6 @@ from typer.testing import CliRunner
 
 from outblas.cli.main import app
 from outblas.core.errors import DeviceError, UsageError
-from outblas.records.recording import Recording
-from outblas.records.replay import ReplayEvaluator
 from outblas.tune.agents.agent_registry import make_agent
 from outblas.tune.agents.base import Agent
 from outblas.tune.tune import Interrupted
@@ -28,6 +26,8 @@ from outblas_lab.compare.compare_result import read_comparison
 from outblas_lab.compare.compare_run import CompareRequest, noise_floor, run_compare
 from outblas_lab.compare.held_out import CompareUnit, Plan, held_out_tasks, run_unit, search_task
 from outblas_lab.compare.recording_hash import recording_sha
+from outblas_lab.recordings.recording import Recording
+from outblas_lab.recordings.replay import ReplayEvaluator
 from support.gpus.known import H200
 from support.helpers import synthetic_recording
 

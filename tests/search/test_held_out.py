@@ -13,9 +13,6 @@ from outblas.core.config import KernelConfig, launch_of
 from outblas.core.errors import UsageError
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.problem import Problem
-from outblas.records.recording import Recording
-from outblas.records.recording_files import STATUS_CODES
-from outblas.records.replay import ReplayEvaluator
 from outblas.tune.agents.agent_registry import make_agent
 from outblas.tune.agents.base import Agent, unexplored
 from outblas_lab.compare import held_out
@@ -29,6 +26,9 @@ from outblas_lab.compare.held_out import (
     tasks_of,
 )
 from outblas_lab.pool.record_suite import left_out_beyond
+from outblas_lab.recordings.recording import Recording
+from outblas_lab.recordings.recording_files import STATUS_CODES
+from outblas_lab.recordings.replay import ReplayEvaluator
 from support.gpus.known import H200
 from support.helpers import synthetic_recording
 

@@ -21,12 +21,12 @@ from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.records.evaluation_json import evaluation_from_json, evaluation_to_json
-from outblas.records.recording import STATUSES, Recording
-from outblas.records.recording_files import STATUS_CODES
 from outblas.tune.agents.agent_registry import make_agent
 from outblas_lab.agents import kernel_tuner as kernel_tuner_strategy
 from outblas_lab.kernel_tuner.knob_space import ABSENT, PARAMETERS, config_at, point, restriction, tunable, varying
 from outblas_lab.kernel_tuner.t4_files import T4Task, read_task, task_of, to_cache, to_t4
+from outblas_lab.recordings.recording import STATUSES, Recording
+from outblas_lab.recordings.recording_files import STATUS_CODES
 from support.gpus.known import H200
 from support.helpers import (
     failed_evaluation,

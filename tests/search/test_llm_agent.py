@@ -15,7 +15,6 @@ from outblas.core.config import config_name
 from outblas.core.errors import UsageError
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
-from outblas.records.replay import ReplayEvaluator
 from outblas.records.store import Store
 from outblas.tune.agents.agent_registry import make_agent
 from outblas.tune.tune import SearchOptions, tune
@@ -23,6 +22,7 @@ from outblas_lab.agents.llm import read_choices
 from outblas_lab.llm.budget import BudgetSpent
 from outblas_lab.llm.client import Client, ServerError
 from outblas_lab.llm.compact import write_config
+from outblas_lab.recordings.replay import ReplayEvaluator
 from support.gpus.known import H200
 from support.helpers import (
     failed_evaluation,

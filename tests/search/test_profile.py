@@ -21,7 +21,6 @@ from outblas.core.evaluation import Evaluation, Status
 from outblas.core.files import lock_folder
 from outblas.core.problem import Problem
 from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
-from outblas.records.replay import ReplayEvaluator
 from outblas.records.store import Store
 from outblas.runtime import device
 from outblas.runtime.device import Device
@@ -33,6 +32,7 @@ from outblas_lab.pool.counters import COUNTERS, PROFILED_COUNTERS, counters_of, 
 from outblas_lab.pool.ncu import METRICS, ProfiledLaunch, parse
 from outblas_lab.pool.profile import ProfileRequest, ProfileResult, Progress, run_profile, select_pairs
 from outblas_lab.publish.html.tune_page import write_report
+from outblas_lab.recordings.replay import ReplayEvaluator
 from outblas_lab.train.reward import reward
 from support.fake_gpu import PROVENANCE
 from support.gpus.known import H200

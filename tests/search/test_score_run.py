@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from outblas.core.errors import DeviceError, UsageError
-from outblas.records.recording import Recording
 from outblas_lab.compare import compare_run
 from outblas_lab.compare.arms import arm_parts
 from outblas_lab.compare.compare_pool import run_units
@@ -19,6 +18,7 @@ from outblas_lab.compare.held_out import CompareUnit, Plan, run_unit
 from outblas_lab.compare.public_split import PUBLIC_SHARE, public_split
 from outblas_lab.compare.score_run import SCORED_AFTER, ScoreRequest, score_agent
 from outblas_lab.compare.splits import make_split
+from outblas_lab.recordings.recording import Recording
 from support.helpers import synthetic_recording
 
 FIRST = """

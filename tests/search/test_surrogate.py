@@ -17,10 +17,10 @@ from outblas.core.evaluation import Evaluation, Status
 from outblas.core.problem import Problem
 from outblas.kernels.cost import cost_model
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
-from outblas.records.recording import Recording
-from outblas.records.recording_files import STATUS_CODES
 from outblas.tune.agents.agent_registry import make_agent
 from outblas.tune.agents.base import Agent
+from outblas_lab.recordings.recording import Recording
+from outblas_lab.recordings.recording_files import STATUS_CODES
 from support.gpus.known import H200
 from support.helpers import (
     failed_evaluation,

@@ -11,13 +11,13 @@ from outblas.core.errors import RecordError, UsageError
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.problem import Problem
 from outblas.records.library import Library
-from outblas.records.replay import ReplayEvaluator
 from outblas.records.store import Store
 from outblas.tune import tune as module
 from outblas.tune.agents.agent_registry import make_agent
 from outblas.tune.agents.base import Agent
 from outblas.tune.time_shares import balanced_over_rows, time_shares
 from outblas.tune.tune import Interrupted, SearchOptions, decided_row, tune
+from outblas_lab.recordings.replay import ReplayEvaluator
 from support.gpus.known import H200
 from support.helpers import (
     failed_evaluation,

@@ -15,11 +15,11 @@ from outblas.core.problem import Problem
 from outblas.kernels.kernel_hash import kernels_sha
 from outblas.records.equal_kernels import EqualKernels, KernelRelease
 from outblas.records.provenance import utc_now
-from outblas.records.replay import ReplayEvaluator
 from outblas.runtime.device import Device
 from outblas.tune import tune_run
 from outblas.tune.tune_folder import RunFiles, read_run
 from outblas.tune.tune_run import TuneRequest, default_agent, folder_name, provenance_of, run_tune
+from outblas_lab.recordings.replay import ReplayEvaluator
 from support.fake_gpu import PROVENANCE
 from support.helpers import synthetic_recording
 

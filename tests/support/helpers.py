@@ -21,8 +21,8 @@ from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.predict.features import CANDIDATE_FEATURES, PROBLEM_FEATURES
 from outblas.predict.posterior import Regressor
 from outblas.records.library import Library
-from outblas.records.recording import Recording
-from outblas.records.recording_files import STATUS_CODES
+from outblas_lab.recordings.recording import Recording
+from outblas_lab.recordings.recording_files import STATUS_CODES
 from outblas_lab.train.knob_policy import KnobPolicy
 from outblas_lab.train.knob_view import every_knob
 from outblas_lab.train.policy import POSTERIOR_INPUTS, SEARCH_INPUTS, Policy

@@ -21,11 +21,11 @@ from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.judge.bench_cell import Options
 from outblas.kernels.catalogue import candidates
-from outblas.records.replay import ReplayEvaluator
 from outblas.tune.live_evaluator import LiveEvaluator
 from outblas_lab.jail.offline_evaluators import RecordedFreeEvaluator
 from outblas_lab.pool.transport import EvaluatorSpec, Event, Task
 from outblas_lab.pool.worker_host import WorkerHost
+from outblas_lab.recordings.replay import ReplayEvaluator
 from support.gpus.known import H200
 from support.helpers import synthetic_recording
 

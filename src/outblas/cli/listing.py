@@ -41,33 +41,19 @@ def _suites() -> list[ListedSuite]:
     from outblas.cli.documents import ListedSuite
     from outblas.core.suites import SUITES, suite
 
-    recorded = _recorded_tables()
+    recordings = find_part("recordings")
+    recorded = {} if recordings is None else recordings.recorded_tables()
     return [ListedSuite(name=name, problems=len(suite(name)), recorded=recorded.get(name, [])) for name in SUITES]
-
-
-def _recorded_tables() -> dict[str, list[str]]:
-    """Return suite -> the tables of packaged recordings; empty where pyarrow, which reads them, is absent."""
-    from outblas.core.errors import OutblasError
-    from outblas.records.recording import Recording
-    from outblas.records.recording_places import packaged
-
-    found: dict[str, list[str]] = {}
-    for name in packaged():
-        try:
-            recording = Recording.load(name)
-        except (OutblasError, ModuleNotFoundError):
-            continue
-        tables = sorted({f"{p.layout} {p.dtype}/{p.acc}" for p in recording.problems})
-        found.setdefault(recording.suite, []).append(f"{name}: {', '.join(tables)}")
-    return found
 
 
 def _suite_words(entry: ListedSuite) -> str:
     from outblas.core.errors import ToolchainMissing
-    from outblas.core.install_hint import install_hint
+    from outblas.core.install_hint import install_hint, lab_hint
     from outblas.records.parquet import check_parquet
 
     replay = f"recorded ({'; '.join(entry.recorded)})" if entry.recorded else "not recorded: needs a GPU"
+    if find_part("recordings") is None:
+        replay = f"for recordings {lab_hint()}"
     try:
         check_parquet()
     except ToolchainMissing:

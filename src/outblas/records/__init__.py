@@ -1,4 +1,4 @@
-"""Everything that is kept on disk: stores, recordings, libraries and result files, with their provenance.
+"""Everything that is kept on disk: stores, libraries and result files, with their provenance.
 
 The names of this package are imported on first use.
 """
@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from outblas.records.library import Library
-    from outblas.records.recording import Recording
-    from outblas.records.replay import ReplayEvaluator
 
-__all__ = ["Library", "Recording", "ReplayEvaluator"]
+__all__ = ["Library"]
 #: Name -> module that defines it.
-_LATER = {"Library": "library", "Recording": "recording", "ReplayEvaluator": "replay"}
+_LATER = {"Library": "library"}
 
 
 def __getattr__(name: str) -> Any:

@@ -10,12 +10,12 @@ from outblas.core.config import KernelConfig, config_name
 from outblas.core.errors import DeviceError
 from outblas.core.evaluation import Evaluation, Status, Timing
 from outblas.core.files import write_json
+from outblas.core.lab_parts import part
 from outblas.core.problem import Problem
 from outblas.core.rivals import BASELINE_NAMES
 from outblas.core.roofline import Gpu, floor_us
 from outblas.dispatch.matmul import use_library
 from outblas.judge.bench_cell import Options
-from outblas.judge.latency import RequestPlan, check_qps, percentile
 from outblas.kernels.catalogue import candidates
 from outblas.kernels.cost.cost_model import rank
 from outblas.kernels.legality import why_illegal
@@ -29,8 +29,6 @@ from outblas.workers.sandbox import STEP_TIMEOUT_S
 
 #: The ranking model's first choices that are tried for a problem, beside the library's kernels, at most two.
 CANDIDATES_TRIED = 24
-#: Timed requests of each entry in server mode, at least; ``benchmark_seconds`` asks for more.
-MIN_REQUESTS = 100
 
 Row = dict[str, Any]
 
@@ -63,16 +61,18 @@ def run_eval(
     Raises:
         DeviceError: no GPU, or no candidate passes.
         UsageError: server mode without a rate.
+        ToolchainMissing: server mode without outblas-lab.
     """
-    if mode == "server":
-        check_qps(target_qps)
+    served = part("serve", "--mode server") if mode == "server" else None
+    if served is not None:
+        served.check_qps(target_qps)
     gpu = gpu_of_device(gpu_index)
     configs = shortlist_candidates(problem, gpu)
     best = _winners(problem, configs, gpu_index, gpu)
-    if mode == "server":
+    if served is not None:
         use_library(one_row_library(problem, best, gpu), gpu_index)
         try:
-            rows = _server(problem, gpu_index, gpu, target_qps, warmup_seconds, benchmark_seconds)
+            rows = served.eval_rows(problem, gpu_index, target_qps, warmup_seconds, benchmark_seconds)
         finally:
             use_library(None, gpu_index)
     else:
@@ -185,28 +185,3 @@ def _row(name: str, problem: Problem, gpu: Gpu, timing: Timing, detail: str) -> 
         "rounds": len(timing.samples_us),
         "detail": detail,
     }
-
-
-def _server(
-    problem: Problem, gpu_index: int, gpu: Gpu, target_qps: float | None, warmup: float, seconds: float
-) -> list[Row]:
-    from outblas.tune.serving import serve
-
-    assert target_qps is not None
-    plan = RequestPlan(target_qps, MIN_REQUESTS, warmup, seconds)
-    served = serve(problem, gpu_index, plan)
-    found, details = served.speedup, served.details
-    rows = []
-    for name, timing in served.timings.items():
-        row: Row = {
-            "name": name,
-            "p50_us": percentile(timing, 50),
-            "p99_us": percentile(timing, 99),
-            "rounds": len(timing.samples_us),
-            "detail": details.get(name, "outblas.matmul"),
-        }
-        if name == "ours":
-            row |= {"speedup": found.ratio, "low": found.low, "high": found.high}
-            row["detail"] = f"outblas.matmul, vs {found.baseline}"
-        rows.append(row)
-    return rows

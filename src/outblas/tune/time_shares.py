@@ -8,11 +8,11 @@ from pathlib import Path
 
 from outblas.core.config import Launch
 from outblas.core.errors import UsageError
+from outblas.core.lab_parts import part
 from outblas.core.problem import Problem
 from outblas.kernels.cost.predicted_time import predicted_us
 from outblas.records.captured_products import CapturedProducts
 from outblas.records.library import Library
-from outblas.records.recording import Recording
 from outblas.runtime.device import Device, gpu_of_device
 
 #: Measurements that every problem gets, however small its share, unless the budget is smaller.
@@ -89,7 +89,7 @@ def captured_time_shares(file: Path, device: Device) -> tuple[list[TimeShare], s
         gpu = gpu_of_device(device.gpu_index or 0)
         found = time_shares(counts, lambda problem: predicted_us(problem, gpu))
     else:
-        recording = Recording.load(device.recording)
+        recording = part("recordings", f"--device {device}").load(device.recording)
         known = set(recording.problems)
         left_out |= {f"not in {device}": sum(n for p, n in counts.items() if p not in known)}
         recorded = {p: n for p, n in counts.items() if p in known}

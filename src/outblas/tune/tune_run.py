@@ -15,6 +15,7 @@ from outblas.core.errors import UsageError
 from outblas.core.evaluator import Evaluator
 from outblas.core.files import json_text, lock_run_folder, write_json
 from outblas.core.journal import check_same_settings
+from outblas.core.lab_parts import part
 from outblas.core.problem import Problem
 from outblas.core.suites import SUITES
 from outblas.core.suites import suite as problems_of
@@ -23,8 +24,6 @@ from outblas.records.library import Library
 from outblas.records.parquet import check_parquet
 from outblas.records.proved_kernels import proved_kinds
 from outblas.records.provenance import provenance_field, utc_now
-from outblas.records.recording import Recording
-from outblas.records.replay import ReplayEvaluator
 from outblas.records.results import PROVENANCE_FIELDS, write_result
 from outblas.records.store import Store
 from outblas.records.user_library import stamp_of
@@ -35,6 +34,7 @@ from outblas.tune.intervals.interval_search import SearchWatch, Told
 from outblas.tune.intervals.range_search import RangesRequest, offered_ms, search_ranges
 from outblas.tune.intervals.resumed_ranges import joined_free
 from outblas.tune.kept_baselines import KeptBaselines
+from outblas.tune.recorded_device import RecordedDevice
 from outblas.tune.tune import PROBLEMS_AT_ONCE, Progress, SearchOptions, tune
 from outblas.tune.tune_folder import FORMAT as FORMAT
 from outblas.tune.tune_folder import RunFiles as RunFiles
@@ -192,7 +192,7 @@ def run_tune(
             "a live GPU for it",
             "choose another agent",
         )
-    recording = None if device.recording is None else Recording.load(device.recording)
+    recording = None if device.recording is None else _recorded(device).load(device.recording)
     if recording is not None:
         for problem in request.problems:
             recording.row(problem)
@@ -221,7 +221,7 @@ class _Session:
     """The open parts of a run; ``about`` is the content of run.json, ``origin`` the provenance of new measurements."""
 
     evaluator: Evaluator
-    recording: Recording | None
+    recording: RecordedDevice | None
     agent: Agent
     files: RunFiles
     store: Store
@@ -314,8 +314,13 @@ def _search_options(request: TuneRequest, clock: Callable[[], float]) -> SearchO
     )
 
 
+def _recorded(device: Device) -> Any:
+    """Return the part of outblas-lab that reads recordings."""
+    return part("recordings", f"--device {device}")
+
+
 @contextmanager
-def open_evaluator(device: Device, recording: Recording | None, workers: Workers | None) -> Iterator[Evaluator]:
+def open_evaluator(device: Device, recording: RecordedDevice | None, workers: Workers | None) -> Iterator[Evaluator]:
     """Open the evaluator of a run; it is closed at the end of the ``with`` block.
 
     Args:
@@ -331,7 +336,7 @@ def open_evaluator(device: Device, recording: Recording | None, workers: Workers
             yield pool
         return
     if recording is not None:
-        yield ReplayEvaluator(recording)
+        yield _recorded(device).replay(recording)
         return
     from outblas.tune.live_evaluator import LiveEvaluator
 
@@ -371,7 +376,7 @@ def _open(files: RunFiles, settings: TuneSettings, command: str, stamp: Mapping[
     return about
 
 
-def _origin(evaluator: Evaluator, device: Device, recording: Recording | None, command: str) -> dict[str, Any]:
+def _origin(evaluator: Evaluator, device: Device, recording: RecordedDevice | None, command: str) -> dict[str, Any]:
     """Provenance of the figures: the recording's where one was replayed, with the command that replayed it."""
     if recording is None:
         from outblas.records.provenance import collect_provenance

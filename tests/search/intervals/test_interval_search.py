@@ -19,8 +19,6 @@ from outblas.core.problem import Problem
 from outblas.core.weight import Weight, WeightRange
 from outblas.kernels.legality import why_illegal
 from outblas.records.library import Library
-from outblas.records.recording import Recording
-from outblas.records.replay import ReplayEvaluator
 from outblas.records.store import Store
 from outblas.tune.agents.agent_registry import make_agent
 from outblas.tune.agents.base import Agent
@@ -30,6 +28,8 @@ from outblas.tune.intervals.interval_search import OPEN_GAP, SearchWatch
 from outblas.tune.intervals.range_search import RangesRequest, TunedRanges, search_ranges
 from outblas.tune.intervals.sampled_m import drawn, sampled
 from outblas.tune.tune import Interrupted
+from outblas_lab.recordings.recording import Recording
+from outblas_lab.recordings.replay import ReplayEvaluator
 from support.gpus.known import H200
 from support.gpus.modelled_gpu import FEW, LARGE, SMALL, SPARE, Model, ModelledEvaluator
 from support.helpers import synthetic_recording

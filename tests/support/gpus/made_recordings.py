@@ -16,8 +16,8 @@ from outblas.core.gpu_records import GpuRecord, packaged_records
 from outblas.core.problem import Problem
 from outblas.kernels.cost.cost_model import predict_many
 from outblas.kernels.legality import why_illegal
-from outblas.records.recording import Recording
-from outblas.records.recording_files import STATUS_CODES
+from outblas_lab.recordings.recording import Recording
+from outblas_lab.recordings.recording_files import STATUS_CODES
 from support.gpus.fake_driver import DEVICES
 
 

@@ -19,8 +19,8 @@ from outblas.core.evaluation import Evaluation
 from outblas.core.plain_files import read_plain_file
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
-from outblas.records.recording import Recording
 from outblas.tune.agents.base import Agent
+from outblas_lab.recordings.recording import Recording
 
 #: Ending of the name of an agent file.
 SUFFIX = ".py"

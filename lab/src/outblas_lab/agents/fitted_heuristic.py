@@ -10,8 +10,8 @@ import numpy as np
 from outblas.core.config import KernelConfig
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
-from outblas.records.recording import Recording
 from outblas.tune.agents.heuristic import Heuristic
+from outblas_lab.recordings.recording import Recording
 
 #: Result of a fit: coefficients by family, and those of the residual.
 Fitted = tuple[dict[str, dict[str, float]], np.ndarray]
@@ -39,7 +39,7 @@ class FittedHeuristic(Heuristic):
         """
         from outblas.core.files import write_atomic
         from outblas.kernels.cost.scaled import scaled
-        from outblas.records.recording import TrainingPart
+        from outblas_lab.recordings.recording import TrainingPart
         from outblas_lab.train.fit_cost_model import fit, fit_residual, rows_of_recording
         from outblas_lab.train.training_cache import training_cache_folder
 

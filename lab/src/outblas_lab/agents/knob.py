@@ -23,7 +23,7 @@ from outblas_lab.train.knob_policy import KnobPolicy
 from outblas_lab.train.knob_view import SearchState, every_knob
 
 if TYPE_CHECKING:
-    from outblas.records.recording import Recording
+    from outblas_lab.recordings.recording import Recording
     from outblas_lab.train.knob_settings import KnobSettings
 
 #: Environment variable: the file of the policy to follow.
@@ -59,7 +59,7 @@ class KnobAgent(LaunchTurns):
             recording: measurements of ``problems``.
             problems: training problems; a part of them is kept for validation.
         """
-        from outblas.records.recording import TrainingPart
+        from outblas_lab.recordings.recording import TrainingPart
         from outblas_lab.train.train_knobs import train_knobs
         from outblas_lab.train.train_ppo import TrainingRun
         from outblas_lab.train.training_cache import training_cache_folder

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from outblas.core.config import KernelConfig
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
-from outblas.records.recording import Recording
 from outblas.tune.agents.base import FixedOrder, group_by_launch, interleave
-from outblas.tune.agents.recorded import fastest_recorded, nearest_recording
 from outblas.tune.agents.transfer import group_by_core, translate
+from outblas_lab.recordings.nearest_recording import fastest_recorded, nearest_recording
+from outblas_lab.recordings.recording import Recording
 from outblas_lab.train.samplers import problem_distance
 
 if TYPE_CHECKING:
-    from outblas.records.recording import TrainingPart
+    from outblas_lab.recordings.recording import TrainingPart
 
 #: Similar shapes whose kernels take turns.
 NEIGHBOURS = 8

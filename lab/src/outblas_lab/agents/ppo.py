@@ -22,7 +22,7 @@ from outblas_lab.agents.launch_turns import LaunchTurns
 from outblas_lab.train.policy import CandidateView, Policy
 
 if TYPE_CHECKING:
-    from outblas.records.recording import Recording, TrainingPart
+    from outblas_lab.recordings.recording import Recording, TrainingPart
     from outblas_lab.train.train_ppo import PpoSettings
 
 #: Environment variable: name or path of the policy to follow, instead of the packaged one.
@@ -60,7 +60,7 @@ class Ppo(LaunchTurns):
             recording: measurements of ``problems``.
             problems: training problems; a part of them is kept for validation.
         """
-        from outblas.records.recording import TrainingPart
+        from outblas_lab.recordings.recording import TrainingPart
 
         self.prepare_across([TrainingPart(recording, tuple(problems))])
 

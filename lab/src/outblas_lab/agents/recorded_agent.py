@@ -9,10 +9,10 @@ from outblas.core.errors import UsageError
 from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
-from outblas.records.recording import Recording
-from outblas.records.recording_files import STATUSES
 from outblas.tune.agents.base import FixedOrder, group_by_launch, interleave
-from outblas.tune.agents.recorded import nearest_recording
+from outblas_lab.recordings.nearest_recording import nearest_recording
+from outblas_lab.recordings.recording import Recording
+from outblas_lab.recordings.recording_files import STATUSES
 
 
 class RecordedAgent(FixedOrder):

@@ -11,7 +11,7 @@ from outblas_lab.agents.ppo import POLICY_VARIABLE, Ppo, loaded_policy, packaged
 from outblas_lab.train.policy import Policy, greedy_scorer
 
 if TYPE_CHECKING:
-    from outblas.records.recording import TrainingPart
+    from outblas_lab.recordings.recording import TrainingPart
 
 
 class RegressorAgent(Ppo):

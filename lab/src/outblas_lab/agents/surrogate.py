@@ -14,13 +14,13 @@ from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.predict.features import candidate_features, knob_columns, problem_features
 from outblas.predict.posterior import Regressor, expected_improvement, posterior
-from outblas.records.recording import Recording
 from outblas.tune.agents.base import unexplored
 from outblas_lab.agents.launch_turns import LaunchTurns
+from outblas_lab.recordings.recording import Recording
 from outblas_lab.train.policy import CandidateView, Policy
 
 if TYPE_CHECKING:
-    from outblas.records.recording import TrainingPart
+    from outblas_lab.recordings.recording import TrainingPart
 
 #: A failed candidate counts as slower than expected by this logarithm.
 FAILED_LOG_SLOWDOWN = math.log(4.0)
@@ -52,7 +52,7 @@ class Surrogate(LaunchTurns):
             recording: measurements of ``problems``.
             problems: training problems.
         """
-        from outblas.records.recording import TrainingPart
+        from outblas_lab.recordings.recording import TrainingPart
 
         self.prepare_across([TrainingPart(recording, tuple(problems))])
 

@@ -18,10 +18,10 @@ from outblas.core.suites import Table
 from outblas.kernels.kernel_hash import kernels_sha
 from outblas.records.library import Library
 from outblas.records.proved_kernels import built_by, proved_problems
-from outblas.records.recording import Recording
-from outblas.records.recording_files import STATUS_CODES
 from outblas.records.store import Store
 from outblas.runtime.device import gpu_of_device
+from outblas_lab.recordings.recording import Recording
+from outblas_lab.recordings.recording_files import STATUS_CODES
 
 #: Of every step that draws something at random.
 SEEDS = {

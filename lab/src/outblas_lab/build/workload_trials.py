@@ -24,7 +24,6 @@ from outblas.core.suites import BLOCK_FLOP, Table
 from outblas.core.workload import MODE_OF_WORKLOAD
 from outblas.dispatch.unlisted_shapes import ask_cublaslt
 from outblas.judge.fallback_entry import FALLBACK
-from outblas.judge.latency import RequestPlan
 from outblas.judge.rounds import timing_of_samples
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow
@@ -32,7 +31,6 @@ from outblas.records.merged_rows import without_second_winners
 from outblas.records.provenance import start_of_machine
 from outblas.runtime.cublaslt import LtAlgorithms
 from outblas.runtime.device import gpu_of_device
-from outblas.tune.serving import PublicApi, time_public_api
 from outblas_lab.build.build_work import BuildFolder
 from outblas_lab.build.cold_search import best_of_cold_search, cold_options
 from outblas_lab.build.finalist_trials import (
@@ -45,7 +43,9 @@ from outblas_lab.build.finalist_trials import (
 )
 from outblas_lab.build.library_tables import rows_of_table
 from outblas_lab.build.plain_finalists import plain_finalists
+from outblas_lab.pool.latency import RequestPlan
 from outblas_lab.pool.request_process import caller, serving_gpus
+from outblas_lab.pool.serving import PublicApi, time_public_api
 
 COLD, SERVER = MODE_OF_WORKLOAD["cold"], MODE_OF_WORKLOAD["single"]
 #: Kernels of a problem, at most, with the row's plain choice.

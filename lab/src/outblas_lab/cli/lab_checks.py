@@ -7,10 +7,12 @@ import importlib.util
 from collections.abc import Callable
 
 from outblas.cli.checks.health import Check
-from outblas.core.errors import OutblasError
+from outblas.core.errors import OutblasError, ToolchainMissing
 from outblas.core.install_hint import install_hint
 from outblas_lab.jail import canary, landlock, seccomp, toolchain
 from outblas_lab.jail.confinement import report
+from outblas_lab.recordings import recording_places
+from outblas_lab.recordings.recording import Recording
 
 _EXTRAS = {
     "rl": ("gymnasium", "optuna", "sb3_contrib", "tensorboard"),
@@ -18,6 +20,23 @@ _EXTRAS = {
     "mcp": ("mcp",),
     "train-llm": ("trl", "peft", "accelerate", "datasets"),
 }
+
+
+def _recording() -> Check:
+    name = "recording"
+    recordings = recording_places.packaged()
+    if not recordings:
+        return Check(name, None, "none in this installation", "install the package afresh")
+    sizes = []
+    for each in recordings:
+        try:
+            recording = Recording.load(each)
+        except ToolchainMissing as error:  # tuning on a recording needs it; a call on a GPU does not
+            return Check(name, None, error.wrong, error.do)
+        except OutblasError as error:
+            return Check(name, False, str(error), "install the package afresh", True)
+        sizes.append(f"{each}: {len(recording.problems)} problems x {len(recording.catalogue)} candidates")
+    return Check(name, True, "; ".join(sizes), "", True)
 
 
 def _nvcc() -> Check:
@@ -73,6 +92,7 @@ def _extra(extra: str) -> Check:
 
 #: The checks in their order.
 CHECKS: tuple[Callable[[], Check], ...] = (
+    _recording,
     _nvcc,
     _cutlass,
     _jail,

@@ -25,11 +25,11 @@ def mcp(
     ] = None,
 ) -> None:
     """Serve a coding agent over the Model Context Protocol on stdin and stdout: compile, prove, time, keep kernels."""
-    from outblas.records.recording_places import packaged
     from outblas_lab.llm.evaluators import parse_evaluator
     from outblas_lab.mcp.session_budget import SessionLimits
     from outblas_lab.mcp.stdio_server import require_sdk, serve
     from outblas_lab.mcp.tool_session import SessionSettings, ToolSession
+    from outblas_lab.recordings.recording_places import packaged
 
     limits = SessionLimits(compilations, evaluations, gpu_seconds)
     require_sdk()

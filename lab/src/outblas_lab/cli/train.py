@@ -14,7 +14,7 @@ from outblas.cli.common import out
 from outblas.core.errors import UsageError, unknown_name
 
 if TYPE_CHECKING:
-    from outblas.records.recording import TrainingPart
+    from outblas_lab.recordings.recording import TrainingPart
     from outblas_lab.train.train_ppo import PpoSettings
 
 #: Values of ``--env``.
@@ -145,7 +145,7 @@ def _parts(names: list[str] | None, most: int | None = None) -> list[TrainingPar
         most: greatest number of problems of each, stratified; None: all.
     """
     from outblas.core.suites import sample
-    from outblas.records.recording import Recording, TrainingPart
+    from outblas_lab.recordings.recording import Recording, TrainingPart
 
     loaded = [Recording.load(name) for name in names or [common.DEFAULT_RECORDING]]
     problems = [

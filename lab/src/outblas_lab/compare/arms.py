@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from outblas.core.errors import UsageError, unknown_name
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
-from outblas.records.recording import Recording, TrainingPart
 from outblas.tune.agents.agent_registry import make_agent
 from outblas.tune.agents.base import Agent
 from outblas_lab.compare.splits import Split, outside_held_out
+from outblas_lab.recordings.recording import Recording, TrainingPart
 
 #: Source -> the problems that an agent learns from, in words. Held-out problems are those of the judged GPU.
 SOURCES = {

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from outblas.core.child_process import ChildProcess
 from outblas.core.errors import DeviceError, OutblasError
-from outblas.records.recording import Recording
 from outblas_lab.compare.held_out import CompareUnit, Plan, run_unit
+from outblas_lab.recordings.recording import Recording
 
 #: Seconds without an answer after which a watcher hears of it.
 HEARTBEAT_S = 30.0

@@ -14,8 +14,6 @@ from outblas.core.errors import RecordError, UsageError
 from outblas.core.journal import Journal, check_same_settings
 from outblas.core.roofline import Gpu
 from outblas.records.provenance import collect_provenance, provenance_field, source_commit
-from outblas.records.recording import Recording
-from outblas.records.replay import standard_error
 from outblas.records.results import PROVENANCE_FIELDS
 from outblas.tune.agents.agent_registry import make_agent
 from outblas.tune.tune import Interrupted
@@ -27,6 +25,8 @@ from outblas_lab.compare.compare_result import read_comparison, write_comparison
 from outblas_lab.compare.held_out import CompareUnit, HeldOutTask, Plan, check_agents, held_out_tasks
 from outblas_lab.compare.recording_hash import recording_sha
 from outblas_lab.compare.splits import Split, check_split
+from outblas_lab.recordings.recording import Recording
+from outblas_lab.recordings.replay import standard_error
 
 #: What a result file has room for, and more runs of an agent than any interval needs.
 MAX_BUDGET, MAX_SEEDS = 1_000_000, 1000

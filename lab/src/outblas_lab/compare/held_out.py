@@ -21,15 +21,15 @@ from outblas.core.evaluation import Evaluation, Status
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.core.suites import sample
-from outblas.records.recording import Recording
-from outblas.records.recording_files import CHOICE_CODES, STATUS_CODES
-from outblas.records.replay import ReplayEvaluator
 from outblas.tune.agents.agent_registry import check_agent, make_agent
 from outblas.tune.agents.base import Agent
 from outblas_lab.agents.agent_file import FileAgent, check_agent_file, is_agent_file
 from outblas_lab.compare.arms import arm_parts, parts_of
 from outblas_lab.compare.splits import Split, make_split
 from outblas_lab.pool.record_suite import left_out_beyond
+from outblas_lab.recordings.recording import Recording
+from outblas_lab.recordings.recording_files import CHOICE_CODES, STATUS_CODES
+from outblas_lab.recordings.replay import ReplayEvaluator
 
 #: Launch options that recordings have.
 LAUNCHES: tuple[Launch, ...] = ("plain", "pdl")

@@ -8,8 +8,8 @@ import json
 import numpy as np
 
 from outblas.core.config import config_name
-from outblas.records.recording import Recording
-from outblas.records.recording_files import CHOICE_CODES
+from outblas_lab.recordings.recording import Recording
+from outblas_lab.recordings.recording_files import CHOICE_CODES
 
 
 def recording_sha(recording: Recording) -> str:

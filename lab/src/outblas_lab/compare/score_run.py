@@ -11,13 +11,13 @@ from pathlib import Path
 from outblas.core.errors import UsageError
 from outblas.core.version import __version__
 from outblas.records.provenance import source_commit
-from outblas.records.recording import Recording
 from outblas_lab.agents.agent_file import SUFFIX, check_agent_file, is_agent_file
 from outblas_lab.compare.compare_result import Comparison, read_comparison
 from outblas_lab.compare.compare_run import CompareRequest, Progress, run_compare
 from outblas_lab.compare.held_out import Plan, check_agents
 from outblas_lab.compare.public_split import PUBLIC_SEED, PUBLIC_SHARE, PUBLIC_SPLIT
 from outblas_lab.compare.recording_hash import recording_sha
+from outblas_lab.recordings.recording import Recording
 
 #: Numbers of measurements after which a score is noted.
 SCORED_AFTER = (0, 1, 2, 4, 8)

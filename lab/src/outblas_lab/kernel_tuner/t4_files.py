@@ -22,8 +22,8 @@ from outblas.core.errors import OutblasError, RecordError, UsageError
 from outblas.core.evaluation import Evaluation, Status, Timing, Verdict
 from outblas.core.plain_files import read_plain_file
 from outblas.core.problem import Problem
-from outblas.records.recording import STATUSES, Recording
 from outblas_lab.kernel_tuner.knob_space import PARAMETERS, config_at, point, tunable
+from outblas_lab.recordings.recording import STATUSES, Recording
 
 T4_VERSION = "1.0.0"
 #: Status -> T4's ``invalidity`` and Kernel Tuner's error in a cache. Kernel Tuner has no error of its own for wrong

@@ -9,11 +9,11 @@ from typing import Any
 
 from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
-from outblas.records.recording import Recording
-from outblas.records.recording_places import packaged
 from outblas_lab.llm.prompt import kernel_guide
 from outblas_lab.mcp.kernel_tools import recorded_rows
 from outblas_lab.mcp.tool_session import ToolSession
+from outblas_lab.recordings.recording import Recording
+from outblas_lab.recordings.recording_places import packaged
 
 GUIDE, RECORDINGS, RECORDING = "outblas://guide", "outblas://recordings", "outblas://recording"
 MARKDOWN, JSON = "text/markdown", "application/json"

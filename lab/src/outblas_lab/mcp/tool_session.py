@@ -15,8 +15,6 @@ from outblas.core.evaluation import Evaluation
 from outblas.core.evaluator import Evaluator
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
-from outblas.records.recording import Recording
-from outblas.records.replay import ReplayEvaluator
 from outblas_lab.custom.free_kernel import FreeKernel
 from outblas_lab.jail.evaluation_file import RecordedEvaluations, load
 from outblas_lab.jail.offline_evaluators import CompileOnlyEvaluator
@@ -24,6 +22,8 @@ from outblas_lab.llm.evaluators import COMPILE_ONLY, EvaluatorChoice, compiled_t
 from outblas_lab.mcp.kernel_folder import KernelFolder
 from outblas_lab.mcp.session_budget import SessionBudget, SessionLimits
 from outblas_lab.mcp.sourced_evaluation import SourcedEvaluation
+from outblas_lab.recordings.recording import Recording
+from outblas_lab.recordings.replay import ReplayEvaluator
 
 
 @dataclass(frozen=True)

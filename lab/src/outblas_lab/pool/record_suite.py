@@ -33,11 +33,11 @@ from outblas.kernels.kernel_hash import kernels_sha
 from outblas.kernels.legality import why_illegal
 from outblas.records.parquet import check_parquet
 from outblas.records.provenance import collect_provenance
-from outblas.records.recording import Recording, stem_of
-from outblas.records.recording_files import CELLS, CHOICE_CODES, STATUS_CODES
 from outblas.runtime.device import gpu_of_device, record_of_device
 from outblas.tune.live_evaluator import LiveEvaluator
 from outblas_lab.pool.record_candidates import CandidateDraw, choose_candidates
+from outblas_lab.recordings.recording import Recording, stem_of
+from outblas_lab.recordings.recording_files import CELLS, CHOICE_CODES, STATUS_CODES
 
 #: Interleaved rounds per cell; of a problem whose calls are long (``roofline.repeats`` is 1).
 ROUNDS, LONG_ROUNDS = 5, 3

@@ -1,4 +1,4 @@
-"""Rows of a bench in server mode."""
+"""Rows of a bench, and of ``outblas eval``, in server mode."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
 from outblas.core.rivals import LT_AUTO
 from outblas.core.roofline import Gpu, floor_us, regime
-from outblas.judge.latency import RequestPlan, check_qps, percentile
 from outblas.records.library import Library
 from outblas.records.result_rows import launch_columns
 from outblas.records.results import Row
-from outblas.tune.serving import OURS, PLAIN, SERVER_BASELINES, Served, over_chosen_rival, serve
+from outblas_lab.pool.latency import RequestPlan, check_qps, percentile
+from outblas_lab.pool.serving import OURS, PLAIN, SERVER_BASELINES, Served, over_chosen_rival, serve
+
+#: Timed requests of each entry of an evaluation, at least; its seconds ask for more.
+MIN_REQUESTS = 100
 
 
 def server_rows(problem: Problem, library: Library, gpu_index: int, gpu: Gpu, target_qps: float | None) -> list[Row]:
@@ -92,3 +95,32 @@ def _plain_columns(served: Served, config: Any) -> Row:
         "plain_p99_us": percentile(plain, 99),
         "plain_speedup": over_chosen_rival(served.times, PLAIN).ratio,
     }
+
+
+def eval_rows(problem: Problem, gpu_index: int, target_qps: float, warmup: float, seconds: float) -> list[Row]:
+    """Return the rows of ``outblas eval`` in server mode: one per entry, with latencies in microseconds.
+
+    Args:
+        problem: the product to compute.
+        gpu_index: CUDA ordinal.
+        target_qps: requests per second, at most.
+        warmup: seconds of untimed requests.
+        seconds: least seconds of timed ones.
+    """
+    plan = RequestPlan(target_qps, MIN_REQUESTS, warmup, seconds)
+    served = serve(problem, gpu_index, plan)
+    found, details = served.speedup, served.details
+    rows = []
+    for name, timing in served.timings.items():
+        row: Row = {
+            "name": name,
+            "p50_us": percentile(timing, 50),
+            "p99_us": percentile(timing, 99),
+            "rounds": len(timing.samples_us),
+            "detail": details.get(name, "outblas.matmul"),
+        }
+        if name == "ours":
+            row |= {"speedup": found.ratio, "low": found.low, "high": found.high}
+            row["detail"] = f"outblas.matmul, vs {found.baseline}"
+        rows.append(row)
+    return rows

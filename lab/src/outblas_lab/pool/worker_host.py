@@ -51,8 +51,8 @@ def make_live_evaluator(
 
 def make_replay_evaluator(recording: str) -> Evaluator:
     """Return a replay evaluator for a recording, by name or path."""
-    from outblas.records.recording import Recording
-    from outblas.records.replay import ReplayEvaluator
+    from outblas_lab.recordings.recording import Recording
+    from outblas_lab.recordings.replay import ReplayEvaluator
 
     return ReplayEvaluator(Recording.load(recording))
 

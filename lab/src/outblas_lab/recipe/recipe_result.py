@@ -16,12 +16,12 @@ from outblas.core.evaluation import Status
 from outblas.core.plain_files import read_json
 from outblas.core.problem import Problem
 from outblas.records.provenance import utc_now
-from outblas.records.recording import Recording
-from outblas.records.recording_files import STATUS_CODES
 from outblas_lab.compare.compare_result import read_comparison, write_comparison
 from outblas_lab.compare.compare_run import about_recording
 from outblas_lab.compare.compare_stats import figures
 from outblas_lab.recipe.recipe_choices import OUTCOMES
+from outblas_lab.recordings.recording import Recording
+from outblas_lab.recordings.recording_files import STATUS_CODES
 from outblas_lab.train.recipe_evaluator import FAULT_SPEED, Faults, RecipeCells, count_faulty, measured_cells
 
 if TYPE_CHECKING:

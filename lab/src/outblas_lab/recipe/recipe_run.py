@@ -13,11 +13,11 @@ from outblas.core.files import write_json
 from outblas.core.journal import Journal
 from outblas.core.suites import sample
 from outblas.records.provenance import source_commit
-from outblas.records.recording import Recording, TrainingPart
 from outblas_lab.compare.held_out import HeldOutTask, Plan, held_out_tasks
 from outblas_lab.compare.recording_hash import recording_sha
 from outblas_lab.recipe.recipe_choices import judge_policy
 from outblas_lab.recipe.recipe_result import recipe_result
+from outblas_lab.recordings.recording import Recording, TrainingPart
 from outblas_lab.train.hit_rate_file import read_hit_rates
 from outblas_lab.train.recipe_evaluator import Faults, RecipeCells, RecipeEvaluator
 from outblas_lab.train.recipe_sweep import search_recipe

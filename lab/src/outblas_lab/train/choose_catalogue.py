@@ -27,7 +27,7 @@ from outblas.core.gpu_records import reference_gpu
 from outblas.core.roofline import Gpu
 from outblas.kernels.catalogue import catalogue, special_candidates
 from outblas.kernels.families.registry import FAMILIES
-from outblas.records.recording import Recording
+from outblas_lab.recordings.recording import Recording
 from outblas_lab.train.fit_cost_model import MeasuredRow, rows_of_recording
 from outblas_lab.train.measured_times import rows_of_store
 

@@ -31,7 +31,7 @@ from outblas.predict.features import Features
 from outblas.predict.posterior import Regressor
 from outblas.predict.rival_answer import ANSWER_FEATURES
 from outblas.records.library import Library
-from outblas.records.recording import Recording
+from outblas_lab.recordings.recording import Recording
 
 #: Counts of kernels by the reason of their choice. The first add most to the recorded problems; the second are those
 #: that the library installs most. The last are ranked first by the model at extents that are no multiples of 8.

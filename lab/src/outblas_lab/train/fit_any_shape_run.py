@@ -27,8 +27,8 @@ from outblas.kernels.config_text import config_from_name
 from outblas.predict.any_shape import AnyShapeModel
 from outblas.records.parquet import parquet_bytes, read_whole
 from outblas.records.provenance import collect_provenance
-from outblas.records.recording import Recording
 from outblas.records.store import Store
+from outblas_lab.recordings.recording import Recording
 from outblas_lab.train.fit_any_shape import (
     RANDOM,
     OfferedCells,

@@ -17,7 +17,7 @@ from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.kernels.cost import cost_model, residual
 from outblas.kernels.cost.columns import columns_by_family
-from outblas.records.recording import Recording
+from outblas_lab.recordings.recording import Recording
 
 
 @dataclass(frozen=True)

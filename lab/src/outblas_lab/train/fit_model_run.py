@@ -25,7 +25,7 @@ from outblas.core.roofline import Gpu
 from outblas.kernels.cost import cost_model
 from outblas.kernels.cost import residual as model_residual
 from outblas.records.provenance import source_commit, utc_now
-from outblas.records.recording import Recording
+from outblas_lab.recordings.recording import Recording
 from outblas_lab.train.fit_cost_model import MeasuredRow, fit, fit_residual, launch_masks, rows_of_recording
 from outblas_lab.train.measured_times import rows_of_jsonl, rows_of_store
 

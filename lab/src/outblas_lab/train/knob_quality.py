@@ -13,8 +13,8 @@ from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.kernels.kernel_space import without_launch
-from outblas.records.recording import Recording
-from outblas.records.recording_files import STATUS_CODES
+from outblas_lab.recordings.recording import Recording
+from outblas_lab.recordings.recording_files import STATUS_CODES
 from outblas_lab.train.knob_choice import Offer
 from outblas_lab.train.knob_policy import KnobPolicy
 from outblas_lab.train.knob_view import SearchState, Vectors, every_knob

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
-from outblas.records.recording import Recording
-from outblas.records.recording_files import STATUS_CODES
+from outblas_lab.recordings.recording import Recording
+from outblas_lab.recordings.recording_files import STATUS_CODES
 from outblas_lab.train.policy import CandidateView, Policy
 
 

@@ -13,8 +13,8 @@ from outblas.core.errors import UsageError
 from outblas.core.evaluation import Evaluation, Status, Verdict
 from outblas.core.problem import Problem
 from outblas.kernels.catalogue import with_launch
-from outblas.records.recording import Recording
-from outblas.records.replay import ReplayEvaluator
+from outblas_lab.recordings.recording import Recording
+from outblas_lab.recordings.replay import ReplayEvaluator
 from outblas_lab.train.hit_rates import modelled_hit_rates
 from outblas_lab.train.reward import CLAIMED_SPEED, HIT_RATE
 

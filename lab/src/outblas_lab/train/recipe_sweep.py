@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from outblas.records.recording import TrainingPart
+from outblas_lab.recordings.recording import TrainingPart
 from outblas_lab.train.recipe_evaluator import RecipeCells
 from outblas_lab.train.recipe_training import RecipeSettings, train_by_reward
 from outblas_lab.train.sweep import Progress, finish_trials, open_study, trial_settings

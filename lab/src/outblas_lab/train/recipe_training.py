@@ -19,7 +19,7 @@ from outblas.core.evaluation import Status
 from outblas.core.files import lock_folder, write_json
 from outblas.predict.features import CANDIDATE_FEATURES, PROBLEM_FEATURES
 from outblas.predict.posterior import Regressor
-from outblas.records.recording import TrainingPart
+from outblas_lab.recordings.recording import TrainingPart
 from outblas_lab.train.policy import Policy
 from outblas_lab.train.recipe_evaluator import RecipeCells, RecipeEvaluator
 from outblas_lab.train.reward import HIT_RATE

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from outblas.core.config import Launch
 from outblas.core.problem import Problem
 from outblas.kernels.kernel_space import KernelSpace
-from outblas.records.recording import Recording
-from outblas.records.replay import ReplayEvaluator
+from outblas_lab.recordings.recording import Recording
+from outblas_lab.recordings.replay import ReplayEvaluator
 from outblas_lab.train.reward import reward
 
 

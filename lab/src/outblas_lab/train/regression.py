@@ -16,8 +16,8 @@ from outblas.core.install_hint import install_hint
 from outblas.core.problem import Problem
 from outblas.predict.features import Features, candidate_features, problem_features
 from outblas.predict.posterior import Regressor
-from outblas.records.recording import Recording, TrainingPart
-from outblas.records.recording_files import STATUS_CODES
+from outblas_lab.recordings.recording import Recording, TrainingPart
+from outblas_lab.recordings.recording_files import STATUS_CODES
 from outblas_lab.train.policy import Policy
 from outblas_lab.train.torch_threads import one_thread
 from outblas_lab.train.training_cache import training_cache_folder

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from outblas.core.errors import ToolchainMissing
 from outblas.core.install_hint import install_hint
-from outblas.records.recording import TrainingPart
+from outblas_lab.recordings.recording import TrainingPart
 from outblas_lab.train.train_ppo import PpoSettings, TrainingRun, train
 
 try:

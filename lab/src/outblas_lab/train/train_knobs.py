@@ -21,8 +21,8 @@ from outblas.core.suites import sample
 from outblas.kernels.kernel_space import KernelSpace, kernel_space
 from outblas.predict.features import problem_features
 from outblas.records.provenance import source_commit
-from outblas.records.recording import Recording, TrainingPart
-from outblas.records.replay import ReplayEvaluator
+from outblas_lab.recordings.recording import Recording, TrainingPart
+from outblas_lab.recordings.replay import ReplayEvaluator
 from outblas_lab.train.cost_simulator import CostSimulator
 from outblas_lab.train.knob_policy import KnobPolicy
 from outblas_lab.train.knob_quality import KnobSearch, knob_search_qualities, knob_searches

@@ -23,8 +23,8 @@ from outblas.core.plain_files import read_object
 from outblas.predict.array_file import DAMAGED
 from outblas.predict.posterior import Regressor
 from outblas.records.provenance import source_commit
-from outblas.records.recording import Recording, TrainingPart
-from outblas.records.replay import ReplayEvaluator
+from outblas_lab.recordings.recording import Recording, TrainingPart
+from outblas_lab.recordings.replay import ReplayEvaluator
 from outblas_lab.train.learner_settings import LearnerSettings, require
 from outblas_lab.train.policy import Policy, input_names
 from outblas_lab.train.policy_quality import recorded_searches, search_qualities

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from outblas.core.config import config_name
-from outblas.records.recording import TrainingPart
 from outblas.runtime.cubin import default_directory
+from outblas_lab.recordings.recording import TrainingPart
 from outblas_lab.train.policy import input_names
 
 

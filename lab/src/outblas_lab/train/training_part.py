@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from outblas.records.recording import TrainingPart
+from outblas_lab.recordings.recording import TrainingPart
 
 #: Share of the (N, K) that is set apart, to judge by what is built on a regressor.
 HELD_BACK_SHARE = 0.1

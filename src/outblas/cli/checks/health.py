@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 
 from outblas.cli.checks.gpu_data import GpuPart, gpu_library_part, gpu_record_part
-from outblas.core.errors import OutblasError, ToolchainMissing
+from outblas.core.errors import OutblasError
 from outblas.core.files import try_folder
 from outblas.core.install_hint import install_hint, lab_hint
 from outblas.core.lab_parts import find_part
@@ -66,7 +66,6 @@ def diagnose() -> list[Check]:
     need = bool(gpus)
     looks: list[Callable[[], Check]] = [
         _python,
-        _recording,
         _cache_directory,
         lambda: _free_disk("free disk (cache)", DEFAULT_CACHE.directory),
         lambda: _free_disk("free disk (here)", Path.cwd()),
@@ -81,7 +80,7 @@ def diagnose() -> list[Check]:
         _native_path,
         _nvdisasm,
         lambda: _wheel("nvidia-matmul-heuristics", "nvidia-matmul-heuristics", need),
-        *(find_part("checks") or ()),
+        *(find_part("checks") or (_no_lab,)),
     ]
     return [_safely(look) for look in looks]
 
@@ -101,24 +100,10 @@ def _python() -> Check:
     return Check("python", ok, platform.python_version(), "" if ok else f"install Python {wanted} or newer", True)
 
 
-def _recording() -> Check:
-    from outblas.records.recording import Recording
-    from outblas.records.recording_places import packaged
-
-    name = "recording"
-    recordings = packaged()
-    if not recordings:
-        return Check(name, None, "none in this installation", f"to replay some {lab_hint()}")
-    sizes = []
-    for each in recordings:
-        try:
-            recording = Recording.load(each)
-        except ToolchainMissing as error:  # tuning on a recording needs it; a call on a GPU does not
-            return Check(name, None, error.wrong, error.do)
-        except OutblasError as error:
-            return Check(name, False, str(error), "install the package afresh", True)
-        sizes.append(f"{each}: {len(recording.problems)} problems x {len(recording.catalogue)} candidates")
-    return Check(name, True, "; ".join(sizes), "", True)
+def _no_lab() -> Check:
+    return Check(
+        "outblas-lab", None, "not installed: no recordings, further agents, comparisons and reports", lab_hint()
+    )
 
 
 def _cache_directory() -> Check:

@@ -5,16 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Sequence
 from itertools import zip_longest
-from typing import TYPE_CHECKING
+from typing import Any
 
 from outblas.core.config import LAUNCHES, KernelConfig, Launch, launch_of
 from outblas.core.errors import UsageError
 from outblas.core.evaluation import Evaluation
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
-
-if TYPE_CHECKING:
-    from outblas.records.recording import Recording, TrainingPart
 
 
 class Agent:
@@ -66,24 +63,25 @@ class Agent:
         """
         raise NotImplementedError
 
-    def prepare(self, recording: Recording, problems: Sequence[Problem]) -> None:
+    def prepare(self, recording: Any, problems: Sequence[Problem]) -> None:
         """Learn from recorded problems before any search; the default learns nothing. Return None.
 
         A comparison passes only the problems that are not held out. What an agent learns across shapes must come from
         these alone, never from a file that was fitted to others.
 
         Args:
-            recording: measurements of ``problems`` and possibly of others, which the agent must not read.
+            recording: measurements of ``problems`` and possibly of others, which the agent must not read; a
+                ``Recording`` of outblas-lab.
             problems: training problems.
         """
 
-    def prepare_across(self, parts: Sequence[TrainingPart]) -> None:
+    def prepare_across(self, parts: Sequence[Any]) -> None:
         """Learn from recordings of other GPUs, or of several, before any search; return None.
 
         By default one part is learned from as by :meth:`prepare`.
 
         Args:
-            parts: training problems of each recording; one part or more.
+            parts: training problems of each recording; one ``TrainingPart`` of outblas-lab or more.
 
         Raises:
             UsageError: there are several parts, and the agent learns from one.

@@ -6,14 +6,14 @@ import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 from outblas.core.config import LAUNCHES, KernelConfig
+from outblas.core.lab_parts import find_part, part
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.records.library import Library
-from outblas.records.recording import Recording
 from outblas.tune.agents.base import FixedOrder, group_by_launch, interleave
-from outblas.tune.agents.recorded import fastest_recorded, nearest_recordings
 from outblas.tune.neighbour_winners import LibraryNeighbours
 
 #: (layout, dtype, accumulator) of every possible sister.
@@ -51,7 +51,7 @@ class Transfer(FixedOrder):
         self,
         seed: int,
         gpu: Gpu,
-        recordings: Sequence[Recording] | None = None,
+        recordings: Sequence[Any] | None = None,
         winners: Mapping[Problem, Sequence[KernelConfig]] | None = None,
     ) -> None:
         super().__init__(seed, gpu)
@@ -59,7 +59,7 @@ class Transfer(FixedOrder):
         self._library: Library | None = None
         self._neighbours: LibraryNeighbours | None = None
 
-    def prepare(self, recording: Recording, problems: Sequence[Problem]) -> None:
+    def prepare(self, recording: Any, problems: Sequence[Problem]) -> None:
         """Forget the packaged library, which has the winners of held-out problems; return None."""
         self._winners = self._winners or {}
 
@@ -90,7 +90,7 @@ class Transfer(FixedOrder):
         for sister in sister_problems(problem):
             yield from self._won(sister)
             for recording in self._recordings:
-                yield from fastest_recorded(recording, sister)
+                yield from part("recordings", "agent transfer").fastest_recorded(recording, sister)
         if self._winners is None:
             self._neighbours = self._neighbours or LibraryNeighbours(self._packaged())
             yield from self._neighbours.of(problem, self.gpu)
@@ -106,6 +106,12 @@ class Transfer(FixedOrder):
         row = self._packaged().lookup(problem)
         choices = () if row is None else map(row.choice, LAUNCHES)
         yield from (choice.config for choice in choices if choice is not None)
+
+
+def nearest_recordings(gpu: Gpu) -> tuple[Any, ...]:
+    """Return the recording that ``OUTBLAS_RECORDING`` names, or the most similar GPU's; ``()`` without the lab."""
+    found = find_part("recordings")
+    return () if found is None else (found.nearest_recording(gpu),)
 
 
 def sister_problems(problem: Problem) -> list[Problem]:

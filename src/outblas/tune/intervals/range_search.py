@@ -14,7 +14,6 @@ from outblas.core.weight import Weight, WeightRange, spans_of
 from outblas.records.interval_merge import parts_outside
 from outblas.records.library_interval import LibraryInterval
 from outblas.records.library_row import LibraryRow
-from outblas.records.recording import Recording
 from outblas.records.store import Store
 from outblas.tune.agents.base import Agent
 from outblas.tune.intervals.finished_weights import FinishedWeights
@@ -26,6 +25,7 @@ from outblas.tune.intervals.interval_search import (
     find_intervals,
 )
 from outblas.tune.intervals.sampled_m import sampled
+from outblas.tune.recorded_device import RecordedDevice
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class RangesRequest:
         """Return the ranges of which any M may be decided."""
         return [asked for asked in self.ranges if self.free.get(asked.weight, (asked.first,))]
 
-    def offered(self, asked: WeightRange, recording: Recording | None) -> Sequence[int]:
+    def offered(self, asked: WeightRange, recording: RecordedDevice | None) -> Sequence[int]:
         """Return the M of a range that may be searched, in rising order.
 
         Raises:
@@ -64,7 +64,7 @@ class RangesRequest:
         allowed = offered if free is None else set(free).intersection(offered)
         return [m for m in found if m in allowed]
 
-    def sampled(self, asked: WeightRange, recording: Recording | None) -> list[int]:
+    def sampled(self, asked: WeightRange, recording: RecordedDevice | None) -> list[int]:
         """Return the M of a range that the agent searches, in rising order.
 
         Raises:
@@ -73,7 +73,7 @@ class RangesRequest:
         ends = chain.from_iterable(spans_of(self.free.get(asked.weight, ())))
         return sampled(self.offered(asked, recording), (*self.wanted.get(asked.weight, ()), *ends))
 
-    def settings(self, asked: WeightRange, budget: int, recording: Recording | None) -> dict[str, Any]:
+    def settings(self, asked: WeightRange, budget: int, recording: RecordedDevice | None) -> dict[str, Any]:
         """Return the settings on which the outcome of a range depends, as JSON values.
 
         Args:
@@ -111,7 +111,7 @@ class TunedRanges:
     stopped: bool = False
 
 
-def offered_ms(asked: WeightRange, recording: Recording | None) -> Sequence[int]:
+def offered_ms(asked: WeightRange, recording: RecordedDevice | None) -> Sequence[int]:
     """Return the M of a range that can be measured, in rising order: all on a GPU, else those of the recording.
 
     Raises:
@@ -134,7 +134,7 @@ def search_ranges(
     agent: Agent,
     budget: int,
     evaluator: Evaluator,
-    recording: Recording | None,
+    recording: RecordedDevice | None,
     store: Store,
     run_id: str,
     watch: SearchWatch,

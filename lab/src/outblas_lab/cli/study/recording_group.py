@@ -40,8 +40,8 @@ def export_dataset(
 
     Example: ``outblas recording export gemm-h200``.
     """
-    from outblas.records.recording import Recording
     from outblas_lab.publish.dataset.dataset_export import CARD, SHEET, export_recording
+    from outblas_lab.recordings.recording import Recording
 
     with common.progress_bar("export") as progress:
         sheet = export_recording(Recording.load(name), name, folder, kernel_tuner, progress)

@@ -18,7 +18,7 @@ from outblas.core.problem import Problem
 from outblas.runtime.device import parse_device
 
 if TYPE_CHECKING:
-    from outblas.records.recording import Recording
+    from outblas_lab.recordings.recording import Recording
 
 
 def export_t4(
@@ -99,7 +99,7 @@ def _read_evaluations(path: Path) -> None:
 
 
 def _recording(device: str) -> Recording:
-    from outblas.records.recording import Recording
+    from outblas_lab.recordings.recording import Recording
 
     where = parse_device(device)
     if where.recording is None:

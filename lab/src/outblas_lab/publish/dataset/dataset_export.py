@@ -22,8 +22,6 @@ from outblas.core.suites import sample
 from outblas.core.version import __version__
 from outblas.records.parquet import check_parquet, parquet_bytes
 from outblas.records.provenance import provenance_field, source_commit, utc_now
-from outblas.records.recording import Recording
-from outblas.records.recording_files import STATUSES
 from outblas_lab.compare.public_split import PUBLIC_SEED, PUBLIC_SHARE, PUBLIC_SPLIT, public_split
 from outblas_lab.compare.recording_hash import recording_sha
 from outblas_lab.kernel_tuner.t4_files import task_of, to_cache, to_t4
@@ -35,6 +33,8 @@ from outblas_lab.publish.dataset.dataset_tables import (
     kernels_table,
     problems_table,
 )
+from outblas_lab.recordings.recording import Recording
+from outblas_lab.recordings.recording_files import STATUSES
 
 FORMAT, KIND = 1, "recording-data-set"
 SHEET, CARD = "datasheet.json", "README.md"

@@ -12,8 +12,8 @@ from outblas.core.config import config_name, launch_of
 from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
 from outblas.core.roofline import floor_us, regime
-from outblas.records.recording import Recording
-from outblas.records.recording_files import CHOICES, STATUS_CODES, STATUSES
+from outblas_lab.recordings.recording import Recording
+from outblas_lab.recordings.recording_files import CHOICES, STATUS_CODES, STATUSES
 
 if TYPE_CHECKING:
     import pyarrow as pa

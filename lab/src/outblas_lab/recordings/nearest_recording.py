@@ -1,4 +1,4 @@
-"""Recordings that guide a search on a live GPU: that of the most similar GPU, and its fastest candidates."""
+"""Recordings for a search: as the device, or as the guide of a search on a live GPU (entry point ``recordings``)."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import os
 import numpy as np
 
 from outblas.core.config import KernelConfig
-from outblas.core.errors import UsageError
+from outblas.core.errors import OutblasError, UsageError
 from outblas.core.evaluation import Status
 from outblas.core.gpu_records import nearest_with_data
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
-from outblas.records.recording import Recording
-from outblas.records.recording_files import STATUS_CODES
-from outblas.records.recording_places import packaged
+from outblas_lab.recordings.recording import Recording
+from outblas_lab.recordings.recording_files import STATUS_CODES
+from outblas_lab.recordings.recording_places import packaged
+from outblas_lab.recordings.replay import ReplayEvaluator
 
 #: Environment variable: name or path of the recording to follow, instead of the GPU's packaged one.
 RECORDING_VARIABLE = "OUTBLAS_RECORDING"
@@ -33,11 +34,6 @@ def nearest_recording(gpu: Gpu) -> Recording:
     return Recording.load(os.environ.get(RECORDING_VARIABLE) or nearest_with_data(gpu, "recordings", ""))
 
 
-def nearest_recordings(gpu: Gpu) -> tuple[Recording, ...]:
-    """Return :func:`nearest_recording` alone; empty if no recording is named or installed."""
-    return (nearest_recording(gpu),) if os.environ.get(RECORDING_VARIABLE) or packaged() else ()
-
-
 def fastest_recorded(recording: Recording, problem: Problem) -> list[KernelConfig]:
     """Return the proven candidates of a problem, fastest first; empty if the problem was not recorded."""
     try:
@@ -46,3 +42,26 @@ def fastest_recorded(recording: Recording, problem: Problem) -> list[KernelConfi
         return []
     passed = np.flatnonzero(recording.status[row] == STATUS_CODES[Status.PASSED])
     return [recording.catalogue[i] for i in passed[np.argsort(recording.median_us[row, passed], kind="stable")]]
+
+
+def load(name: str) -> Recording:
+    """Return the recording of a name or path, as :meth:`outblas_lab.recordings.recording.Recording.load`."""
+    return Recording.load(name)
+
+
+def replay(recording: Recording) -> ReplayEvaluator:
+    """Return an evaluator that answers from a recording."""
+    return ReplayEvaluator(recording)
+
+
+def recorded_tables() -> dict[str, list[str]]:
+    """Return suite -> the tables of packaged recordings, in words; empty where pyarrow, which reads them, is absent."""
+    found: dict[str, list[str]] = {}
+    for name in packaged():
+        try:
+            recording = Recording.load(name)
+        except (OutblasError, ModuleNotFoundError):
+            continue
+        tables = sorted({f"{p.layout} {p.dtype}/{p.acc}" for p in recording.problems})
+        found.setdefault(recording.suite, []).append(f"{name}: {', '.join(tables)}")
+    return found

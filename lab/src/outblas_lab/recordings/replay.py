@@ -17,7 +17,7 @@ from outblas.core.evaluator import Evaluator
 from outblas.core.problem import Problem
 from outblas.core.rivals import fastest_baseline
 from outblas.core.roofline import Gpu
-from outblas.records.recording import STATUSES, Recording
+from outblas_lab.recordings.recording import STATUSES, Recording
 
 #: (Standard error of a median) / (standard error of a mean) for normal samples: sqrt(pi / 2).
 _MEDIAN_FACTOR = math.sqrt(math.pi / 2)

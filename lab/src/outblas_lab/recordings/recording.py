@@ -24,7 +24,7 @@ from outblas.core.problem import Problem
 from outblas.core.rivals import fastest_baseline
 from outblas.core.roofline import Gpu
 from outblas.kernels.config_text import config_from_name
-from outblas.records.recording_files import (
+from outblas_lab.recordings.recording_files import (
     BASELINES,
     CELLS,
     CHOICE_CODES,
@@ -37,7 +37,7 @@ from outblas.records.recording_files import (
     read_table,
     write_table,
 )
-from outblas.records.recording_places import find_recordings
+from outblas_lab.recordings.recording_places import find_recordings
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
@@ -55,7 +55,7 @@ class Recording:
         suite: name of the suite of problems.
         problems: the rows.
         catalogue: the candidates; the columns.
-        status: int8[P, C], indices into :data:`outblas.records.recording_files.STATUSES`.
+        status: int8[P, C], indices into :data:`outblas_lab.recordings.recording_files.STATUSES`.
         median_us: float32[P, C], GPU time per call, microseconds; NaN unless passed.
         spread: float32[P, C], (p75 - p25) / median; NaN unless passed.
         rounds: int16[P, C], number of interleaved rounds behind the median; 0 unless passed.
@@ -63,8 +63,8 @@ class Recording:
         baseline_spread: name -> float32[P], (p75 - p25) / median; NaN if not measured.
         baseline_detail: name -> one line per problem (the chosen algorithm).
         provenance: gpu, driver, toolchain, date, commit, command.
-        chosen: int8[P, C], indices into :data:`outblas.records.recording_files.CHOICES`, which says how each cell was
-            chosen. By default every cell is of the catalogue.
+        chosen: int8[P, C], indices into :data:`outblas_lab.recordings.recording_files.CHOICES`, which says how each
+            cell was chosen. By default every cell is of the catalogue.
 
     Raises:
         RecordError: the arrays contradict each other.

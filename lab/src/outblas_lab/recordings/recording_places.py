@@ -10,7 +10,7 @@ from typing import cast
 from outblas.core.errors import UsageError
 from outblas.core.gpu_records import packaged_data
 from outblas.core.install_hint import lab_hint
-from outblas.records.recording_files import CELLS
+from outblas_lab.recordings.recording_files import CELLS
 
 
 def packaged() -> list[str]:
