@@ -108,7 +108,6 @@ These run only when --steps names them:
 intervals searches a suite's weights for every M, e.g. --tables engine:TN:bf16:fp32 -> WORK/STEM_intervals/
 prove_intervals proves such intervals of another library (--begin-with) with today's kernel sources
 gates    searches kernels with SiLU for suite engine's gate/up weights, after intervals -> WORK/STEM_gates/
-settle   chooses kernels of such weights at the power limit, in blocks, at 64 to 256 rows; after intervals
 again    searches rows that fall back or barely win once more; then trial
 search_cold times neighbours of the plain kernels with cold caches; then trial_workloads
 judge_cold times the library with cold caches in one start           -> WORK/STEM_judge_cold_START.parquet

@@ -22,7 +22,6 @@ from outblas.search.build_library.finalist_trials import ALL_STARTS, JUDGED_STAR
 from outblas.search.build_library.gate_search import search_gates
 from outblas.search.build_library.judging import judge, merge
 from outblas.search.build_library.open_rows import search_open_rows
-from outblas.search.build_library.settled_choice import SETTLE, settle
 from outblas.search.build_library.weak_rows import search_weak_rows_again
 from outblas.search.build_library.weight_intervals import prove_intervals, search_intervals
 from outblas.search.build_library.workload_choosing import choose_workloads
@@ -56,7 +55,6 @@ STEPS: dict[str, Step] = {
     "intervals": search_intervals,
     "prove_intervals": prove_intervals,
     "gates": search_gates,
-    SETTLE: settle,
     "again": search_weak_rows_again,
     "search_cold": search_cold,
     "judge_cold": partial(judge, mode=COLD),
@@ -69,6 +67,6 @@ STARTS_OF_STEP: dict[str, tuple[str, ...]] = {"trial": ALL_STARTS, "judge": JUDG
 STEPS_WITHOUT_GPU = ("choose", "choose_workloads", "merge", "merge_cold")
 #: What makes the library; the rest looks at it.
 LIBRARY_STEPS = (
-    "record", "tune", "intervals", SETTLE, "borrow", "refine", "again", "trial", *REOPENED_STARTS, "choose",
-    "search_cold", "trial_workloads", "choose_workloads",
+    "record", "tune", "intervals", "borrow", "refine", "again", "trial", *REOPENED_STARTS, "choose", "search_cold",
+    "trial_workloads", "choose_workloads",
 )  # fmt: skip

@@ -212,7 +212,7 @@ def read_trial(work: BuildFolder, table: Table, start: str) -> dict[Problem, Tri
             f"the trials {', '.join(STARTS)} and {BLOCK}",
             f"run `outblas build-library --work {work.path} --tables {table} --steps trial --starts {start}`",
         )
-    return {Problem.from_key(line["problem"]): entry_of_line(line) for line in lines[:-1]}
+    return {Problem.from_key(line["problem"]): _entry(line) for line in lines[:-1]}
 
 
 def _journal(
@@ -261,8 +261,7 @@ def samples_to_json(timing: Timing) -> dict[str, Any]:
     return figures if timing.sm_mhz is None else {**figures, "mhz": timing.sm_mhz}
 
 
-def entry_of_line(line: Mapping[str, Any]) -> TrialEntry:
-    """Return what a trial found for one problem, of the line that it keeps."""
+def _entry(line: Mapping[str, Any]) -> TrialEntry:
     measured = {**line["rivals"], **line["kernels"]}
     return TrialEntry({n: _timing(s) for n, s in measured.items()}, line["details"], line["failed"])
 
