@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from outblas.adapt import engine_log, engine_plugins, run_enabled
-from support.helpers import ROOT
+from support.helpers import ROOT, SOURCE_PATH
 
 torch: Any = pytest.importorskip("torch")
 
@@ -75,7 +75,7 @@ def run_engine(folder: Path, groups: Sequence[str], program: str, **variables: s
     (about / "entry_points.txt").write_text("\n".join(lines))
     own = (*GROUPS.values(), *MODES, "OUTBLAS_DISABLE")
     kept = {name: value for name, value in os.environ.items() if name not in own}
-    environment = {**kept, "PYTHONPATH": os.pathsep.join((str(folder), str(ROOT / "src"))), **variables}
+    environment = {**kept, "PYTHONPATH": os.pathsep.join((str(folder), SOURCE_PATH)), **variables}
     command = [sys.executable, "-c", program + REPORT, *groups]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment, cwd=folder)
     assert done.returncode == 0, done.stderr

@@ -25,7 +25,7 @@ from outblas.records.library_row import AnswerChoice, LibraryChoice, LibraryRow
 from outblas.runtime import nvrtc
 from outblas.runtime.packaged_cubins import PACKAGED
 from support.gpus.known import H200
-from support.helpers import ROOT
+from support.helpers import SOURCE_PATH
 from support.learning.steps import result_of
 
 PROBLEM = Problem(17, 4096, 4096)
@@ -50,7 +50,7 @@ for m in map(int, sys.argv[1:]):
 
 def test_two_processes_that_save_at_once_lose_no_row(tmp_path: Path) -> None:
     path = tmp_path / "own.json"
-    variables = {"OUTBLAS_LIBRARY": str(path), "PYTHONPATH": str(ROOT / "src"), "PATH": ""}
+    variables = {"OUTBLAS_LIBRARY": str(path), "PYTHONPATH": SOURCE_PATH, "PATH": ""}
     numbers = [[str(m) for m in range(first, 41, 2)] for first in (1, 2)]
     processes = [
         subprocess.Popen(

@@ -26,7 +26,7 @@ from outblas.runtime import device
 from outblas.tune import tune_captured
 from support.cli_fixture import assert_refused, outblas
 from support.gpus.known import H200
-from support.helpers import ROOT, running
+from support.helpers import SOURCE_PATH, running
 
 #: Stands in for a GPU: the switch can be on, and a program can see whether it is.
 SWITCH = """
@@ -54,7 +54,7 @@ RATE = r"(\S+) tokens/s"
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
+    monkeypatch.setenv("PYTHONPATH", SOURCE_PATH)
     monkeypatch.setenv("OUTBLAS_DISABLE", "1")  # of the user; runs with OutBLAS do not have it
     monkeypatch.setattr(device, "gpu_count", lambda: 0)
 

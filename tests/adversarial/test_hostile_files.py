@@ -24,7 +24,7 @@ from outblas.records.library import Library
 from outblas.records.store import Store
 from outblas.runtime.cubin import FORMAT, Cubin, CubinCache, SassFacts, decode, encode
 from support.gpus.known import H200
-from support.helpers import ROOT
+from support.helpers import SOURCE_PATH
 
 KEY = "ab" * 32
 DEEP = "[" * 100_000
@@ -190,7 +190,7 @@ def test_what_is_no_file_of_ours_is_refused_and_not_waited_for(tmp_path: Path, r
 def _command(*arguments: str | bytes, **environment: str) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(
         [sys.executable, "-m", "outblas", *arguments],
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), **environment},
+        env={**os.environ, "PYTHONPATH": SOURCE_PATH, **environment},
         capture_output=True,
     )
 
@@ -259,7 +259,7 @@ def test_a_small_cached_file_is_read_with_little_memory(kept: CubinCache) -> Non
         "resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30)); "
         "assert CubinCache(sys.argv[1]).get(sys.argv[2]) is not None"
     )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    environment = {**os.environ, "PYTHONPATH": SOURCE_PATH}
     done = subprocess.run([sys.executable, "-c", code, str(kept.directory), KEY], env=environment, capture_output=True)
     assert done.returncode == 0, done.stderr
 

@@ -21,7 +21,13 @@ from outblas.tune.tune import tune
 from outblas_lab.recordings.recording import Recording
 from outblas_lab.recordings.replay import ReplayEvaluator
 from support.gpus.known import H200
-from support.helpers import ROOT, failed_evaluation, synthetic_catalogue, synthetic_problems, synthetic_recording
+from support.helpers import (
+    SOURCE_PATH,
+    failed_evaluation,
+    synthetic_catalogue,
+    synthetic_problems,
+    synthetic_recording,
+)
 
 #: The driver of a run. It prints a line per finished measurement. With a delay it takes
 #: its time as a GPU would, so that a signal meets it in the middle.
@@ -69,7 +75,7 @@ def recording(tmp_path: Path) -> Recording:
 
 def drive(tmp_path: Path, store: Path, delay: float = 0.0, limit: int = 0) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", DRIVER, str(tmp_path / "recording"), str(store), str(delay), str(limit)]
-    path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([SOURCE_PATH, os.environ.get("PYTHONPATH", "")])
     return subprocess.Popen(
         command,
         env={**os.environ, "PYTHONPATH": path},

@@ -31,7 +31,7 @@ from outblas_lab.pool.worker_plan import LocalTransport
 from outblas_lab.recordings.replay import ReplayEvaluator
 from support import pool_workers
 from support.gpus.known import H200
-from support.helpers import ROOT, running, synthetic_recording
+from support.helpers import ROOT, SOURCE_PATH, running, synthetic_recording
 from support.pool_workers import VirtualTransport
 
 pytestmark = pytest.mark.long
@@ -305,7 +305,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGKILL])
 def test_no_worker_outlives_its_driver(tmp_path: Path, by: signal.Signals) -> None:
-    paths = os.pathsep.join((str(ROOT / "src"), str(ROOT / "tests")))
+    paths = os.pathsep.join((SOURCE_PATH, str(ROOT / "tests")))
     driver = subprocess.Popen(
         [sys.executable, "-c", DRIVER, str(tmp_path)], stdout=subprocess.PIPE, text=True, start_new_session=True,
         env={**os.environ, "PYTHONPATH": paths},

@@ -23,7 +23,7 @@ from outblas_lab.pool.transport import EvaluatorSpec
 from outblas_lab.pool.worker_plan import make_plan, open_pool
 from outblas_lab.recordings.replay import ReplayEvaluator
 from support.gpus.known import H200
-from support.helpers import ROOT, synthetic_recording
+from support.helpers import ROOT, SOURCE_PATH, synthetic_recording
 
 pytestmark = pytest.mark.long
 RECORDING = synthetic_recording()
@@ -39,7 +39,7 @@ def test_without_ray_the_command_to_install_it_is_said(monkeypatch: pytest.Monke
 def cluster() -> Iterator[Any]:
     ray = pytest.importorskip("ray")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join((str(ROOT / "src"), str(ROOT / "tests"))))  # for the workers
+        patch.setenv("PYTHONPATH", os.pathsep.join((SOURCE_PATH, str(ROOT / "tests"))))  # for the workers
         ray.init(num_cpus=2, num_gpus=0, include_dashboard=False, log_to_driver=False, object_store_memory=80_000_000)
         yield ray
         ray.shutdown()

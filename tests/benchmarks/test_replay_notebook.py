@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from support.helpers import ROOT
+from support.helpers import ROOT, SOURCE_PATH
 
 NOTEBOOK = json.loads((ROOT / "examples" / "replay_demo.ipynb").read_text(encoding="utf-8"))
 SETTINGS = "SAMPLE = 40 "
@@ -38,7 +38,7 @@ def test_the_cells_run_in_order(
     matplotlib = pytest.importorskip("matplotlib", reason="needs matplotlib (extra examples)")
     matplotlib.use("agg")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([SOURCE_PATH, os.environ.get("PYTHONPATH", "")]))
     names: dict[str, Any] = {"__name__": "__main__"}
     first, *others = code_cells()
     assert SETTINGS in first

@@ -14,7 +14,7 @@ import pytest
 from outblas.core.install_hint import install_hint
 from outblas.core.problem import Problem
 from outblas.records.library import Library
-from support.helpers import ROOT
+from support.helpers import ROOT, SOURCE_PATH
 
 #: Runs the command line in a process that cannot import the optional packages.
 WITHOUT = """
@@ -29,7 +29,7 @@ COMMAND = WITHOUT + "from outblas.__main__ import main\nsys.exit(main())\n"
 
 
 def run_without(code: str, *arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OUTBLAS_CACHE_DIR": str(folder / "cache")}
+    environment = {**os.environ, "PYTHONPATH": SOURCE_PATH, "OUTBLAS_CACHE_DIR": str(folder / "cache")}
     return subprocess.run(
         [sys.executable, "-c", code, *arguments],
         capture_output=True, text=True, timeout=240, cwd=folder, env=environment,

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from outblas.cli.end_signals import interrupted_by_signals
-from support.helpers import ROOT
+from support.helpers import SOURCE_PATH
 
 WAITING = """
 import signal, sys, time
@@ -44,7 +44,7 @@ with interrupted_by_signals():
 
 def started(program: str, *words: str) -> subprocess.Popen[str]:
     """Start a program, and wait until it says that it waits."""
-    command, environment = [sys.executable, "-c", program, *words], {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    command, environment = [sys.executable, "-c", program, *words], {**os.environ, "PYTHONPATH": SOURCE_PATH}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     assert process.stdout is not None and process.stdout.readline() == "waiting\n"
     return process

@@ -22,7 +22,7 @@ from outblas.core.problem import Problem
 from outblas.runtime import device
 from support.cli_fixture import assert_refused, outblas, two_gpus_fixture  # noqa: F401
 from support.gpus.known import H200
-from support.helpers import ROOT
+from support.helpers import ROOT, SOURCE_PATH
 
 EVAL = ["eval", "--mnk", "64_4096_64"]
 COMMANDS = (
@@ -170,7 +170,7 @@ def test_the_real_command_refuses_in_one_line_without_a_traceback() -> None:
             capture_output=True,
             text=True,
             timeout=120,
-            env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+            env={**os.environ, "PYTHONPATH": SOURCE_PATH},
         )
         assert done.returncode == 2
         assert len(done.stderr.strip().splitlines()) == 1, done.stderr

@@ -19,6 +19,7 @@ from outblas.core import files
 from outblas.core.errors import RecordError, UsageError
 from outblas.core.files import FOLDER_LOCK, lock_folder, lock_run_folder
 from outblas.core.journal import Journal
+from support.helpers import SOURCE_PATH
 
 ROOT = Path(__file__).parents[2]
 WORKS = """
@@ -39,7 +40,7 @@ with lock_run_folder(path):
 @contextlib.contextmanager
 def another(path: Path) -> Iterator[subprocess.Popen[str]]:
     """A process that works in ``path``, until it reads the end of its input."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    environment = {**os.environ, "PYTHONPATH": SOURCE_PATH}
     with subprocess.Popen(
         [sys.executable, "-c", WORKS, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         env=environment,

@@ -17,7 +17,7 @@ from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
 from outblas.core.python_command import python_command
 from outblas.records.captured_products import CapturedProduct, CapturedProducts
-from support.helpers import ROOT
+from support.helpers import SOURCE_PATH
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.long
@@ -39,7 +39,7 @@ if sys.argv[1] == "wait":
 
 
 def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OUTBLAS_COMMIT": "test"}
+    return {**os.environ, "PYTHONPATH": SOURCE_PATH, "OUTBLAS_COMMIT": "test"}
 
 
 def command(tmp_path: Path, *program: str, options: Sequence[str] = ()) -> list[str]:
@@ -64,7 +64,7 @@ def test_a_program_runs_as_alone_and_its_record_replaces_an_empty_file(tmp_path:
 def test_without_torch_it_ends_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "hidden" / "torch").mkdir(parents=True)
     (tmp_path / "hidden" / "torch" / "__init__.py").write_text("raise ModuleNotFoundError('hidden', name='torch')")
-    paths = {"PYTHONPATH": f"{tmp_path / 'hidden'}:{ROOT / 'src'}"}
+    paths = {"PYTHONPATH": f"{tmp_path / 'hidden'}:{SOURCE_PATH}"}
     run = command(tmp_path, sys.executable, "program/serve.py", "exit")
     done = subprocess.run(run, cwd=tmp_path, env={**environment(), **paths}, capture_output=True, text=True)
     assert done.returncode == 1 and done.stderr.startswith("error: torch is not installed"), done.stderr

@@ -103,11 +103,13 @@ def _linked(source: str, target: str) -> None:
 
 @pytest.fixture
 def workspace(tmp_path: Path) -> Path:
-    """A folder that looks like a checkout: its own folders of src/, links to all else. Commands replace files whole."""
+    """A folder that looks like a checkout: its own src/ and lab/, links to all else. Commands replace files whole."""
     for entry in ROOT.iterdir():
-        if entry.name == "src":
+        if entry.name in ("src", "lab"):
             # With its bytecode, but not what another worker of these tests is about to write.
-            shutil.copytree(entry, tmp_path / "src", ignore=shutil.ignore_patterns("*.pyc.*"), copy_function=_linked)
+            shutil.copytree(
+                entry, tmp_path / entry.name, ignore=shutil.ignore_patterns("*.pyc.*"), copy_function=_linked
+            )
         elif not entry.name.startswith(".") and entry.name not in ("runs", "dist", "build", "site"):
             (tmp_path / entry.name).symlink_to(entry)
     return tmp_path
@@ -121,7 +123,7 @@ def _environment(workspace: Path) -> dict[str, str]:
     return {
         **{name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")},
         "PATH": os.pathsep.join([scripts, os.environ["PATH"]]),
-        "PYTHONPATH": str(workspace / "src"),
+        "PYTHONPATH": os.pathsep.join(str(workspace / part) for part in ("src", "lab/src")),
         "HOME": str(home),
         "XDG_DATA_HOME": str(home / "data"),
         "VENV": sys.prefix,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from support.free_fixture import missing
-from support.helpers import ROOT
+from support.helpers import ROOT, SOURCE_PATH
 
 pytest.importorskip("mcp", reason="the MCP SDK is not installed: pip install './lab[mcp]'")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install '.[tune]'")
@@ -27,7 +27,7 @@ def example_fixture(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_the_page_has_the_transcript_of_a_session_today(
     example: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"), prepend=":")
+    monkeypatch.setenv("PYTHONPATH", SOURCE_PATH, prepend=":")
     page = PAGE.read_text(encoding="utf-8")
     text = asyncio.run(example.transcript(tmp_path / "kernels"))
     assert page == example.with_transcript(page, text), f"run python examples/mcp_agent.py --page {PAGE}"

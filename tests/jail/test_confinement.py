@@ -15,8 +15,9 @@ from outblas.workers.host_limits import HostLimits
 from outblas.workers.sandbox import Sandbox, WorkerLoss
 from outblas_lab.jail import landlock, seccomp
 from outblas_lab.jail.confinement import Jail, lines, readable_roots, report
+from support.helpers import SOURCE_PATH
 
-SRC = Path(__file__).resolve().parents[2] / "src"
+SRC = SOURCE_PATH
 HERE = Path(__file__).resolve().parents[1]
 
 files = pytest.mark.skipif(not landlock.abi(), reason="this kernel has no landlock")
@@ -101,7 +102,7 @@ def inside(tmp_path_factory):
     (outside / "id_rsa").write_text("private")
     done = subprocess.run(
         [sys.executable, "-c", ATTEMPTS, str(folder), str(outside / "id_rsa"), str(os.getpid())],
-        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(SRC), "OPENAI_API_KEY": "topsecret"},
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": SRC, "OPENAI_API_KEY": "topsecret"},
         capture_output=True,
         text=True,
         timeout=60,
@@ -195,7 +196,7 @@ def test_folders_of_the_user_that_the_environment_names_stay_closed(tmp_path):
         [sys.executable, "-c", IN_A_PROJECT, str(tmp_path / "cell"), ".env", *map(str, secrets)]
         + [str(cache / "cubin" / "kernel")],
         env={
-            "PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join([str(SRC), ".", str(project), str(other)]),
+            "PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join([SRC, ".", str(project), str(other)]),
             "CUDA_HOME": str(keys), "CUDA_PATH": str(project), "CUTLASS_DIR": str(keys),
             "OUTBLAS_CACHE_DIR": str(cache),
         },

@@ -19,7 +19,7 @@ from outblas_lab.jail.jailed_evaluator import FreeOptions, JailedEvaluator
 from support import free_workers
 from support.free_fixture import ANSWERS, BODY, IMPORTS_NOTHING, cache_fixture, compiles, device_text  # noqa: F401
 from support.gpus.known import H200
-from support.helpers import running
+from support.helpers import SOURCE_PATH, running
 
 P = Problem(64, 64, 64)
 HERE = str(Path(__file__).resolve().parents[1])
@@ -153,9 +153,8 @@ def test_a_worker_that_waits_has_torch_and_no_keys_and_has_not_started_cuda():
         "print('torch' in sys.modules, 'SECRET' in os.environ, torch.cuda.is_initialized(), 'libcuda.so' in maps,\n"
         "      'value-of-the-key' in Path('/proc/self/environ').read_text())\n"
     )
-    source = str(Path(__file__).resolve().parents[2] / "src")
     done = subprocess.run(
-        [sys.executable, "-c", program], env={"PYTHONPATH": source, "SECRET": "value-of-the-key"},
+        [sys.executable, "-c", program], env={"PYTHONPATH": SOURCE_PATH, "SECRET": "value-of-the-key"},
         capture_output=True, text=True, timeout=120, check=True,
     )  # fmt: skip
     assert done.stdout.split() == ["True", "False", "False", "False", "False"]

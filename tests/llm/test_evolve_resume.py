@@ -33,6 +33,7 @@ from outblas_lab.llm.evolve_journal import EvolveJournal
 from outblas_lab.llm.evolve_run import write_recording
 from support.evolve_fixture import evolve, key_fixture, recording_fixture  # noqa: F401
 from support.gpus.known import H200
+from support.helpers import SOURCE_PATH
 from support.llm_kernels import PROBLEM, answer, failed, kernel, passed
 from support.llm_server import Say, ScriptedServer, serving
 
@@ -129,7 +130,7 @@ def command(server: ScriptedServer, recording: Path, folder: Path, requests: int
 
 
 def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": "src", "OPENAI_API_KEY": "test"}
+    return {**os.environ, "PYTHONPATH": SOURCE_PATH, "OPENAI_API_KEY": "test"}
 
 
 @pytest.mark.parametrize("killed_at", [pytest.param(1, marks=pytest.mark.slow), 6])

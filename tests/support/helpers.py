@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -31,6 +32,8 @@ if TYPE_CHECKING:  # the workers of tests import this file, too
     import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+#: Variable PYTHONPATH of processes that import both packages.
+SOURCE_PATH = os.pathsep.join(str(ROOT / part) for part in ("src", "lab/src"))
 
 
 def synthetic_problems(count: int = 12) -> tuple[Problem, ...]:

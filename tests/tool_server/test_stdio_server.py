@@ -17,7 +17,7 @@ import pytest
 
 from outblas.records.library import Library
 from support.free_fixture import BODY, device_text, exploit, missing
-from support.helpers import ROOT, running
+from support.helpers import SOURCE_PATH, running
 
 pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install '.[tune]'")
 mcp = pytest.importorskip("mcp", reason="the MCP SDK is not installed: pip install './lab[mcp]'")
@@ -32,7 +32,7 @@ WGMMA = {"family": "sm90_wgmma_gemm", "bm": 64, "bn": 64}
 
 def environment(cache: Path) -> dict[str, str]:
     """The tests' own, with the sources of this checkout first."""
-    paths = [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [SOURCE_PATH, *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OUTBLAS_CACHE_DIR": str(cache)}
 
 

@@ -17,7 +17,7 @@ from outblas.workers import host_limits
 from outblas.workers.host_limits import HostLimits
 from outblas.workers.sandbox import Sandbox, WorkerLoss
 from support.gpus.known import H200
-from support.helpers import running
+from support.helpers import SOURCE_PATH, running
 
 HERE = Path(__file__).resolve().parents[1]
 HANDLERS = "support.sandbox_handlers"
@@ -184,7 +184,7 @@ def test_a_killed_driver_takes_a_stuck_worker_with_it():
         [sys.executable, "-c", script],
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(HERE.parent / "src")},
+        env={**os.environ, "PYTHONPATH": SOURCE_PATH},
     )
     assert driver.stdout is not None
     pid = int(driver.stdout.readline())

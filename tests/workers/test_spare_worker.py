@@ -14,7 +14,7 @@ import pytest
 from outblas.workers.sandbox import Sandbox
 from outblas_lab.jail.spare_worker import SpareWorker
 from support import free_workers
-from support.helpers import ROOT, running
+from support.helpers import ROOT, SOURCE_PATH, running
 
 DOUBLER = "support.sandbox_handlers:doubler"
 
@@ -80,7 +80,7 @@ def test_a_spare_worker_ends_with_its_parent(spare: SpareWorker) -> None:
         "    print(spare.pid, flush=True)\n"
         "    os.kill(os.getpid(), 9)\n"
     )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([SOURCE_PATH, str(ROOT / "tests")])}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60)
     pid = int(done.stdout)
     free_workers.until(lambda: not running(pid))

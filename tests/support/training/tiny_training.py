@@ -19,6 +19,7 @@ from outblas_lab.llm.train import stages
 from outblas_lab.llm.train.knob_words import KnobWords
 from outblas_lab.llm.train.settings import TrainSettings
 from outblas_lab.llm.train.tiny import RANDOM_TINY
+from support.helpers import SOURCE_PATH
 
 PROBLEM = Problem(512, 512, 512)
 STEPS = 5
@@ -58,7 +59,7 @@ def train_and_kill(run: Path, stage: str, *options: str) -> None:
         sys.executable, "-m", "outblas", "train-llm", "--model", RANDOM_TINY, "--steps", str(STEPS), "--group", "4",
         "--save-every", "2", "--cpu", "--stage", stage, "--run", str(run), *options,
     ]  # fmt: skip
-    environment = {**os.environ, "PYTHONPATH": str(Path(stages.__file__).parents[3]), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": SOURCE_PATH, "OMP_NUM_THREADS": "1"}
     log = run / stage / "log.jsonl"
     child = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
