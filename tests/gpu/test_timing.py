@@ -10,9 +10,12 @@ torch = pytest.importorskip("torch")
 
 from outblas.core.errors import DeviceError  # noqa: E402
 from outblas.core.problem import Problem  # noqa: E402
-from outblas.judge import gpu_clock, rounds  # noqa: E402
+from outblas.judge import (  # noqa: E402
+    gpu_clock,
+    latency,  # noqa: E402
+    rounds,
+)
 from outblas.judge.baselines import make_baselines  # noqa: E402
-from outblas_lab.pool import latency  # noqa: E402
 from outblas_lab.pool.time_offline import TimingEffort, time_offline  # noqa: E402
 from support.gpus.known import H200  # noqa: E402
 

@@ -28,9 +28,18 @@ def test_integrity_names_what_was_replaced(monkeypatch):
 
 def test_all_that_judges_is_watched():
     from outblas.core import stats
-    from outblas.judge import gates, gpu_clock, operands, proof_context, proof_inputs, rules, trials
+    from outblas.judge import (
+        gates,
+        gpu_clock,
+        latency,
+        operands,
+        proof_context,
+        proof_inputs,
+        request_clock,
+        rules,
+        trials,
+    )
     from outblas.runtime import driver
-    from outblas_lab.pool import latency, request_clock
 
     watched = {m.__name__ for m in (driver, latency, operands, reference, proof_context, proof_inputs, rules, stats)}
     watched |= {m.__name__ for m in (gpu_clock, request_clock, trials, gates)}

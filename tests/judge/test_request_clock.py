@@ -13,9 +13,9 @@ import pytest
 from outblas.core.errors import DeviceError, ToolchainMissing, UsageError
 from outblas.core.problem import Problem
 from outblas.core.rivals import CallFromC
+from outblas.judge import request_clock
 from outblas.runtime import native
 from outblas.runtime.cublas_loading import Algo
-from outblas_lab.pool import request_clock
 from support.native_fixture import FakeCuda, built_fixture, cuda_fixture, fake_plan, needs_compiler  # noqa: F401
 
 pytestmark = needs_compiler

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import itertools
 import re
+import sys
 import tomllib
+from importlib.metadata import EntryPoint
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 import outblas
-from support.helpers import ROOT
+from support.helpers import ROOT, module_of_file
 
 yaml = pytest.importorskip("yaml", reason="needs PyYAML (extra dev)")
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS = PROJECT["optional-dependencies"]
+LAB = tomllib.loads((ROOT / "lab" / "pyproject.toml").read_text(encoding="utf-8"))
+LAB_EXTRAS = LAB["project"]["optional-dependencies"]
 PYTHONS = ["3.11", "3.12", "3.13", "3.14"]
 
 
@@ -91,6 +96,35 @@ def test_an_extra_that_names_extras_names_those_that_exist() -> None:
     needed = "\n".join(itertools.chain(*EXTRAS.values()))
     named = {extra for found in re.findall(r"outblas\[([\w,-]+)\]", needed) for extra in found.split(",")}
     assert named and named <= set(EXTRAS)
+    needed = "\n".join(itertools.chain(*LAB_EXTRAS.values()))
+    named = {extra for found in re.findall(r"outblas-lab\[([\w,-]+)\]", needed) for extra in found.split(",")}
+    assert named and named <= set(LAB_EXTRAS)
+
+
+def test_both_packages_have_one_version_and_the_lab_needs_the_same_outblas(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = ROOT / "lab" / LAB["tool"]["hatch"]["version"]["path"]
+    assert place.resolve() == ROOT / "src" / "outblas" / "core" / "version.py"
+    interface = ModuleType("hatchling.metadata.plugin.interface")
+    interface.MetadataHookInterface = object  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, interface.__name__, interface)
+    metadata = {"version": "1.2.3"}
+    module_of_file(ROOT / "lab" / "hatch_build.py", monkeypatch).SameVersion().update(metadata)
+    assert metadata["dependencies"] == ["outblas[tune]==1.2.3"]
+
+
+def test_the_wheel_of_outblas_has_nothing_of_the_lab() -> None:
+    built = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["hatch"]["build"]["targets"]
+    assert built["wheel"]["packages"] == ["src/outblas"] and "force-include" not in built["wheel"]
+    of_the_lab = {"outblas_lab", "recordings", "policies"}
+    assert not [path for path in (ROOT / "src").rglob("*") if of_the_lab.intersection(path.parts)]
+        path for path in (ROOT / "src").rglob("*") if {"outblas_lab", "recordings", "policies"} & set(path.parts)
+    ]
+
+
+def test_every_entry_point_of_the_lab_leads_to_something() -> None:
+    for group in LAB["project"]["entry-points"].values():
+        for name, place in group.items():
+            assert EntryPoint(name, place, "outblas").load() is not None
 
 
 def test_the_base_install_has_neither_parquet_nor_charts() -> None:

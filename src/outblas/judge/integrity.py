@@ -11,9 +11,19 @@ from operator import is_
 from typing import Any
 
 from outblas.core import stats
-from outblas.judge import gpu_clock, operands, proof_context, proof_inputs, reference, rules, stream_clock, trials
+from outblas.judge import (
+    gpu_clock,
+    latency,
+    operands,
+    proof_context,
+    proof_inputs,
+    reference,
+    request_clock,
+    rules,
+    stream_clock,
+    trials,
+)
 from outblas.runtime import driver
-from outblas_lab.pool import latency, request_clock
 
 #: Modules of others whose callables measure or judge, where they are loaded.
 _FOREIGN = ("builtins", "time", "torch", "torch.cuda", "torch.cuda.streams", "cuda.bindings.driver", "numpy")

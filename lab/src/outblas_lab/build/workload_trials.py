@@ -24,6 +24,7 @@ from outblas.core.suites import BLOCK_FLOP, Table
 from outblas.core.workload import MODE_OF_WORKLOAD
 from outblas.dispatch.unlisted_shapes import ask_cublaslt
 from outblas.judge.fallback_entry import FALLBACK
+from outblas.judge.latency import RequestPlan
 from outblas.judge.rounds import timing_of_samples
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow
@@ -43,7 +44,6 @@ from outblas_lab.build.finalist_trials import (
 )
 from outblas_lab.build.library_tables import rows_of_table
 from outblas_lab.build.plain_finalists import plain_finalists
-from outblas_lab.pool.latency import RequestPlan
 from outblas_lab.pool.request_process import caller, serving_gpus
 from outblas_lab.pool.serving import PublicApi, time_public_api
 

@@ -1,7 +1,7 @@
 """Server mode: latency of single requests, as a user of a lightly loaded service sees it.
 
 Requests of a Poisson process make one call each. A request's latency runs from its arrival to the completion of its
-product, by the clock of :mod:`outblas_lab.pool.request_clock`. Entries take turns in random order, a block of requests
+product, by the clock of :mod:`outblas.judge.request_clock`. Entries take turns in random order, a block of requests
 at a time, and all blocks of a round have the same arrivals. The stream is made torch's current one once for all of
 them, as it is for a user: no entry pays for that.
 
@@ -26,9 +26,9 @@ from outblas.core.evaluation import Timing
 from outblas.core.problem import Problem
 from outblas.core.rivals import BaselineCall, Bindable, CallFromC
 from outblas.judge.gpu_clock import GpuClock, choose_algorithm
+from outblas.judge.request_clock import RequestTimes, clock_us, serve_requests
 from outblas.judge.rounds import timing_of_samples
 from outblas.runtime.device import gpu_of_device
-from outblas_lab.pool.request_clock import RequestTimes, clock_us, serve_requests
 
 #: Timed requests of one entry before another has its turn, and untimed ones before them. The first requests after
 #: another entry find that entry's code in the host's caches.
