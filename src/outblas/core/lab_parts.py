@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
-from importlib import metadata
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from outblas.core.errors import ToolchainMissing
 from outblas.core.install_hint import lab_hint
+
+if TYPE_CHECKING:
+    from importlib import metadata
 
 #: Groups of entry points: a module with commands, a module with search agents, and single objects by name.
 COMMANDS, AGENTS, PARTS = "outblas.commands", "outblas.agents", "outblas.parts"
@@ -20,6 +22,8 @@ def entry_points(group: str) -> dict[str, metadata.EntryPoint]:
     Args:
         group: one of this module's groups.
     """
+    from importlib import metadata  # here: importing the package must stay cheap
+
     return {one.name: one for one in sorted(metadata.entry_points(group=group), key=lambda one: one.name)}
 
 

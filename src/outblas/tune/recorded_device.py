@@ -1,4 +1,4 @@
-"""What a search needs of recorded measurements, which outblas-lab reads."""
+"""The contract of recorded measurements that stand in for a GPU; outblas-lab reads them."""
 
 from __future__ import annotations
 
