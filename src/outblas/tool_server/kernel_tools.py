@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from outblas.bench.ncu_target import Profiler, ProfileWork, cache_of
 from outblas.core.config import LAUNCHES, KernelConfig, config_name
-from outblas.core.errors import DeviceError, UsageError
+from outblas.core.errors import DeviceError, RecordError, UsageError
 from outblas.core.problem import Problem
-from outblas.core.roofline import floor_us
+from outblas.core.roofline import Gpu, floor_us
 from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice
+from outblas.runtime.counters import counters_of
 from outblas.runtime.ncu import find_ncu
-from outblas.tool_server.counter_profile import profiled_counters
 from outblas.tool_server.kernel_folder import listed
 from outblas.tool_server.tool_arguments import CandidateTool, Count, Extents, ProblemTool, Tool, target_gpu
 from outblas.tool_server.tool_replies import compile_reply, config_reply, proof_reply, time_reply
@@ -23,6 +26,8 @@ from outblas.tool_server.tool_session import ToolSession
 
 #: Agents that propose at once: they need no server and no preparation.
 SuggestingAgent = Literal["heuristic", "regressor", "ppo", "transfer", "recorded", "random"]
+#: Seconds for each start of ncu.
+_NCU_S = 300.0
 
 
 class CompileTool(CandidateTool):
@@ -210,6 +215,27 @@ TOOLS: Mapping[str, type[Tool]] = {
     "best-known": BestKnownTool,
     "archive": ArchiveTool,
 }
+
+
+def profiled_counters(problem: Problem, config: KernelConfig, gpu: Gpu, gpu_index: int, tool: str) -> dict[str, float]:
+    """Return name -> value of the counters of one call of a kernel; the names are those of ``outblas list counters``.
+
+    Args:
+        config: a kernel that was proven on it.
+        gpu: properties of the GPU.
+        gpu_index: CUDA's index of the GPU.
+        tool: path of ncu.
+
+    Raises:
+        DeviceError: no permission to read counters, or a launch that failed.
+        RecordError: ncu's output cannot be read.
+    """
+    with tempfile.TemporaryDirectory(prefix="outblas-profile-") as scratch:
+        profiler = Profiler(tool, Path(scratch), _NCU_S, gpu_index)
+        ((kernels,),) = profiler.kernels([ProfileWork(problem, (config,), cache_of(problem, gpu))])
+    if len(kernels) != 1:
+        raise RecordError(f"{config_name(config)} launched {len(kernels)} kernels", "one per call", "profile again")
+    return counters_of(kernels[0])
 
 
 def recorded_rows(session: ToolSession, problem: Problem, count: int) -> dict[str, Any] | None:
