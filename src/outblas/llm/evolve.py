@@ -218,7 +218,9 @@ class Evolution:
         number = 1 + max(self._chains, default=0)
         island = begun[key] % self._settings.shape.islands
         parents = self.archive.draw(key, island, number)
-        shown = {p.name: self._facts(self._evaluations[key, p.name]) for p in parents}
+        known = {p.name: self._evaluations[key, p.name] for p in parents}
+        words = {name: self._counters.words(evaluation, self._gpu) for name, evaluation in known.items()}
+        shown = {name: kernel_facts(evaluation, words[name]) for name, evaluation in known.items()}
         near = self._near.text(self._problems[key], self.archive, self._settings.kinds)
         messages = first_prompt(self._problems[key], self._gpu, self._baselines[key], self._best(key)[0], parents,
                                 shown, Asked(self._settings.kinds), near)  # fmt: skip
@@ -344,9 +346,6 @@ class Evolution:
     def _record(self, evaluation: Evaluation) -> None:
         self._store.append(self._run_id, evaluation)
         self._evaluations[evaluation.problem.key, config_name(evaluation.config)] = evaluation
-
-    def _facts(self, evaluation: Evaluation) -> str:
-        return kernel_facts(evaluation, self._counters.words(evaluation, self._gpu))
 
     def _model_of(self, chain: int) -> Model:
         """In turn where weights are equal, else drawn by them; the same for the same chain."""

@@ -145,7 +145,7 @@ def _task(problem: Problem, gpu: Gpu) -> dict[str, str]:
         "hardware": describe_gpu(gpu),
         "floor_us": f"{floor_us(problem, gpu):.2f}",
         "regime": regime(problem, gpu).partition("_")[0] + "-bound",
-        "notes": "".join(_note(name) for name in notes_of(problem, gpu)),
+        "notes": "".join(_text(f"notes/{name}.md") for name in notes_of(problem, gpu)),
     }
 
 
@@ -334,10 +334,6 @@ def _header(name: str) -> Iterator[str]:
 def near_section(shown: str) -> str:
     """Return the section on near problems around its kernels and lessons."""
     return _fill("near", shown=shown.strip("\n"))
-
-
-def _note(name: str) -> str:
-    return _text(f"notes/{name}.md")
 
 
 def _fill(name: str, **values: Any) -> str:
