@@ -16,7 +16,7 @@ import typer
 from outblas.cli.command_group import PARTS
 from outblas.cli.documents import DOCUMENTS, Document
 from outblas.cli.main import app
-from outblas.tool_server.guide_resources import FIXED, OF_A_PROBLEM
+from outblas.tool_server.guide_resources import RESOURCES
 from outblas.tool_server.kernel_tools import TOOLS
 
 REFERENCE = Path(__file__).resolve().parents[1] / "docs" / "reference"
@@ -125,15 +125,16 @@ def mcp_page() -> str:
         "This page is generated from the code. [Tools for agents](../llm/mcp.md) explains how to use them.",
         "",
         "An answer is JSON. It has the keys of the tool, and `budget_left`.",
-        "A mistake gives three lines: the mistake, the expected input and the remedy.",
+        "An argument that does not fit its schema gives an error that names it.",
+        "Any other mistake gives three lines: the mistake, the expected input and the remedy.",
         "",
         "## Tools",
     ]
-    for tool in TOOLS.values():
-        lines += ["", f"### {tool.name}", "", tool.description, "", "| argument | default | meaning |"]
-        lines += ["| --- | --- | --- |", *_arguments(tool.arguments.model_json_schema())]
+    for name, tool in TOOLS.items():
+        lines += ["", f"### {name}", "", tool.description(), "", "| argument | default | meaning |"]
+        lines += ["| --- | --- | --- |", *_arguments(tool.model_json_schema())]
     lines += ["", "## Resources", "", "| address | type | meaning |", "| --- | --- | --- |"]
-    lines += [f"| `{one.uri}` | {one.mime_type} | {one.description} |" for one in (*FIXED, *OF_A_PROBLEM)]
+    lines += [f"| `{one.uri}` | {one.mime_type} | {one.description} |" for one in RESOURCES]
     return "\n".join(lines) + "\n"
 
 

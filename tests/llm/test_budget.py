@@ -6,8 +6,8 @@ import pytest
 
 from outblas.core.errors import UsageError
 from outblas.llm.budget import Budget, BudgetSpent, Cost, Price, SpendingAccount, at_least, at_most, parse_budget
+from outblas.llm.evolve import log_gap, next_problem
 from outblas.llm.models import Model, parse_models
-from outblas.llm.problem_shares import log_gap, next_problem
 from outblas.llm.rate_limits import RateLimiter
 
 

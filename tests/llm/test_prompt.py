@@ -16,8 +16,16 @@ from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.llm.answer import CODE, CONFIG
 from outblas.llm.archive import Entry
 from outblas.llm.feedback import OUTCOME_KINDS, clipped, feedback_text, kind_of, score_of
-from outblas.llm.header_notes import LISTED_HEADERS, header_listing
-from outblas.llm.prompt import FOLLOW_UPS, Asked, answer_rules, first_prompt, follow_up, notes_of
+from outblas.llm.prompt import (
+    FOLLOW_UPS,
+    LISTED_HEADERS,
+    Asked,
+    answer_rules,
+    first_prompt,
+    follow_up,
+    header_listing,
+    notes_of,
+)
 from support.gpus.known import H200
 from support.helpers import ROOT
 from support.llm_kernels import PROBLEM, failed, kernel, passed

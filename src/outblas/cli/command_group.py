@@ -28,6 +28,7 @@ _EXTRAS = {
     "optuna": "rl",
     "wandb": "wandb",
     "openai": "llm",
+    "tenacity": "llm",
     "trl": "train-llm",
     "mcp": "mcp",
     "mcp_types": "mcp",

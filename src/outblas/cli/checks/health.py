@@ -31,7 +31,7 @@ MIN_FREE_BYTES = 1 << 30
 _GPU_EXTRA = install_hint("gpu")
 _EXTRAS = {
     "rl": ("gymnasium", "optuna", "sb3_contrib", "tensorboard"),
-    "llm": ("openai",),
+    "llm": ("openai", "tenacity"),
     "mcp": ("mcp",),
     "train-llm": ("trl", "peft", "accelerate", "datasets"),
 }
