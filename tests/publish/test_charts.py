@@ -25,7 +25,7 @@ NAME = "a & <b> $x$ $\\frac$"
 @drawing()
 def chart_of_all() -> Chart:
     """A line, dots, bars and a band, with the axes from 0 to 10."""
-    chart = Chart("x & <y>", "seconds")
+    chart = Chart(NAME, "seconds")
     chart.axes.set(xlim=(0, 10), ylim=(0, 10))
     chart.add("line", chart.axes.plot([0, 5, 10], [0, 5, 10]), "red", tips=["a", "b", "c"])
     chart.add(NAME, chart.axes.plot([0, 5, 10], [0, 5, 10], "o"), "blue", "dots", rows=[7, 8, 9], shown=False)
@@ -83,7 +83,7 @@ def test_a_chart_is_the_same_text_whatever_the_readers_settings() -> None:
     first = chart_of_all().svg("curve-0")
     with matplotlib.rc_context({"font.size": 30, "lines.linewidth": 9, "axes.grid": False, "svg.fonttype": "path"}):
         assert chart_of_all().svg("curve-0") == first
-    assert "x &amp; &lt;y&gt;" in first, "text stays text"
+    assert ">a &amp; &lt;b&gt; $x$ $\\frac$</text>" in first, "text stays text, dollar signs too"
     assert "<style" not in first and "<metadata" not in first and "font-family" not in first
     ids = set(re.findall(r' id="([^"]+)"', first))
     assert ids and ids.isdisjoint(re.findall(r' id="([^"]+)"', chart_of_all().svg("curve-1"))), "ids are a figure's own"
