@@ -115,7 +115,7 @@ def picture(figure: Any, title: str, below: str, description: str, drawn: Any) -
 <svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" viewBox="0 0 {width} {height}" \
 width="{width}" height="{height}" role="img" aria-labelledby="t d" data-drawn="{digest}">
 <title id="t">{escape(title)}</title><desc id="d">{escape(description)}</desc>
-<style>text {{ font-family: {font}; }} path, use {{ stroke-linejoin: round; }}
+<style>text {{ font-family: {font} !important; }} path, use {{ stroke-linejoin: round; }}
 @media (prefers-color-scheme: dark) {{ {dark}}}</style>
 <rect x="0.5" y="0.5" width="{width - 1}" height="{height - 1}" rx="10" style="fill: #ffffff; stroke: #d0d7de"/>
 <text x="20" y="32" style="font-size: 17px; font-weight: 600; fill: {INK}">{escape(title)}</text>
