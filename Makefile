@@ -103,7 +103,7 @@ $(VENV)/.made:
 
 # What the demo needs.
 $(VENV)/.base: $(REINSTALL_FOR) | $(VENV)/.made
-	$(INSTALL) --editable '.[tune]'
+	$(INSTALL) --editable '.[report]'
 	@touch $@
 
 # What lint and types need: the base dependencies, ruff and mypy.

@@ -131,7 +131,6 @@ def _run(request: EvolveRequest, title: str) -> None:
     """Evolve, say where everything lies, write the report."""
     from outblas.cli.evolve_view import progress_view
     from outblas.llm.evolve_run import run_evolve
-    from outblas.publish.html.tune_page import write_report
 
     if request.place.runs_kernels and "code" in request.settings.kinds:
         _say_what_holds()
@@ -141,7 +140,7 @@ def _run(request: EvolveRequest, title: str) -> None:
         f"ended:        {reason}\nbest kernels: {files.best if files.best.is_dir() else 'none was proven'}",
         markup=False,
     )
-    page = write_report(files.path, files.report)
+    page = common.page_of_run(files.path, files.report)
     out.print(f"transcript:   {files.transcript}\nreport:       {page}\neverything:   {files.store}", markup=False)
 
 

@@ -185,7 +185,6 @@ def _run(
 
     ``more`` is called with the library installed; it returns the number of gates that it has tuned.
     """
-    from outblas.publish.html.tune_page import write_report
     from outblas.search.tune_run import run_tune
 
     with common.progress_bar("tune") as progress:
@@ -201,7 +200,7 @@ def _run(
     if not json_out:
         _print_outcome(outcome, ranked)
     installed = _install(outcome, request, json_out) if install else None
-    write_report(files.path, files.report)
+    page = common.page_of_run(files.path, files.report)
     gates = 0
     try:
         gates = more()
@@ -209,7 +208,7 @@ def _run(
         if json_out:
             _print_document(outcome, ranked, installed, gates)
         else:
-            out.print(f"report:  {files.report}", markup=False)
+            out.print(f"report:  {page}", markup=False)
 
 
 class _Work:

@@ -16,6 +16,7 @@ from outblas.core.errors import OutblasError, RecordError
 from outblas.core.files import write_atomic
 from outblas.kernels.families.registry import FAMILIES
 from outblas.llm.train.training_cost import cost_table
+from outblas.publish.drawing import current_picture
 from outblas.publish.tables import reference_blocks
 from outblas.publish.tables.across_block import across_block, across_files
 from outblas.publish.tables.again_table import again_table
@@ -217,10 +218,13 @@ def _wanted(folder: Path, root: Path) -> dict[Path, str]:
         for gpu in (measured, *beside)
         if gpu.results
     }
-    wanted[root / PICTURES / "speedup.svg"] = picture_text(measured)
+    pictures = {"speedup.svg": picture_text(measured)}
     compared = comparison_of(folder)
     if compared is not None:
-        wanted[root / PICTURES / COMPARE_PICTURE] = compare_svg(read_comparison(compared))
+        pictures[COMPARE_PICTURE] = compare_svg(read_comparison(compared))
+    for name, picture in pictures.items():
+        path = root / PICTURES / name
+        wanted[path] = current_picture(_read(path), picture) if path.exists() else picture
     for (page, name), text in generated_blocks(measured, *beside).items():
         path = root / page
         if path in wanted or path.exists():

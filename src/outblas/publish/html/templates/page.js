@@ -44,45 +44,44 @@
     tip.style.top = (y + 18 + box.height > window.innerHeight ? Math.max(4, y - 12 - box.height) : y + 18) + "px";
   }
 
+  // Charts: Matplotlib draws dots as <use>, a line as a path through all its points, and each bar alone.
   function marksOf(plot) {
     var figure = data.groups[plot.dataset.group].figures[plot.dataset.figureName];
     var marks = [];
     all("[data-series]", plot).forEach(function (drawn) {
-      var series = figure.series[Number(drawn.dataset.series)];
-      var path = drawn.querySelector("path");
-      if (!path || !(series.tips.length || series.rows.length)) { return; }
-      var points = path.getAttribute("d").match(/[ML]-?[\d.]+ -?[\d.]+/g) || [];
-      points.forEach(function (point, i) {
-        var at = point.slice(1).split(" ").map(Number);
-        marks.push({ drawn: drawn, series: series, i: i, x: at[0] / 1000, y: at[1] / 1000 });
-      });
+      var series = figure.series[Number(drawn.dataset.series)], dots = all("use", drawn);
+      if (drawn.dataset.tip || !(series.tips.length || series.rows.length)) { return; }
+      var points = dots.length ? dots.map(function (dot) { return [dot.getAttribute("x"), dot.getAttribute("y")]; })
+        : drawn.querySelector("path").getAttribute("d").match(/-?[\d.]+ -?[\d.]+/g).map(function (at) { return at.split(" "); });
+      points.forEach(function (at, i) { marks.push({ drawn: drawn, series: series, i: i, x: Number(at[0]), y: Number(at[1]) }); });
     });
     return marks;
   }
-  all(".plot").forEach(function (plot) {
-    var marks = null;
+  all(".canvas").forEach(function (plot) {
+    var marks = null, view = plot.querySelector("svg").viewBox.baseVal;
     var ring = make("div", "dot");
     ring.hidden = true;
     plot.appendChild(ring);
     function leave() { tip.hidden = true; ring.hidden = true; }
     function look(event) {
-      if (event.target.dataset && event.target.dataset.tip) {
+      var bar = event.target.closest("[data-tip]");
+      if (bar) {
         ring.hidden = true;
-        showTip(event.target.dataset.tip, event.clientX, event.clientY);
+        showTip(bar.dataset.tip, event.clientX, event.clientY);
         return;
       }
       marks = marks || marksOf(plot);
-      var box = plot.getBoundingClientRect();
+      var box = plot.getBoundingClientRect(), scale = box.width / view.width;
       var best = null, least = NEAR * NEAR;
       marks.forEach(function (mark) {
         if (mark.drawn.style.display === "none") { return; }
-        var dx = mark.x * box.width + box.left - event.clientX, dy = mark.y * box.height + box.top - event.clientY;
+        var dx = mark.x * scale + box.left - event.clientX, dy = mark.y * scale + box.top - event.clientY;
         if (dx * dx + dy * dy < least) { least = dx * dx + dy * dy; best = mark; }
       });
       if (!best) { leave(); return; }
       ring.hidden = false;
-      ring.style.left = 100 * best.x + "%";
-      ring.style.top = 100 * best.y + "%";
+      ring.style.left = best.x * scale + "px";
+      ring.style.top = best.y * scale + "px";
       var text = best.series.rows.length ? rowText(plot.dataset.group, best.series.rows[best.i]) : best.series.tips[best.i];
       showTip(text, event.clientX, event.clientY);
     }
@@ -91,10 +90,11 @@
     plot.addEventListener("pointerleave", leave);
   });
   all("[data-toggles]").forEach(function (input) {
-    var drawn = all("[data-series]", input.closest("figure"));
     function apply() {
       input.dataset.toggles.split(" ").forEach(function (number) {
-        drawn[Number(number)].style.display = input.checked ? "" : "none";
+        all("[data-series='" + number + "']", input.closest("figure")).forEach(function (drawn) {
+          drawn.style.display = input.checked ? "" : "none";
+        });
       });
     }
     input.addEventListener("change", apply);
