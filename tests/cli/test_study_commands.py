@@ -99,9 +99,9 @@ def test_the_recipe_prints_its_table_and_writes_its_result(recording: str, tmp_p
 def test_wrong_options_of_the_recipe_are_refused(recording: str, tmp_path: Path) -> None:
     pytest.importorskip("sb3_contrib", reason="needs sb3-contrib (pip install '.[rl]')")
     base = ["recipe", "--recording", recording, "--run", str(tmp_path / "run"), "--out", str(tmp_path / "out.json")]
-    assert_refused(outblas(*base, "--full", "--episodes", "3"), "--full with --episodes")
+    assert_refused(outblas(*base, "--episodes", "0"), "episodes is 0")
     assert_refused(outblas(*base, "--shapes", "0"), "shapes is 0")
     assert_refused(outblas(*base, "--shapes", "2", "--faulty", "2"), "share of faulty kernels")
-    rates = tmp_path / "rates.csv"
-    rates.write_text("problem,kernel\n")
-    assert_refused(outblas(*base, "--shapes", "2", "--hit-rates", str(rates)), "no column l2_hit_rate")
+    rates = tmp_path / "rates.json"
+    rates.write_text('{"rows": []}')
+    assert_refused(outblas(*base, "--shapes", "2", "--hit-rates", str(rates)), "no cell")

@@ -24,7 +24,7 @@ from outblas.search.compare.compare_stats import (
     overall_regret,
     regime_qualities,
 )
-from outblas.search.recipe.recipe_table import REWARD_NAMES
+from outblas.search.recipe_table import REWARD_NAMES
 
 FigureByAgent = dict[tuple[str, int], Figure]
 

@@ -21,8 +21,6 @@ AGENTS: dict[str, str] = {
     "evolution": "evolution:EvolutionAgent",
     "regressor": "regressor:RegressorAgent",
     "ppo": "ppo:Ppo",
-    "ppo-oneshot": "ppo:PpoOneshot",
-    "knob": "knob:KnobAgent",
     "greedy": "greedy:Greedy",
     "tpe": "tpe:Tpe",
     "surrogate": "surrogate:Surrogate",
@@ -44,16 +42,8 @@ EXTRAS = {"tpe": "rl", "nvmmh": "gpu", "llm": "llm"} | dict.fromkeys(
     (name for name in AGENTS if name.startswith("kt-")), "kernel-tuner"
 )
 #: Seconds that an agent prepared itself on one split of the recording h200, on one core (results/h200/compare.parquet).
-#: That of ``knob`` is of journal entry 0063. Where the regressor takes part, 45 s are added for its 16 further epochs
-#: (entry 0093).
-PREPARATION_S = {
-    "knob": 190,
-    "ppo": 175,
-    "ppo-oneshot": 175,
-    "regressor": 110,
-    "heuristic": 65,
-    "surrogate": 110,
-}
+#: Where the regressor takes part, 45 s are added for its 16 further epochs (journal entry 0093).
+PREPARATION_S = {"ppo": 175, "regressor": 110, "heuristic": 65, "surrogate": 110}
 
 
 def agent_summaries() -> dict[str, str]:

@@ -43,8 +43,6 @@ class Ppo(LaunchTurns):
     """
 
     draws, learns, across = False, True, True
-    #: Appended to the name of the packaged policy.
-    kind = ""
 
     def __init__(self, seed: int, gpu: Gpu, policy: Policy | None = None) -> None:
         super().__init__(seed, gpu)
@@ -72,8 +70,7 @@ class Ppo(LaunchTurns):
         """
         from outblas.learn.train.regression import regressor_cache_path
         from outblas.learn.train.train_ppo import TrainingRun, train
-        from outblas.learn.train.training_cache import training_cache_folder
-        from outblas.learn.train.training_part import split_parts
+        from outblas.learn.train.training_part import split_parts, training_cache_folder
 
         settings = self.recipe()
         shared = regressor_cache_path(split_parts(parts, self.seed)[0], settings.regress, self.seed)
@@ -111,37 +108,13 @@ class Ppo(LaunchTurns):
 
     def _load(self) -> Policy:
         if self._policy is None:
-            self._policy = loaded_policy(os.environ.get(POLICY_VARIABLE) or packaged_policy(self.gpu, self.kind))
+            self._policy = loaded_policy(os.environ.get(POLICY_VARIABLE) or packaged_policy(self.gpu))
         return self._policy
 
 
-class PpoOneshot(Ppo):
-    """Policy trained on single measurements; it does not adapt.
-
-    A contextual bandit: one training episode is one measurement. It scores candidates as if nothing was measured and
-    leaves out the tried ones. Without ``policy`` and ``OUTBLAS_POLICY`` it follows the packaged policy
-    ``<gpu>-oneshot``. Arguments are those of :class:`Ppo`.
-    """
-
-    kind = "-oneshot"
-
-    def recipe(self) -> PpoSettings:
-        return replace(super().recipe(), budget=1)
-
-    def order(
-        self, problem: Problem, group: Sequence[KernelConfig], history: Sequence[Evaluation], n: int
-    ) -> list[KernelConfig]:
-        return unexplored(super().order(problem, group, (), n), history)
-
-
-def packaged_policy(gpu: Gpu, kind: str = "") -> str:
-    """Return the name of the packaged policy for a GPU: its own, or that of the most similar GPU that has one.
-
-    Args:
-        gpu: the GPU.
-        kind: end of the name: empty, or ``-oneshot``.
-    """
-    return nearest_with_data(gpu, "policies", f"{kind}.npz") + kind
+def packaged_policy(gpu: Gpu) -> str:
+    """Return the name of the packaged policy for a GPU: its own, or that of the most similar GPU that has one."""
+    return nearest_with_data(gpu, "policies", ".npz")
 
 
 @lru_cache(maxsize=4)

@@ -18,8 +18,7 @@ from itertools import chain, pairwise
 from outblas.core.config import LAUNCHES, KernelConfig, Launch, launch_allows
 from outblas.core.evaluator import Evaluator
 from outblas.core.weight import WeightRange
-from outblas.kernels.catalogue import launch_options, with_launch
-from outblas.kernels.kernel_space import without_launch
+from outblas.kernels.catalogue import launch_options, with_launch, without_launch
 from outblas.records.library_interval import LibraryInterval
 from outblas.records.library_row import LEVEL_ABOVE, LibraryChoice, LibraryRow, choose_kernel
 from outblas.records.store import Store
