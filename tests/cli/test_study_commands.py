@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from outblas.search.compare import score_run
-from outblas.search.compare.score_run import ScoreRequest
+from outblas.search.compare import compare_run
+from outblas.search.compare.compare_run import ScoreRequest
 from support.cli_fixture import assert_refused, outblas, recording_fixture  # noqa: F401
 from support.helpers import synthetic_recording
 
@@ -55,13 +55,13 @@ def test_a_private_seed_is_used_and_told_nowhere(
     score: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seeds: list[int] = []
-    real = score_run.score_agent
+    real = compare_run.score_agent
 
     def watched(request: ScoreRequest, *more: Any) -> Any:
         seeds.append(request.split_seed)
         return real(request, *more)
 
-    monkeypatch.setattr(score_run, "score_agent", watched)
+    monkeypatch.setattr(compare_run, "score_agent", watched)
     (tmp_path / "seed").write_text("7310245\n")
     result = outblas(*score, "--split-seed-file", str(tmp_path / "seed"), "--json")
     assert result.exit_code == 0, result.stderr

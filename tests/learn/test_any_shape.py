@@ -21,8 +21,7 @@ from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.kernels.legality import why_illegal
 from outblas.learn import any_shape
 from outblas.learn.any_shape import AnyShapeModel, is_left_to_torch, network_inputs, shape_features
-from outblas.learn.array_file import read_arrays
-from outblas.learn.posterior import Regressor
+from outblas.learn.posterior import Regressor, read_arrays
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow
 from support.gpus.known import H200

@@ -64,7 +64,7 @@ def test_a_gpu_without_a_file_gets_the_kernels_that_ship_for_the_reference_gpu(b
 
 
 def test_a_problem_of_two_gpus_is_kept_out_as_one() -> None:
-    from outblas.learn.train.held_out_choices import folds_of, joined
+    from outblas.learn.train.fit_any_shape import folds_of, joined
 
     problem = cells(H200, 3, 1.3)[0]
     both: list[Any] = joined([problem, replace(problem, gpu=H100), replace(problem, gpu=packaged_gpu("h200"))])

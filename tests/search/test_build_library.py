@@ -24,8 +24,15 @@ from outblas.publish.tables.notes import notes_of_retune
 from outblas.records.library import Library
 from outblas.records.recording import Recording
 from outblas.records.results import read_result
-from outblas.search.build_library.begin_with import copy_tables_from, fill_from
-from outblas.search.build_library.build_run import adopt, jobs, publish_seconds, run_job, run_jobs
+from outblas.search.build_library.build_run import (
+    adopt,
+    copy_tables_from,
+    fill_from,
+    jobs,
+    publish_seconds,
+    run_job,
+    run_jobs,
+)
 from outblas.search.build_library.build_work import BuildFolder
 from outblas.search.build_library.finalists import finalists
 from support.build_library_fixture import (  # noqa: F401

@@ -151,8 +151,7 @@ def build_library(
         return
     if work is None:
         raise UsageError("no --work", "a directory of everything that is made", "e.g. --work build/library")
-    from outblas.search.build_library.build_run import build, jobs, parse_names
-    from outblas.search.build_library.build_steps import DEFAULT_STEPS, STEPS
+    from outblas.search.build_library.build_run import DEFAULT_STEPS, STEPS, build, jobs, parse_names
     from outblas.search.build_library.build_work import TABLES, BuildFolder
     from outblas.search.build_library.finalist_trials import ALL_STARTS, DEFAULT_STARTS
 
@@ -182,8 +181,7 @@ def _run_alone(work: BuildFolder, job: str) -> None:
     """Run one job in this process. The parent process reports how to resume."""
     from outblas.core.process_group import one_interrupt
     from outblas.core.workload import MODE_OF_WORKLOAD
-    from outblas.search.build_library.build_run import run_job
-    from outblas.search.build_library.build_steps import STARTS_OF_STEP, STEPS
+    from outblas.search.build_library.build_run import STARTS_OF_STEP, STEPS, run_job
 
     step, *rest = job.split() or [""]
     modes = {"bench": MODES, "trial_workloads": tuple(MODE_OF_WORKLOAD.values())}

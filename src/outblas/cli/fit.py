@@ -220,22 +220,21 @@ def _layouts(value: str) -> tuple[Layout, ...]:
 
 
 def _extend_any_shape(count: int, seed: int, layouts: tuple[Layout, ...], work: Path, more: list[Path]) -> None:
-    from outblas.search.any_shape_extension import extend, extension_shapes
+    from outblas.search.any_shape_run import extend, extension_shapes
 
     file, drawn = _one_file("--more", more), extension_shapes(count, seed, layouts)
     out.print(f"{extend(drawn, work / 'extension.sqlite', file)}: {file}", markup=False)
 
 
 def _record_answers(count: int, seed: int, layouts: tuple[Layout, ...], work: Path, answers: list[Path]) -> None:
-    from outblas.search.answer_record import record_answers
-    from outblas.search.any_shape_extension import extension_shapes
+    from outblas.search.any_shape_run import extension_shapes, record_answers
 
     file, drawn = _one_file("--answers", answers), extension_shapes(count, seed, layouts)
     out.print(f"{record_answers(drawn, work / 'answers.jsonl', file)}: {file}", markup=False)
 
 
 def _collect_any_shape(build: Path, trials: Path) -> None:
-    from outblas.search.any_shape_trials import collect_trials
+    from outblas.search.any_shape_run import collect_trials
 
     out.print(f"{collect_trials(build, trials)}: {trials}", markup=False)
 
@@ -254,8 +253,8 @@ def _fit_any_shape(cells: list[Path], answers: list[Path], proved: Path) -> None
 
 
 def _evaluate_any_shape(cells: list[Path], held_out: Path, every: int) -> None:
+    from outblas.learn.train.fit_any_shape import SPLITS, figures_in_words
     from outblas.learn.train.fit_any_shape_run import evaluate
-    from outblas.learn.train.held_out_choices import SPLITS, figures_in_words
 
     found = evaluate(cells, held_out, every, lambda line: out.print(line, markup=False))
     for split in SPLITS:

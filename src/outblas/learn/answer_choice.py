@@ -22,11 +22,9 @@ from outblas.core.files import write_atomic
 from outblas.core.gpu_records import data_of_architecture
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
-from outblas.learn.any_shape import shape_features
-from outblas.learn.array_file import DAMAGED, read_arrays, single
+from outblas.learn.any_shape import answer_features, answer_fields, shape_features
 from outblas.learn.features import Features
-from outblas.learn.posterior import Floats, Regressor
-from outblas.learn.rival_answer import answer_features, answer_fields
+from outblas.learn.posterior import DAMAGED, Floats, Regressor, read_arrays, single
 from outblas.records.library_row import AnswerChoice
 from outblas.runtime.cublas import rounds_partial_sums
 
@@ -75,7 +73,6 @@ class AnswerModel:
         """Read a model from the bytes of a file that :meth:`save` wrote.
 
         Args:
-            data: content of the file.
             name: the data's name in an error.
 
         Raises:
@@ -120,7 +117,6 @@ class AnswerModel:
         """Return the indices of :func:`other_answers`, and natural log and deviation of their speed-ups over the first.
 
         Args:
-            gpu: the GPU.
             answers: descriptions (:func:`outblas.runtime.cublas.describe`) in the heuristic's order.
         """
         others = other_answers(answers)
@@ -134,7 +130,6 @@ class AnswerModel:
         An answer that rounds partial sums is never chosen.
 
         Args:
-            gpu: the GPU.
             answers: descriptions (:func:`outblas.runtime.cublas.describe`) in the heuristic's order.
         """
         others, gain, deviation = self.predict(problem, gpu, answers)
@@ -161,7 +156,6 @@ def network_inputs(problem: Problem, answers: Sequence[str], which: Sequence[int
     Args:
         answers: all answers, the first in front.
         which: indices of answers.
-        gpu: the GPU.
     """
     shape, first = shape_features(problem, gpu), _features(problem, answers[0], gpu)
     rows = []

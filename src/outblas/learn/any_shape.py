@@ -3,7 +3,7 @@
 The choice is among the kernels for any shape and those that the packaged library installs for the layout and dtype.
 The ranking model picks the likeliest. An ensemble of small perceptrons predicts their speed-ups over torch.matmul. Its
 inputs are a kernel's features, the ranking model's result, and properties on which torch.matmul's time may depend.
-One of these is the first answer of cuBLASLt's heuristic (:mod:`outblas.learn.rival_answer`). The kernel with the
+One of these is the first answer of cuBLASLt's heuristic. The kernel with the
 highest lower bound is chosen if that bound exceeds a margin. Bound and margin were fitted on unseen problems
 (``outblas fit any-shape``). The choice is arithmetic on the host: nothing is measured, compiled or run.
 """
@@ -31,11 +31,73 @@ from outblas.kernels.cost.cost_model import predict_many
 from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.legality import surely_illegal, why_illegal
 from outblas.kernels.same_object import SameObject
-from outblas.learn.array_file import DAMAGED, read_arrays, single
-from outblas.learn.features import candidate_features
-from outblas.learn.posterior import Features, Floats, Regressor
-from outblas.learn.rival_answer import answer_features
+from outblas.learn.features import Features, candidate_features
+from outblas.learn.posterior import DAMAGED, Floats, Regressor, read_arrays, single
 from outblas.records.library_row import LibraryChoice
+
+#: Number of features of an answer.
+ANSWER_FEATURES = 10
+#: Algorithm of cuBLASLt's kernels for Hopper. It answers for aligned rows.
+_HOPPER_ALGORITHM = 66
+#: Tiles 1 to 35 of cublasLtMatmulTile_t (cublasLt.h of CUDA 13), rows x columns of the column-major output.
+_FIRST_TILES = (
+    "8x8 8x16 16x8 8x32 16x16 32x8 8x64 16x32 32x16 64x8 32x32 32x64 64x32 32x128 64x64 128x32 64x128 128x64 64x256 "
+    "128x128 256x64 64x512 128x256 256x128 512x64 64x96 96x64 96x128 128x160 160x128 192x128 128x192 128x96 32x256 "
+    "256x32"
+)
+#: The other tiles follow two rules: steps of rows and columns, and the largest area of a tile.
+_TILE_RULES = ((8, 64, 49152), (64, 8, 65536))
+_LARGEST_EXTENT = 768
+#: Columns of K in a stage of cuBLASLt's kernels for Hopper.
+_STAGE_K = 64
+
+
+def answer_features(problem: Problem, answer: str, gpu: Gpu) -> Features:
+    """Return the features of a heuristic's first answer, float32[10], each of order one.
+
+    The first two are flags: a readable answer, and cuBLASLt's algorithm for Hopper. Then come log2 of tile rows, tile
+    columns, parts of K and waves. Three shares follow: waves over whole waves, SMs that the first wave uses, and the
+    used part of the tiles. The last is log2 of the steps along K. All are 0 if the answer is empty, unreadable, or
+    names an unknown tile.
+
+    Args:
+        answer: text of :func:`outblas.runtime.cublas.describe`, e.g. ``id=66 tile=10 splitk=1 ...``; empty: unknown.
+    """
+    fields = answer_fields(answer)
+    tile = _tiles().get(fields.get("tile", 0))
+    if tile is None:
+        return np.zeros(ANSWER_FEATURES, dtype=np.float32)
+    rows, columns = tile
+    parts = max(1, fields.get("splitk", 1))
+    # cuBLASLt computes the transpose: its rows are columns of our output.
+    tiles = math.ceil(problem.n / rows) * math.ceil(problem.m / columns)
+    waves = tiles * parts / gpu.sms
+    values = [1.0, float(fields.get("id") == _HOPPER_ALGORITHM)]
+    values += [math.log2(rows) / 4, math.log2(columns) / 4, math.log2(parts) / 2, math.log2(waves) / 4]
+    values += [waves / math.ceil(waves), min(1.0, waves), problem.m * problem.n / (tiles * rows * columns)]
+    values += [math.log2(max(1.0, problem.k / (_STAGE_K * parts))) / 4]
+    return np.array(values, dtype=np.float32)
+
+
+def answer_fields(answer: str) -> dict[str, int]:
+    """Return name -> number of the words ``name=number`` of an answer; other words are skipped."""
+    pairs = (word.partition("=") for word in answer.split())
+    return {name: int(value) for name, _, value in pairs if value.isdecimal()}
+
+
+@functools.cache
+def _tiles() -> dict[int, tuple[int, int]]:
+    """Return number -> (rows, columns) of cublasLtMatmulTile_t."""
+    found = [(int(rows), int(columns)) for rows, columns in (word.split("x") for word in _FIRST_TILES.split())]
+    known = set(found)
+    for step_rows, step_columns, area in _TILE_RULES:
+        for rows in range(step_rows, _LARGEST_EXTENT + 1, step_rows):
+            for columns in range(step_columns, _LARGEST_EXTENT + 1, step_columns):
+                if rows * columns <= area and (rows, columns) not in known:
+                    found.append((rows, columns))
+                    known.add((rows, columns))
+    return dict(enumerate(found, 1))
+
 
 FORMAT = 3
 #: torch computes a product whose N and K are multiples of the first and whose floor exceeds the second (us).
@@ -95,7 +157,6 @@ class AnyShapeModel:
         """Read a model from the bytes of a file that :meth:`save` wrote.
 
         Args:
-            data: content of the file.
             name: the data's name in an error.
 
         Raises:
@@ -169,7 +230,6 @@ class AnyShapeModel:
         The last results are kept, as learning asks for those of choices.
 
         Args:
-            gpu: the GPU.
             offered: kernels of :meth:`offered`, legal or not; the sequence must not change later.
             answer: first answer of cuBLASLt's heuristic, as for :func:`network_inputs`.
 
@@ -185,7 +245,6 @@ class AnyShapeModel:
         """Choose a kernel for ``problem``.
 
         Args:
-            gpu: the GPU.
             offered: kernels of :meth:`offered`, legal or not.
             answer: first answer of cuBLASLt's heuristic, as for :func:`network_inputs`.
 
@@ -229,7 +288,6 @@ def likeliest(problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu) -> li
 
     Args:
         configs: kernels, legal or not, in a sequence that does not change later.
-        gpu: the GPU.
     """
     return list(_likeliest(problem, SameObject(configs), gpu)[0])
 
@@ -294,7 +352,6 @@ def network_inputs(
 
     Args:
         configs: kernels that are legal for it.
-        gpu: the GPU.
         answer: first answer of cuBLASLt's heuristic (:func:`outblas.runtime.cublas.describe`); empty: unknown.
         times: the ranking model's times, microseconds, float64[len(configs)]; None: they are predicted here.
     """

@@ -71,7 +71,6 @@ class TuningEnv(gymnasium.Env[dict[str, NDArray[np.float32]], np.int64]):
         budget: measurements per episode, at least 1.
         policy: its regressor provides the guesses; its scores are not used.
         launches: launch options. Each episode draws one of those in which the problem is offered a candidate.
-        preset: preset of the reward.
 
     Raises:
         UsageError: the budget is below 1. An unknown preset raises it at the first step.

@@ -20,7 +20,6 @@ from outblas.core.errors import RecordError, UsageError
 from outblas.core.files import write_atomic
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
-from outblas.learn.array_file import DAMAGED, read_arrays, single
 from outblas.learn.features import (
     CANDIDATE_FEATURES,
     GPU_FEATURES,
@@ -30,7 +29,7 @@ from outblas.learn.features import (
     knob_columns,
     problem_features,
 )
-from outblas.learn.posterior import NOISE_DEVIATION, Floats, Regressor, posterior, silu
+from outblas.learn.posterior import DAMAGED, NOISE_DEVIATION, Floats, Regressor, posterior, read_arrays, silu, single
 
 FORMAT = 1
 #: Inputs of a candidate beside its features, in log time. ``guess`` is the mean over nets, ``guess_spread`` its spread.

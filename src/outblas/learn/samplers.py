@@ -81,10 +81,6 @@ def problem_distance(one: Problem, other: Problem) -> tuple[int, float]:
     """Return how far apart two problems are: differences of layout, dtype and accumulator, then that of the extents.
 
     The second number is the sum of |log2| of the ratios of M, N and K. Equal problems give (0, 0.0).
-
-    Args:
-        one: a problem.
-        other: another, or the same.
     """
     types = sum(getattr(one, field) != getattr(other, field) for field in ("layout", "dtype", "acc"))
     pairs = ((one.m, other.m), (one.n, other.n), (one.k, other.k))

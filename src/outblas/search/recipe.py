@@ -43,9 +43,8 @@ from outblas.records.recording import Recording
 from outblas.records.recording_files import STATUS_CODES
 from outblas.records.recording_hash import recording_sha
 from outblas.records.replay import ReplayEvaluator
-from outblas.search.compare.compare_result import read_comparison, write_comparison
+from outblas.search.compare.compare_result import figures, read_comparison, write_comparison
 from outblas.search.compare.compare_run import about_recording
-from outblas.search.compare.compare_stats import figures
 from outblas.search.compare.held_out import HeldOutTask, Plan, held_out_tasks
 from outblas.search.recipe_table import FORMAT, KIND, OUTCOMES, REWARD_NAMES
 
@@ -137,7 +136,6 @@ def run_recipe(
     training.
 
     Args:
-        request: settings of the run.
         progress: called with (episodes done, in all, text).
         say: called with one line before each training.
 
@@ -335,7 +333,6 @@ def train_by_reward(
     The result is the same for the same seed. torch has one thread meanwhile.
 
     Args:
-        part: the problems.
         settings: hyper-parameters. The steps are those of all episodes.
         evaluator_of: makes the replay of a recording.
         progress: called after each update with (episodes done, episodes, text).
@@ -412,7 +409,6 @@ def judge_policy(
         policy: the policy. It measures its highest score every time.
         evaluator: answers from the recording.
         tasks: problems and launch options. One without a right candidate is left out.
-        preset: name of the reward.
         budgets: numbers of measurements, ascending, 1 or more.
 
     Returns:

@@ -79,7 +79,6 @@ def tune(
 
     Args:
         problems: the problems to tune; each once.
-        agent: proposes candidates.
         budget: measurements per problem at most (of all candidates, if a problem has fewer).
         evaluator: answers the proposals; must be the same when a run is resumed.
         store: keeps every evaluation before the next is asked; recorded ones are not measured again.
@@ -242,7 +241,6 @@ def _pending(
 
     Args:
         group: the searches of this round.
-        agent: proposes candidates.
         per_round: candidates asked at once for each problem.
         asked: receives every search with its proposals.
         answers: receives the evaluations that the store knows.

@@ -27,8 +27,7 @@ from outblas.core.gpu_records import reference_gpu
 from outblas.core.roofline import Gpu
 from outblas.kernels.catalogue import catalogue, special_candidates
 from outblas.kernels.families.registry import FAMILIES
-from outblas.learn.train.fit_cost_model import MeasuredRow, rows_of_recording
-from outblas.learn.train.measured_times import rows_of_store
+from outblas.learn.train.fit_cost_model import MeasuredRow, rows_of_recording, rows_of_store
 from outblas.records.recording import Recording
 
 #: A kernel that gains less (sum over problems of log time) does not earn a place in a cover.

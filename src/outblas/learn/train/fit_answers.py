@@ -1,6 +1,6 @@
 """Fit the choice among cuBLASLt's answers (:mod:`outblas.learn.answer_choice`) on recorded times of all answers.
 
-``outblas.search.answer_record`` records; the command is ``outblas fit any-shape fit``.
+``outblas.search.any_shape_run`` records; the command is ``outblas fit any-shape fit``.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Answers:
 
 
 def read_answers(path: Path) -> tuple[list[Answers], dict[str, Any]]:
-    """Read a file of :func:`outblas.search.answer_record.record_answers`.
+    """Read a file of :func:`outblas.search.any_shape_run.record_answers`.
 
     Returns:
         (one :class:`Answers` per problem with two answers or more, the provenance).

@@ -26,23 +26,21 @@ from outblas.core.roofline import Gpu
 from outblas.kernels.config_text import config_from_name
 from outblas.learn.any_shape import AnyShapeModel
 from outblas.learn.train.fit_any_shape import (
-    RANDOM,
-    OfferedCells,
-    cells_of_recording,
-    fit,
-    general_kernels,
-    unaligned_kernels,
-)
-from outblas.learn.train.held_out_choices import (
     KEPT_SUITE,
+    RANDOM,
     SLOW,
     SPLITS,
     Guess,
+    OfferedCells,
+    cells_of_recording,
     choose_rule,
     figures,
+    fit,
+    general_kernels,
     guess_held_out,
     joined,
     outcome,
+    unaligned_kernels,
 )
 from outblas.records.parquet import parquet_bytes, read_whole
 from outblas.records.provenance import collect_provenance
@@ -96,7 +94,7 @@ def export(store: Path, out: Path, answers: Mapping[str, str] | None = None) -> 
 
 
 def read_cells(path: Path) -> tuple[list[OfferedCells], dict[str, Any]]:
-    """Read a file that :func:`export` wrote, or :func:`outblas.search.any_shape_trials.collect_trials`.
+    """Read a file that :func:`export` wrote, or :func:`outblas.search.any_shape_run.collect_trials`.
 
     Returns:
         (one :class:`OfferedCells` per problem, the provenance). A fit sees all of the kernels.
@@ -235,7 +233,7 @@ def evaluate(files: Sequence[Path], out: Path, every: int, report: Callable[[str
         report: receives one line for each part.
 
     Returns:
-        Split -> ``today``, a list of :func:`outblas.learn.train.held_out_choices.figures`, and ``rules``, the rule of
+        Split -> ``today``, a list of :func:`outblas.learn.train.fit_any_shape.figures`, and ``rules``, the rule of
         each fold; then ``data`` in words, ``every`` and ``provenance``.
 
     Raises:

@@ -113,8 +113,6 @@ def cached_regressor(
     Args:
         file: an .npz file. None: train, and write nothing.
         parts: recorded problems, of one GPU or several.
-        settings: settings of the training.
-        seed: seed of the training.
         progress: called after each epoch with (epoch, epochs, text).
 
     Raises:
@@ -192,7 +190,6 @@ def train_regressor(
     Args:
         parts: recorded problems, of one GPU or several. Each task counts the same.
         settings: settings of the training. None: the defaults.
-        seed: seed of the training.
         progress: called after each epoch with (epoch, epochs, ``"loss 0.0123"``).
 
     Raises:

@@ -21,9 +21,8 @@ from outblas.core.files import json_text, lock_folder, write_atomic, write_json
 from outblas.core.install_hint import install_hint
 from outblas.core.journal import check_same_settings
 from outblas.core.plain_files import read_object
-from outblas.learn.array_file import DAMAGED
 from outblas.learn.policy import Policy, input_names
-from outblas.learn.posterior import Regressor
+from outblas.learn.posterior import DAMAGED, Regressor
 from outblas.learn.reward import PRESETS
 from outblas.learn.samplers import SAMPLERS, sampler
 from outblas.learn.train.policy_quality import recorded_searches, search_qualities
@@ -67,7 +66,6 @@ class PpoSettings:
         budget: measurements per episode; 1 makes a contextual bandit.
         seed: seed of everything, 0 to 2**32 - 1.
         sampler: name of a sampler of ``outblas.learn.samplers``.
-        preset: preset of the reward.
         regress: settings of the regressor's training.
 
     Raises:

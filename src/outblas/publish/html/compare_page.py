@@ -14,8 +14,8 @@ from outblas.publish.html.shell import cards_html, copy_html, html_page, provena
 from outblas.publish.palette import AGENT_COLOURS, AGENT_DASHES, GREY, shown_agents
 from outblas.publish.words import date_words, regime_words, searched_count, split_words
 from outblas.records.results import PROVENANCE_FIELDS
-from outblas.search.compare.compare_result import Comparison
-from outblas.search.compare.compare_stats import (
+from outblas.search.compare.compare_result import (
+    Comparison,
     Figure,
     best_agents,
     budget_words,

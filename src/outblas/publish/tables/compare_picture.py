@@ -10,8 +10,7 @@ from html import escape
 
 from outblas.publish.palette import AGENT_COLOURS, shown_agents
 from outblas.publish.words import date_words
-from outblas.search.compare.compare_result import Comparison
-from outblas.search.compare.compare_stats import Figure, figures
+from outblas.search.compare.compare_result import Comparison, Figure, figures
 
 WIDTH, HEIGHT, TOP, LEFT, RIGHT, BOTTOM, GAP = 960, 440, 100, 78, 16, 52, 14
 #: Room for the names at the right of each panel, and the least distance of two names, in pixels.

@@ -19,7 +19,7 @@ AGENTS: dict[str, str] = {
     "exhaustive": "random_search:Exhaustive",
     "heuristic": "heuristic:Heuristic",
     "evolution": "evolution:EvolutionAgent",
-    "regressor": "regressor:RegressorAgent",
+    "regressor": "ppo:RegressorAgent",
     "ppo": "ppo:Ppo",
     "greedy": "greedy:Greedy",
     "tpe": "tpe:Tpe",

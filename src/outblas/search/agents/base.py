@@ -56,7 +56,6 @@ class Agent:
         The base class raises NotImplementedError.
 
         Args:
-            problem: the problem to search.
             candidates: every legal config of the problem, in a fixed order.
             history: this problem's evaluations so far, in the order of their proposal.
             n: the largest number of configs to return.
@@ -120,7 +119,6 @@ class LaunchTurns(Agent):
         The base class raises NotImplementedError.
 
         Args:
-            problem: the problem to search.
             group: legal candidates of the option, tried ones included.
             history: the option's evaluations so far, in the order of their proposal.
             n: configs that are used; those after them may be left out.
@@ -147,7 +145,6 @@ class FixedOrder(Agent):
         The base class raises NotImplementedError.
 
         Args:
-            problem: the problem to search.
             candidates: its legal configs, at least one.
         """
         raise NotImplementedError

@@ -17,7 +17,7 @@ from outblas.core.evaluation import Evaluation
 from outblas.core.gpu_records import nearest_with_data
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
-from outblas.learn.policy import CandidateView, Policy
+from outblas.learn.policy import CandidateView, Policy, greedy_scorer
 from outblas.search.agents.base import LaunchTurns, unexplored
 
 if TYPE_CHECKING:
@@ -125,3 +125,32 @@ def loaded_policy(name: str) -> Policy:
         name: a packaged policy, e.g. ``h200``; with a path separator a file, e.g. ``runs/ppo/policy.npz``.
     """
     return Policy.load(Path(name) if os.sep in name else name)
+
+
+class RegressorAgent(Ppo):
+    """Network that predicts times, corrected by measurements; no reinforcement learning.
+
+    The untried candidate with the shortest believed time comes first. That is where a training of agent ``ppo`` begins.
+    Arguments are those of :class:`outblas.search.agents.ppo.Ppo`; of a policy, only the regressor counts.
+    """
+
+    def prepare_across(self, parts: Sequence[TrainingPart]) -> None:
+        """Train the regressor of agent ``ppo`` with the same seed, or read it from the cache; return None.
+
+        Args:
+            parts: training problems of one GPU or several.
+
+        Raises:
+            UsageError: a problem is not in its recording, or none has two proven cells.
+            ToolchainMissing: torch is not installed; proposals do not need it.
+        """
+        from outblas.learn.train.regression import regressor_of_ppo
+
+        self._policy = Policy(regressor_of_ppo(parts, self.seed), greedy_scorer())
+        self._views.clear()
+
+    def _load(self) -> Policy:
+        if self._policy is None:
+            trained = loaded_policy(os.environ.get(POLICY_VARIABLE) or packaged_policy(self.gpu))
+            self._policy = replace(trained, scorer=greedy_scorer(), about="")
+        return self._policy

@@ -157,9 +157,6 @@ def proved(work: BuildFolder, table: Table) -> frozenset[str]:
 
     Only kernels for the table's layout, dtype and accumulator count. Those of the library and of trials count only if
     these were made, or proved later, with the same sources and compiler (:func:`built_by`).
-
-    Args:
-        work: directory of the build.
     """
     names: set[str] = set()
     kind = (table.layout, table.dtype, table.acc)

@@ -42,9 +42,6 @@ def choose(work: BuildFolder, table: Table) -> None:
     ``reopen`` are chosen from the trials 4 to 6 instead, those of ``reopen_again`` from 7 to 9. Larger products are
     chosen from the trial in blocks; without it they keep the kernels of the search.
 
-    Args:
-        work: directory of the build.
-
     Raises:
         UsageError: the table is not tuned, or a trial is missing.
     """
@@ -98,7 +95,6 @@ def reopened_trials(work: BuildFolder, table: Table, step: str) -> dict[Problem,
     """Return problem -> the rounds of a step's three trials, one after the other, for rows with new finalists.
 
     Args:
-        work: directory of the build.
         step: ``reopen`` or ``reopen_again``.
 
     Raises:

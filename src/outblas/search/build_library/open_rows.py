@@ -22,8 +22,7 @@ from outblas.search.build_library.build_work import BuildFolder
 from outblas.search.build_library.choosing import chosen_row, first_trials, kernel_ratios, reopened_trials
 from outblas.search.build_library.finalist_trials import TrialEntry
 from outblas.search.build_library.finalists import near_the_best
-from outblas.search.neighbour_winners import neighbour_winners
-from outblas.search.refine import InOrderAgent
+from outblas.search.neighbour_winners import InOrderAgent, neighbour_winners
 
 #: Untried candidates of a row that falls back, and of one with a kernel.
 WIDE_BUDGET, NEAR_BUDGET = 96, 10
@@ -43,7 +42,6 @@ def search_open_rows(work: BuildFolder, table: Table, step: str) -> None:
     their trials.
 
     Args:
-        work: directory of the build.
         step: ``reopen`` or ``reopen_again``.
 
     Raises:
@@ -98,7 +96,6 @@ def wide_candidates(problem: Problem, known: Sequence[KernelConfig], gpu: Gpu) -
 
     Args:
         known: kernels that are tried anyhow.
-        gpu: the GPU.
     """
     plain = [c for c in known if launch_of(c) == "plain"]
     listed = (*first_search_candidates(problem, gpu), *pool(), *(n for c in plain for n in neighbours(problem, c, gpu)))
@@ -115,7 +112,6 @@ def near_candidates(
 
     Args:
         won: problem -> launch option -> its best kernel.
-        gpu: the GPU.
     """
     best = won[problem]
     near = neighbours(problem, best["plain"], gpu) if "plain" in best else []

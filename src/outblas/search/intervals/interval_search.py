@@ -23,9 +23,7 @@ from outblas.records.library_interval import LibraryInterval
 from outblas.records.library_row import LEVEL_ABOVE, LibraryChoice, LibraryRow, choose_kernel
 from outblas.records.store import Store
 from outblas.search.agents.base import Agent, FixedOrder
-from outblas.search.intervals.cells import Ask, Cells
-from outblas.search.intervals.sampled_m import drawn, inside, middle
-from outblas.search.intervals.winner_runs import WinnerRun, lowest_choice, winner_runs
+from outblas.search.intervals.cells import Ask, Cells, WinnerRun, drawn, inside, lowest_choice, middle, winner_runs
 from outblas.search.tune import CANDIDATES_PER_ROUND, Interrupted, Progress, SearchOptions, decided_row, tune
 
 #: In the middle of a gap whose ends have at least this ratio, the agent proposes kernels, too.
@@ -107,12 +105,9 @@ def find_intervals(
     """Find the intervals of a weight.
 
     Args:
-        asked: the weight and its range.
         agent: proposes candidates at the sampled M.
         evaluator: answers; must be the same when a run is resumed.
         store: keeps every evaluation before the next is asked; recorded ones are not measured again.
-        run_id: name of the run in the store.
-        options: settings.
 
     Raises:
         UsageError: the agent breaks its contract, or a reason of :func:`outblas.search.tune.tune`.
