@@ -51,7 +51,7 @@ def nets(gains: dict[KernelConfig, tuple[float, float]]) -> Regressor:
 
 
 def made(fast: tuple[float, float], scalar: tuple[float, float] = (0.0, 0.0), **changes: Any) -> AnyShapeModel:
-    found = AnyShapeModel(KERNELS, nets({SCALAR: scalar, FAST: fast}), 1.1, 2.0, 3.0, "a test")
+    found = AnyShapeModel(nets({SCALAR: scalar, FAST: fast}), 1.1, 2.0, 3.0, "a test", KERNELS)
     return replace(found, **changes)
 
 

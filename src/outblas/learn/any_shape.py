@@ -14,9 +14,10 @@ import functools
 import io
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -114,28 +115,30 @@ _ALIGNED = 256
 
 
 @dataclass(frozen=True)
-class AnyShapeModel:
-    """A fitted model.
+class BoundedNets:
+    """Fitted nets that predict speed-ups, and the bound that a prediction must clear.
 
     Attributes:
-        kernels: the kernels for any shape, which ship in both layouts and dtypes.
-        nets: predicts the natural logarithm of each kernel's speed-up over torch.matmul.
+        nets: predicts the natural logarithm of a speed-up.
         margin: least lower bound of a predicted speed-up for a choice, as a ratio, e.g. 1.04.
         sure: number of standard deviations from the prediction down to that bound, where rows are aligned.
         sure_unaligned: the same for problems with unaligned rows, of which predictions are less exact.
         about: data and date of the fit.
     """
 
-    kernels: tuple[KernelConfig, ...]
     nets: Regressor
     margin: float
     sure: float
     sure_unaligned: float
     about: str = ""
+    #: Version of the files, folder of the packaged ones, and their name in errors.
+    version: ClassVar[int]
+    folder: ClassVar[str]
+    words: ClassVar[str]
 
     @classmethod
     @functools.cache
-    def load(cls, gpu_name: str) -> AnyShapeModel:
+    def load(cls, gpu_name: str) -> Self:
         """Load the packaged model of a GPU, or of the nearest one of its architecture.
 
         The nets' inputs hold the GPU's rates, so a model serves more GPUs than its own.
@@ -147,13 +150,13 @@ class AnyShapeModel:
             UsageError: the package has no model for it.
             RecordError: the file has another version, or is damaged.
         """
-        path = data_of_architecture(gpu_name, "any_shape", ".npz")
+        path = data_of_architecture(gpu_name, cls.folder, ".npz")
         if path is None:
-            raise UsageError(f"nothing for any shape on {gpu_name}", "a packaged GPU", "fit it: outblas fit any-shape")
+            raise UsageError(f"no {cls.words} on {gpu_name}", "a packaged GPU", "fit it: outblas fit any-shape")
         return cls.parse(path.read_bytes(), str(path))
 
     @classmethod
-    def parse(cls, data: bytes, name: str = "the data for any shape") -> AnyShapeModel:
+    def parse(cls, data: bytes, name: str = "") -> Self:
         """Read a model from the bytes of a file that :meth:`save` wrote.
 
         Args:
@@ -163,21 +166,81 @@ class AnyShapeModel:
             RecordError: the data have another version, are damaged, or hold nets of other inputs.
         """
         try:
-            a = read_arrays(data)
-            found = int(single(a, "format"))
-            if found != FORMAT:
-                raise ValueError(f"format {found}")
-            nets = Regressor.from_arrays(a)
-            kernels = tuple(config_from_name(str(each)) for each in a["kernels"])
-            _check_widths(nets)
-            margin, sure, unaligned = (float(single(a, name)) for name in ("margin", "sure", "sure_unaligned"))
-            return cls(kernels, nets, margin, sure, unaligned, str(single(a, "about")))
+            arrays = read_arrays(data)
+            version = int(single(arrays, "format"))
+            if version != cls.version:
+                raise ValueError(f"format {version}")
+            nets = Regressor.from_arrays(arrays)
+            _check_widths(nets, cls.input_count())
+            margin, sure, unaligned = (float(single(arrays, field)) for field in ("margin", "sure", "sure_unaligned"))
+            return cls(nets, margin, sure, unaligned, str(single(arrays, "about")), **cls.more_fields(arrays))
         except DAMAGED as error:
-            raise RecordError(
-                f"{name} cannot be read ({error})",
-                f"format {FORMAT}",
-                "install the package again, or fit it: outblas fit any-shape",
-            ) from error
+            wrong, do = f"{name or 'the ' + cls.words} cannot be read ({error})", "install the package again, or fit it"
+            raise RecordError(wrong, f"format {cls.version}", f"{do}: outblas fit any-shape") from error
+
+    @classmethod
+    def input_count(cls) -> int:
+        """Return the number of inputs of the nets."""
+        raise NotImplementedError
+
+    @classmethod
+    def more_fields(cls, arrays: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a subclass's own fields from the arrays of a file."""
+        return {}
+
+    def more_arrays(self) -> dict[str, Any]:
+        """Return the arrays of a subclass's own fields."""
+        return {}
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write an .npz file that :meth:`parse` reads. A file at ``path`` is replaced as a whole or not at all.
+
+        ``path`` is taken as it is, without an added suffix.
+
+        Raises:
+            RecordError: the disk refuses.
+        """
+        numbers = {"margin": self.margin, "sure": self.sure, "sure_unaligned": self.sure_unaligned}
+        arrays = {"format": self.version, **self.more_arrays(), **numbers, "about": self.about, **self.nets.to_arrays()}
+        buffer = io.BytesIO()
+        np.savez_compressed(buffer, **arrays)
+        write_atomic(Path(path), buffer.getvalue())
+
+    def surest(self, problem: Problem, gain: Floats, deviation: Floats) -> tuple[int, float, float] | None:
+        """Return (index, lower bound, deviations below) of the highest lower bound; None: it is below the margin.
+
+        Args:
+            gain: predicted natural logs of speed-ups, one or more.
+            deviation: their standard deviations.
+        """
+        sure = self.sure if problem.rows_aligned else self.sure_unaligned
+        low = gain - sure * deviation
+        best = int(low.argmax())
+        # nor what is no number
+        return (best, float(low[best]), sure) if low[best] >= math.log(self.margin) else None
+
+
+@dataclass(frozen=True)
+class AnyShapeModel(BoundedNets):
+    """A fitted model of each kernel's speed-up over torch.matmul.
+
+    Attributes:
+        kernels: the kernels for any shape, which ship in both layouts and dtypes.
+    """
+
+    kernels: tuple[KernelConfig, ...] = ()
+    version, folder, words = FORMAT, "any_shape", "data for any shape"
+
+    @classmethod
+    def input_count(cls) -> int:
+        return network_inputs(Problem(8, 8, 8), [], reference_gpu()).shape[1]  # any GPU has as many
+
+    @classmethod
+    def more_fields(cls, arrays: Mapping[str, Any]) -> dict[str, Any]:
+        return {"kernels": tuple(config_from_name(str(name)) for name in arrays["kernels"])}
+
+    def more_arrays(self) -> dict[str, Any]:
+        return {"kernels": np.array([config_name(c) for c in self.kernels])}
 
     @staticmethod
     def kernels_of(data: bytes) -> tuple[KernelConfig, ...]:
@@ -191,27 +254,6 @@ class AnyShapeModel:
         except DAMAGED as error:
             wrong = f"the data for any shape cannot be read ({error})"
             raise RecordError(wrong, "a file of outblas fit any-shape", "move it away") from error
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write an .npz file that :meth:`parse` reads. A file at ``path`` is replaced as a whole or not at all.
-
-        ``path`` is taken as it is, without an added suffix.
-
-        Raises:
-            RecordError: the disk refuses.
-        """
-        buffer = io.BytesIO()
-        np.savez_compressed(
-            buffer,
-            format=FORMAT,
-            kernels=np.array([config_name(c) for c in self.kernels]),
-            margin=self.margin,
-            sure=self.sure,
-            sure_unaligned=self.sure_unaligned,
-            about=self.about,
-            **self.nets.to_arrays(),
-        )
-        write_atomic(Path(path), buffer.getvalue())
 
     def offered(self, launch: Launch, installed: Iterable[KernelConfig] = ()) -> tuple[KernelConfig, ...]:
         """Return the kernels on offer for a launch option: those for any shape, then the others, each once.
@@ -258,20 +300,15 @@ class AnyShapeModel:
         configs, gain, deviation = self.predict(problem, gpu, offered, answer)
         if not configs:
             return None
-        sure = self.sure if problem.rows_aligned else self.sure_unaligned
-        low = gain - sure * deviation
-        best = int(low.argmax())
-        if not low[best] >= math.log(self.margin):  # nor what is no number
+        if (surest := self.surest(problem, gain, deviation)) is None:
             return None
+        best, low, sure = surest
         high = gain[best] + sure * deviation[best]
-        return LibraryChoice(configs[best], *(float(np.exp(x)) for x in (gain[best], low[best], high)))
+        return LibraryChoice(configs[best], *(float(np.exp(x)) for x in (gain[best], low, high)))
 
 
-def _check_widths(nets: Regressor) -> None:
-    """Raise ValueError where the nets are not of the inputs that :func:`network_inputs` makes, or not of each other."""
-    problem = Problem(8, 8, 8)
-    gpu = reference_gpu()  # any GPU has as many inputs
-    wide = network_inputs(problem, [], gpu).shape[1]
+def _check_widths(nets: Regressor, wide: int) -> None:
+    """Raise ValueError where the nets do not have a number of inputs, or do not fit each other."""
     sizes = [wide, *(w.shape[2] for w in nets.weights)]
     right = len(nets.mean) == len(nets.scale) == wide and sizes[-1] == 1
     for i, (w, b) in enumerate(zip(nets.weights, nets.biases, strict=True)):

@@ -6,21 +6,23 @@ The kernels are few, because each is shipped and ranked.
 from __future__ import annotations
 
 import functools
+import json
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from outblas.core.config import LAUNCHES, KernelConfig, Launch, launch_of
-from outblas.core.errors import OutblasError
-from outblas.core.gpu_records import reference_gpu
+from outblas.core.errors import OutblasError, RecordError
+from outblas.core.gpu_records import gpu_of_product, reference_gpu
 from outblas.core.problem import Problem
 from outblas.core.rivals import LT_HEURISTIC, RIVALS
 from outblas.core.roofline import Gpu
@@ -31,8 +33,10 @@ from outblas.learn.any_shape import ANSWER_FEATURES, is_left_to_torch, network_i
 from outblas.learn.features import Features
 from outblas.learn.posterior import Regressor
 from outblas.records.library import Library
+from outblas.records.parquet import read_whole
 from outblas.records.recording import Recording
 
+_T = TypeVar("_T")
 #: Counts of kernels by the reason of their choice. The first add most to the recorded problems; the second are those
 #: that the library installs most. The last are ranked first by the model at extents that are no multiples of 8.
 BY_RECORDING, BY_LIBRARY, GEMVS, BY_MODEL = 80, 24, 24, 24
@@ -120,6 +124,37 @@ class OfferedCells:
     gpu: Gpu
     answer: str = ""
     rival: float = math.nan
+
+
+def read_problems(
+    path: Path, what: str, step: str, of_rows: Callable[[Problem, Gpu, Sequence[Mapping[str, Any]]], _T]
+) -> tuple[list[_T], dict[str, Any]]:
+    """Read a Parquet table of measurements; return what ``of_rows`` makes of each problem, and the provenance.
+
+    Args:
+        path: the table; column ``problem`` has the problem's key.
+        what: content of the table, in an error.
+        step: step of ``outblas fit any-shape`` that makes it.
+        of_rows: called with each problem, the measured GPU and the problem's rows, in the order of the table.
+
+    Raises:
+        RecordError: there is no such file, or it is damaged.
+    """
+    import pyarrow as pa
+
+    if not path.is_file():
+        raise RecordError(f"no file {path}", what, f"make them: outblas fit any-shape {step}")
+    try:
+        table = read_whole(path)
+        by_problem: dict[str, list[dict[str, Any]]] = {}
+        for row in table.to_pylist():
+            by_problem.setdefault(row["problem"], []).append(row)
+        provenance = json.loads(table.schema.metadata[b"provenance"])
+        gpu = gpu_of_product(str(provenance["gpu"])) or reference_gpu()
+        return [of_rows(Problem.from_key(key), gpu, rows) for key, rows in by_problem.items()], provenance
+    except (pa.ArrowException, OSError, ValueError, LookupError, TypeError, OutblasError) as error:
+        wrong, do = f"{path} cannot be read ({error})", f"make it again: outblas fit any-shape {step}"
+        raise RecordError(wrong, f"a whole table of {what}", do) from error
 
 
 def cells_of_recording(recording: Recording, gpu: Gpu, seed: int = 0) -> list[OfferedCells]:

@@ -67,7 +67,9 @@ class Agent:
         raise NotImplementedError
 
     def prepare(self, recording: Recording, problems: Sequence[Problem]) -> None:
-        """Learn from recorded problems before any search; the default learns nothing. Return None.
+        """Learn from recorded problems before any search; return None.
+
+        By default an agent learns as by its :meth:`prepare_across`; without that, nothing.
 
         A comparison passes only the problems that are not held out. What an agent learns across shapes must come from
         these alone, never from a file that was fitted to others.
@@ -76,6 +78,10 @@ class Agent:
             recording: measurements of ``problems`` and possibly of others, which the agent must not read.
             problems: training problems.
         """
+        if type(self).prepare_across is not Agent.prepare_across:
+            from outblas.learn.train.training_part import TrainingPart
+
+            self.prepare_across([TrainingPart(recording, tuple(problems))])
 
     def prepare_across(self, parts: Sequence[TrainingPart]) -> None:
         """Learn from recordings of other GPUs, or of several, before any search; return None.

@@ -55,15 +55,6 @@ class NearestShape(FixedOrder):
         self._shapes: list[MeasuredShape] | None = None
         self._near: dict[Problem, list[list[KernelConfig]]] = {}
 
-    def prepare(self, recording: Recording, problems: Sequence[Problem]) -> None:
-        """Keep the problems and their recorded times; return None.
-
-        Args:
-            recording: measurements of ``problems``.
-            problems: training problems.
-        """
-        self._shapes, self._near = _shapes_of(recording, problems, self.gpu), {}
-
     def prepare_across(self, parts: Sequence[TrainingPart]) -> None:
         """Keep the problems of all parts and their recorded times; return None.
 

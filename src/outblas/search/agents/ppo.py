@@ -23,7 +23,6 @@ from outblas.search.agents.base import LaunchTurns, unexplored
 if TYPE_CHECKING:
     from outblas.learn.train.train_ppo import PpoSettings
     from outblas.learn.train.training_part import TrainingPart
-    from outblas.records.recording import Recording
 
 #: Environment variable: name or path of the policy to follow, instead of the packaged one.
 POLICY_VARIABLE = "OUTBLAS_POLICY"
@@ -49,21 +48,10 @@ class Ppo(LaunchTurns):
         self._policy = policy
         self._views: dict[tuple[Problem, int], CandidateView] = {}
 
-    def prepare(self, recording: Recording, problems: Sequence[Problem]) -> None:
+    def prepare_across(self, parts: Sequence[TrainingPart]) -> None:
         """Train a policy on these problems by :meth:`recipe` and follow it from now on; it replaces any other policy.
 
         The trained policy is kept in the cache, and a second call reads it. An interrupted training resumes.
-
-        Args:
-            recording: measurements of ``problems``.
-            problems: training problems; a part of them is kept for validation.
-        """
-        from outblas.learn.train.training_part import TrainingPart
-
-        self.prepare_across([TrainingPart(recording, tuple(problems))])
-
-    def prepare_across(self, parts: Sequence[TrainingPart]) -> None:
-        """Train as :meth:`prepare` on the problems of all parts, of one GPU or several.
 
         Args:
             parts: training problems; some (N, K) are kept for validation, on all GPUs.
