@@ -41,7 +41,6 @@ def test_help_names_every_step_and_option() -> None:
         "starts",
         "from-nothing",
         "begin-with",
-        "fill-from",
     ):
         assert f"--{option}" in text
 
@@ -65,7 +64,6 @@ def test_help_names_every_step_and_option() -> None:
         (["--job", f"judge {TABLE} 4"], "--job"),
         (["--starts", "10"], "--starts"),
         (["--begin-with", "missing.json"], "missing.json"),
-        (["--fill-from", "missing.json"], "missing.json"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -53,7 +53,7 @@ def test_help_names_every_option(name: str, options: tuple[str, ...]) -> None:
         (["catalogue", "--out", "OUT", "--recording", "missing"], "missing"),
         (["catalogue", "--out", "OUT", "--recording", "missing", "--kernels", "0"], "--kernels"),
         (["model"], "give a JSONL, --store, --recording or some of them"),
-        (["model", "missing.jsonl"], "missing.jsonl"),
+        (["model", "--store", "missing.sqlite"], "missing.sqlite"),
         (["model", "--store", "missing.sqlite"], "missing.sqlite"),
         (["model", "--recording", "missing"], "missing"),
         (["model", "--recording", "missing", "--folds", "1"], "--folds"),

@@ -12,9 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from outblas.core.config import KernelConfig, config_name
-from outblas.core.errors import RecordError
-from outblas.core.evaluation import Evaluation
+from outblas.core.config import KernelConfig
 from outblas.core.problem import Problem
 from outblas.kernels.config_text import config_from_name
 from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
@@ -22,27 +20,11 @@ from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.learn.train import choose_catalogue, fit_cost_model
 from outblas.learn.train.fit_cost_model import MeasuredRow
-from outblas.records.store import Store
 from support.gpus.known import H200
-from support.helpers import failed_evaluation, passed_evaluation
+from support.helpers import failed_evaluation, store, timed
 
 PROBLEM, OTHER = Problem(512, 512, 512), Problem(1024, 512, 512)
 A, B, C, D = (Sm90WgmmaConfig(64, bn) for bn in (32, 64, 96, 128))
-
-
-def timed(problem: Problem, config: KernelConfig, us: float, blas: float = 10.0, rounds: int = 11) -> Evaluation:
-    e = passed_evaluation(problem, config)
-    assert e.timing is not None
-    timing = replace(e.timing, samples_us=(us,) * rounds, median_us=us)
-    return replace(e, timing=timing, baselines_us={"torch": blas, "lt_auto": blas})
-
-
-def store(path: Path, **runs: list[Evaluation]) -> Path:
-    with Store(path) as made:
-        for run, evaluations in runs.items():
-            made.begin(run, {})
-            made.extend(run, evaluations)
-    return path
 
 
 def test_the_runs_of_a_store_are_brought_to_one_clock(tmp_path: Path) -> None:
@@ -138,16 +120,3 @@ def test_fitting_script_reads_stores(tmp_path: Path) -> None:
     found = json.loads(out.read_text())
     assert found["checks"]["problems"] == 5 and found["checks"]["sources"]["t"]["top"]["4"]["n"] == 5
     assert found["provenance"]["source"] == "t.sqlite" and str(tmp_path) not in out.read_text()
-
-
-@pytest.mark.parametrize(
-    "text", ["{", '{"p": "8_8_8_TN_fp16_fp32"}', "[1]", '{"p": "x", "first": {}, "med": {}}', "\xff"]
-)
-def test_a_line_that_is_no_measurement_is_named(text: str, tmp_path: Path) -> None:
-    path = tmp_path / "times.jsonl"
-    whole = {"p": PROBLEM.key, "first": {}, "med": {config_name(A): 3.0}}
-    path.write_text(json.dumps(whole) + "\n" + text, encoding="latin-1")
-    with pytest.raises(RecordError, match=r"times.jsonl(, line 2)? cannot be read"):
-        fit_cost_model.rows_of_jsonl(path)
-    path.write_text(json.dumps(whole))
-    assert [row.problem for row in fit_cost_model.rows_of_jsonl(path)] == [PROBLEM]

@@ -68,13 +68,6 @@ BeginOption = Annotated[
         "problem counts.",
     ),
 ]
-FillOption = Annotated[
-    list[Path] | None,
-    typer.Option(
-        metavar="FILE",
-        help="A library whose kernels rows that fall back take. May be repeated: the first that has one counts.",
-    ),
-]
 AdoptOption = Annotated[
     Path | None,
     typer.Option(
@@ -138,7 +131,6 @@ def build_library(
     starts: StartsOption = None,
     from_nothing: FromNothingOption = False,
     begin_with: BeginOption = None,
-    fill_from: FillOption = None,
     adopt: AdoptOption = None,
     check: CheckOption = None,
     job: JobOption = None,
@@ -168,9 +160,9 @@ def build_library(
         _tables(recorded, TABLES[:1]),
         DEFAULT_STARTS if starts is None else parse_names(starts, ALL_STARTS, "--starts"),
     )
-    libraries, fillers = common.files("--begin-with", begin_with), common.files("--fill-from", fill_from)
+    libraries = common.files("--begin-with", begin_with)
     sibling = None if adopt is None else common.folder("--adopt", adopt)
-    build(place, listed, chosen, libraries, fillers, sibling)
+    build(place, listed, chosen, libraries, sibling)
     if place.library.exists():
         out.print(f"library: {place.library}", markup=False)
     for path in sorted(place.path.glob("*.parquet")):

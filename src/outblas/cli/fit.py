@@ -56,9 +56,6 @@ def fit_catalogue(
 
 @fit.command("model", short_help="Fit the ranking model's coefficients")
 def fit_model(
-    jsonl: Annotated[
-        list[Path] | None, typer.Argument(metavar="JSONL", help="Measurements as JSON lines.", show_default=False)
-    ] = None,
     recording: Annotated[str | None, typer.Option(help="A packaged recording's name, or a folder.")] = None,
     store: StoreOption = None,
     folds: Annotated[int, typer.Option(help="Folds of the check on shapes that a fit has not seen.")] = 5,
@@ -70,13 +67,9 @@ def fit_model(
 
     Example: ``outblas fit model --recording h200 --out model.json``.
     """
-    lines, stores = common.files("JSONL", jsonl), common.files("--store", store)
-    if not (lines or stores or recording):
-        raise UsageError(
-            "no measurements",
-            "JSON lines, stores, a recording or some of them",
-            "give a JSONL, --store, --recording or some of them",
-        )
+    stores = common.files("--store", store)
+    if not (stores or recording):
+        raise UsageError("no measurements", "stores, a recording or both", "give --store, --recording or both")
     common.at_least("--folds", folds, 2)
 
     from outblas.core.files import write_json
@@ -84,7 +77,7 @@ def fit_model(
 
     if out_file is not None:
         common.output_file("--out", out_file, "ranking model", _reader("coefficients"))
-    report = run.fit_model(run.Measurements(lines, stores, recording), folds)
+    report = run.fit_model(run.Measurements(stores, recording), folds)
     run.print_report(report)
     path = out_file or run.packaged_path(report["gpu"])
     write_json(path, report)

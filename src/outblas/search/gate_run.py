@@ -61,11 +61,12 @@ def surely_faster(intervals: Iterable[LibraryInterval]) -> list[LibraryInterval]
     A product's kernel may be level with the fastest rival, since torch is not. Without a gate's kernel the fastest
     product runs, and the pass.
     """
-    return [one if one.row.plain is None or one.row.plain.low > 1 else _without_kernel(one) for one in intervals]
-
-
-def _without_kernel(one: LibraryInterval) -> LibraryInterval:
-    return replace(one, row=replace(one.row, plain=None, pdl=None, weights=None))
+    return [
+        one
+        if one.row.plain is None or one.row.plain.low > 1
+        else replace(one, row=replace(one.row, plain=None, pdl=None, weights=None))
+        for one in intervals
+    ]
 
 
 def rivals_sha(plan: WorkerPlan | None) -> str:

@@ -20,12 +20,11 @@ from outblas.core.roofline import Gpu, floor_us, regime
 from outblas.core.weight import WeightRange
 from outblas.records.averages import launch_columns
 from outblas.records.library import Library
-from outblas.records.library_row import LibraryChoice
-from outblas.records.library_row import LibraryRow as LibraryRow
+from outblas.records.library_row import LibraryChoice, LibraryRow
 from outblas.records.results import COLUMNS, Row
 from outblas.records.run_directory import RunDirectory
 from outblas.records.store import Store
-from outblas.records.user_library import stamp_differences, stamp_of
+from outblas.records.user_library import stamp_differences
 
 FORMAT = 1
 
@@ -99,8 +98,7 @@ def folder_name(
 def other_conditions(about: Mapping[str, Any], stamp: Mapping[str, Any]) -> list[str]:
     """Return how the conditions of a run differ from the present ones, a text each; an empty list if they agree.
 
-    They are what an installed library is stamped with: GPU, driver, NVRTC, release and kernels. An earlier release did
-    not write all of them; the others count as equal.
+    They are what an installed library is stamped with: GPU, driver, NVRTC, release and kernels.
 
     Args:
         about: content of ``run.json``.
@@ -110,12 +108,7 @@ def other_conditions(about: Mapping[str, Any], stamp: Mapping[str, Any]) -> list
         RecordError: the table of equal kernels is damaged.
     """
     there = about.get("stamp")
-    if not isinstance(there, dict):
-        found = {key: value for key, value in stamp_of(about.get("provenance") or {}).items() if value is not None}
-        release = about.get("outblas", stamp["outblas"])
-        kernels = stamp["kernels"] if release == stamp["outblas"] else None
-        there = {**stamp, **found, "outblas": release, "kernels": kernels}
-    return stamp_differences(there, stamp)
+    return stamp_differences(there if isinstance(there, dict) else {}, stamp)
 
 
 def folder_beside(path: Path, stamp: Mapping[str, Any]) -> Path:

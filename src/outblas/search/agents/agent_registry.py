@@ -31,8 +31,6 @@ AGENTS: dict[str, str] = {
     "llm": "llm:LanguageModel",
     "kt-genetic": "kernel_tuner:Genetic",
     "kt-annealing": "kernel_tuner:Annealing",
-    "kt-local": "kernel_tuner:LocalSearch",
-    "kt-vndx": "kernel_tuner:VariableNeighbourhood",
     "kt-diffevo": "kernel_tuner:DifferentialEvolution",
 }
 

@@ -31,7 +31,7 @@ from outblas.kernels.legality import why_illegal
 from outblas.records.interval_merge import replace_intervals, replace_weights
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryRow
-from outblas.records.library_tables import fill_fallbacks, rows_of_table, with_table_rows
+from outblas.records.library_tables import rows_of_table, with_table_rows
 from outblas.records.provenance import collect_provenance
 from outblas.records.retuning import RETUNE_FILE as RETUNE
 from outblas.records.retuning import retune_record, seconds_by_step
@@ -123,7 +123,8 @@ def copy_tables_from(work: BuildFolder, files: Sequence[Path]) -> None:
     tables: dict[str, Any] = {}
     for library in libraries:
         rows = {row.problem: row for row in library.rows} | rows
-        tables = _named_kernels(library) | tables
+        sources = {"kernels": library.provenance["kernels"]} if library.provenance.get("kernels") else {}
+        tables = {name: {**sources, **about} for name, about in library.provenance["tables"].items()} | tables
     first = libraries[0]
     whole = _with_intervals_of(first, libraries[1:])
     if work.library.exists() and whole is first and tables.keys() == first.provenance["tables"].keys():
@@ -141,63 +142,10 @@ def _with_intervals_of(library: Library, others: Sequence[Library]) -> Library:
     return library
 
 
-def _named_kernels(library: Library) -> dict[str, Any]:
-    """Return the provenance of a library's tables, each with the hash of its kernel sources if that is known."""
-    sources = {"kernels": library.provenance["kernels"]} if library.provenance.get("kernels") else {}
-    return {name: {**sources, **about} for name, about in library.provenance["tables"].items()}
-
-
-def fill_from(work: BuildFolder, files: Sequence[Path], tables: Sequence[Table]) -> None:
-    """Fill rows that fall back with the kernel of another library, once per table and other library.
-
-    A row of work without a kernel for ``plain``, ``pdl`` or ``weights`` takes the other row's kernel for that launch
-    option, if it has one. Kernels that work has stay. Each table is one printed line, e.g. ``fill
-    grid1000:TN:fp16:fp32: 86 rows have a kernel where they had none``. The filled kernels are not chosen yet: the steps
-    ``trial`` and ``choose`` must follow.
-
-    Args:
-        files: files ``library.json`` of other libraries, in the order in which they may fill.
-        tables: tables whose rows are filled.
-
-    Raises:
-        UsageError: a library lacks these tables, or the libraries are of different kernels or kinds of GPU.
-    """
-    for file in files:
-        library, other = work.load(), Library.load(file)
-        parts = {table: (rows_of_table(library, table), rows_of_table(other, table)) for table in tables}
-        _check_one_kind((library, other))
-        source = {key: other.provenance[key] for key in ("date", "commit")}
-        for table, (part, found) in parts.items():
-            about = part.provenance
-            done = about.get("filled", [])
-            if source in [before["from"] for before in done]:
-                continue
-            rows, count = _filled(library, found)
-            about = {**about, "filled": [*done, {"from": source, "rows": count}]}
-            known = {**library.provenance["tables"], str(table): about}
-            library = replace(library, rows=rows, provenance={**library.provenance, "tables": known})
-            print(f"fill {table}: {count} rows have a kernel where they had none", flush=True)
-        library.save(work.library)
-
-
-def _check_one_kind(libraries: Sequence[Library]) -> None:
-    _check_one_gpu(libraries)
-    about = {library.provenance.get("kernels") for library in libraries}
-    if len(about) > 1:
-        raise UsageError(
-            f"libraries of kernels {about}", "one kind of GPU and the same kernels", "leave the others out"
-        )
-
-
 def _check_one_gpu(libraries: Sequence[Library]) -> None:
     gpus = sorted({library.gpu for library in libraries})
     if len(gpus) > 1:
         raise UsageError(f"libraries of {', '.join(gpus)}", "one kind of GPU", "leave the others out")
-
-
-def _filled(library: Library, other: Library) -> tuple[tuple[LibraryRow, ...], int]:
-    rows = tuple(fill_fallbacks(row, found) if (found := other.row_of(row.problem)) else row for row in library.rows)
-    return rows, sum(new != old for new, old in zip(rows, library.rows, strict=True))
 
 
 def build(
@@ -205,17 +153,15 @@ def build(
     listed: Sequence[Sequence[str]],
     tables: Sequence[Table],
     libraries: Sequence[Path] = (),
-    fillers: Sequence[Path] = (),
     sibling: Path | None = None,
 ) -> None:
-    """Lock the directory, take over and fill tables, then run the jobs.
+    """Lock the directory, take over tables, then run the jobs.
 
     Args:
         work: the directory, made if it is missing.
         listed: the jobs, see :func:`jobs`.
-        tables: tables whose rows may take kernels of ``fillers``.
+        tables: tables that the directory may adopt.
         libraries: files of libraries whose tables the directory takes over if it lacks them (:func:`copy_tables_from`).
-        fillers: files of libraries whose kernels fill rows that fall back (:func:`fill_from`).
         sibling: directory of another GPU's build, whose finalists begin the tables that are missing (:func:`adopt`).
 
     Raises:
@@ -225,7 +171,6 @@ def build(
     """
     with lock_folder(work.path):
         copy_tables_from(work, libraries)
-        fill_from(work, fillers, tables)
         if sibling is not None:
             work.check()
             adopt(work, sibling, tables)
@@ -467,10 +412,8 @@ def _finalists_here(source: BuildFolder, part: Library, table: Table, gpu: Gpu) 
     for path in filter(Path.exists, lists):
         last |= read_finalists(path)
     found = {p: dict.fromkeys((*last.get(p, ()), *configs)) for p, configs in part.installed().items()}
-    return {p: [c for c in configs if _can_win(p, c, gpu)] for p, configs in found.items()}
-
-
-def _can_win(problem: Problem, config: KernelConfig, gpu: Gpu) -> bool:
-    """Blocks choose large products, and among plain kernels only."""
-    fitting = problem.flops < BLOCK_FLOP or launch_of(config) == "plain"
-    return fitting and why_illegal(problem, config, gpu) is None
+    # Blocks choose large products, and among plain kernels only.
+    return {
+        p: [c for c in configs if (p.flops < BLOCK_FLOP or launch_of(c) == "plain") and why_illegal(p, c, gpu) is None]
+        for p, configs in found.items()
+    }

@@ -152,7 +152,7 @@ def reopened_finalists(work: BuildFolder, table: Table, step: str) -> dict[Probl
         )
     gpu, known = gpu_of_device(work.gpu_index), earlier_finalists(work, table, step)
     found = {problem: finalists_of_search(problem, evaluations, gpu) for problem, evaluations in tried.items()}
-    new = {p: configs for p, configs in found.items() if not known[p].issuperset(_plain(configs))}
+    new = {p: cs for p, cs in found.items() if not known[p].issuperset(c for c in cs if launch_of(c) == "plain")}
     write_json(path, names_of_finalists(new))
     return new
 
@@ -173,10 +173,6 @@ def earlier_finalists(work: BuildFolder, table: Table, step: str) -> dict[Proble
     return found
 
 
-def _plain(configs: Iterable[KernelConfig]) -> list[KernelConfig]:
-    return [config for config in configs if launch_of(config) == "plain"]
-
-
 def finalists_of_search(problem: Problem, tried: Sequence[Evaluation], gpu: Gpu) -> list[KernelConfig]:
     """Return the finalists of one problem, each once: plain ones first, fastest first within a launch option.
 
@@ -189,14 +185,11 @@ def finalists_of_search(problem: Problem, tried: Sequence[Evaluation], gpu: Gpu)
         launch: near_the_best(ranked, launch, speed, REOPENED_PER_LAUNCH[launch], REOPENED_WITHIN)
         for launch in LAUNCHES
     }
-    twins = [with_launch(config, launch) for launch in _worth_a_twin(problem, gpu) for config in near["plain"][:TWINS]]
+    # PDL saves half a microsecond, which decides where a long product is level; early loads need a short one.
+    launches: list[Launch] = ["pdl", "weights"] if "weights" in launch_options(problem, gpu) else ["pdl"]
+    twins = [with_launch(config, launch) for launch in launches for config in near["plain"][:TWINS]]
     legal = [twin for twin in twins if why_illegal(problem, twin, gpu) is None]
     return list(dict.fromkeys((*near["plain"], *near["pdl"], *near["weights"], *legal)))
-
-
-def _worth_a_twin(problem: Problem, gpu: Gpu) -> list[Launch]:
-    """PDL saves half a microsecond, which decides where a long product is level; early loads need a short one."""
-    return ["pdl", "weights"] if "weights" in launch_options(problem, gpu) else ["pdl"]
 
 
 def plain_finalists(

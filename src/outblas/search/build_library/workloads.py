@@ -120,13 +120,12 @@ def best_of_cold_search(work: BuildFolder, table: Table) -> dict[Problem, list[K
     """Return problem -> up to three kernels within 2% of the best of a finished search; empty without one."""
     if not finished_trial(work, table, SEARCH):
         return {}
-    return {problem: _fastest(entry) for problem, entry in read_trial(work, table, SEARCH).items()}
-
-
-def _fastest(entry: TrialEntry) -> list[KernelConfig]:
-    speed = {config_from_name(name): 1 / timing.median_us for name, timing in entry.timings.items()}
-    ranked = sorted(speed, key=lambda config: (-speed[config], config_name(config)))
-    return near_the_best(ranked, "plain", speed, BEST, WITHIN)
+    best = {}
+    for problem, entry in read_trial(work, table, SEARCH).items():
+        speed = {config_from_name(name): 1 / timing.median_us for name, timing in entry.timings.items()}
+        ranked = sorted(speed, key=lambda config: (-speed[config], config_name(config)))
+        best[problem] = near_the_best(ranked, "plain", speed, BEST, WITHIN)
+    return best
 
 
 COLD, SERVER = MODE_OF_WORKLOAD["cold"], MODE_OF_WORKLOAD["single"]
@@ -351,7 +350,8 @@ def second_winner(row: LibraryRow, entries: Sequence[TrialEntry], mode: str) -> 
     sure = {
         name: figures
         for name, figures in others.items()
-        if figures[1] > SECOND_ABOVE and all(_is_faster(each, name, plain) for each in entries)
+        if figures[1] > SECOND_ABOVE
+        and all(start.timings[name].median_us < start.timings[plain].median_us for start in entries)
     }
     cheaper = others.get(LT_HEURISTIC)
     if not sure and row.plain is None and not row.fallback and cheaper is not None and cheaper[0] > 1:
@@ -370,10 +370,6 @@ def of_all_starts(entries: Sequence[TrialEntry]) -> TrialEntry:
     said = {name: {algorithm_of_detail(each.details.get(name, "")) for each in entries} for name in RIVALS}
     same = {name: timing for name, timing in found.timings.items() if len(said.get(name, {""})) == 1}
     return replace(found, timings=same)
-
-
-def _is_faster(entry: TrialEntry, name: str, than: str) -> bool:
-    return entry.timings[name].median_us < entry.timings[than].median_us
 
 
 def over_plain(entry: TrialEntry, plain: str, name: str, mode: str) -> tuple[float, float, float]:

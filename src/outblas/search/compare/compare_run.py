@@ -116,7 +116,10 @@ def run_compare(
     if out_path.is_dir():
         raise UsageError(f"--out {out_path} is a folder", "a result file", "name a file in it")
     recording = Recording.load(plan.recording)
-    other = None if plan.across is None else _of_another_gpu(plan.across, recording)
+    other = None if plan.across is None else Recording.load(plan.across)
+    if other is not None and other.gpu == recording.gpu:
+        wrong = f"--across {plan.across}, of {other.gpu.name} as --device is"
+        raise UsageError(wrong, "another GPU", "name its recording")
     arms = list(request.agents) if other is None else arms_of(request.agents, request.sources, recording.gpu)
     if request.resume and out_path.exists():
         _check_replaced(request, arms, recording, other)
@@ -125,7 +128,10 @@ def run_compare(
     units = _units(request, arms, recording.gpu)
     keys = {split: [task.key for task in tasks] for split, (_, tasks) in made.items()}
     total = sum(len(keys[unit.split]) for unit in units)
-    settings = {**_settings(plan, recording, other), **_agent_files(request.agents)}
+    settings = _settings(plan, recording, other)
+    # of each agent file the SHA-256, so that an edited file does not resume
+    if files := {name: check_agent_file(Path(name)) for name in request.agents if is_agent_file(name)}:
+        settings["agent_files"] = files
     journal = Journal(out_path.with_name(out_path.name + ".jsonl"), settings, request.resume)
     answers = _Answers(units, keys)
     written = False
@@ -158,14 +164,6 @@ def run_compare(
             f"them, move {out_path} away and repeat their command"
         )
     return out_path
-
-
-def _of_another_gpu(name: str, judged: Recording) -> Recording:
-    """Return the recording of a name. Raises UsageError if it is of the judged GPU."""
-    other = Recording.load(name)
-    if other.gpu == judged.gpu:
-        raise UsageError(f"--across {name}, of {other.gpu.name} as --device is", "another GPU", "name its recording")
-    return other
 
 
 def _learned(
@@ -326,12 +324,6 @@ def _settings(plan: Plan, recording: Recording, other: Recording | None) -> dict
         "held_out": plan.share,
         "split_seed": plan.split_seed,
     }
-
-
-def _agent_files(agents: Sequence[str]) -> dict[str, Any]:
-    """Return the SHA-256 of each agent file, so that an edited file does not resume; empty without such files."""
-    files = {name: check_agent_file(Path(name)) for name in agents if is_agent_file(name)}
-    return {"agent_files": files} if files else {}
 
 
 def _meta(

@@ -26,7 +26,6 @@ from outblas.core.config import KernelConfig, Launch, config_name, launch_of
 from outblas.core.errors import DeviceError, OutblasError, UsageError, unknown_name
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.problem import Problem
-from outblas.core.roofline import Gpu
 from outblas.core.suites import sample
 from outblas.records.recording import Recording
 from outblas.records.recording_files import CHOICE_CODES, STATUS_CODES
@@ -134,11 +133,6 @@ def check_agents(agents: Sequence[str]) -> None:
         raise UsageError(f"agents {', '.join(agents) or 'none'}", "one or more different ones", "correct --agents")
 
 
-def _compared_agent(name: str, seed: int, gpu: Gpu) -> Agent:
-    """Return a new agent of a comparison: that of the registry, or that of a Python file."""
-    return FileAgent(Path(name), seed, gpu) if is_agent_file(name) else make_agent(name, seed, gpu)
-
-
 def held_out_tasks(plan: Plan, recording: Recording, name: str) -> tuple[Split, list[HeldOutTask]]:
     """Return a split of the recording, and the tasks of its held-out problems (of the plan's sample).
 
@@ -211,37 +205,24 @@ def search_task(
     offered = (*task.candidates, *task.left_out) if agent.every_legal else task.candidates
     history: list[Evaluation] = []
     times: list[float | None] = []  # of the first proposal, the second, ...
-    while len(times) < min(_most_proposals(times, budgets[-1]), len(offered)):
+    # While none has passed, the choice needs one proposal more than measurements.
+    while len(times) < min(budgets[-1] + all(us is None for us in times), len(offered)):
         proposed = agent.propose(task.problem, offered, history, 1)
         if not proposed:
             break
-        config = _only_proposal(proposed, agent, task.problem, offered, history)
-        evaluation, us = _answer(task, config, evaluator)
+        tried = {evaluation.config for evaluation in history}
+        if len(proposed) > 1 or proposed[0] in tried or proposed[0] not in offered:
+            raise UsageError(
+                f"agent {agent.name!r} proposed {[config_name(c) for c in proposed]} for {task.problem.key}",
+                "one candidate that is offered and not tried yet",
+                "correct the agent",
+            )
+        evaluation, us = _answer(task, proposed[0], evaluator)
         history.append(evaluation)
         times.append(us)
         agent.observe([evaluation])
     found = [_choice(times, budget) for budget in budgets]
     return [task.best_us / (task.worst_us if us is None else us) for us in found], [us is not None for us in found]
-
-
-def _most_proposals(times: Sequence[float | None], budget: int) -> int:
-    """Return how many proposals the choice after ``budget`` measurements needs: one more while none has passed."""
-    return budget + all(us is None for us in times)
-
-
-def _only_proposal(
-    proposed: Sequence[KernelConfig], agent: Agent, problem: Problem, offered: Sequence[KernelConfig],
-    history: Sequence[Evaluation],
-) -> KernelConfig:  # fmt: skip
-    """Return the only proposed candidate. Raises UsageError unless it is alone, offered and untried."""
-    tried = {evaluation.config for evaluation in history}
-    if len(proposed) > 1 or proposed[0] in tried or proposed[0] not in offered:
-        raise UsageError(
-            f"agent {agent.name!r} proposed {[config_name(c) for c in proposed]} for {problem.key}",
-            "one candidate that is offered and not tried yet",
-            "correct the agent",
-        )
-    return proposed[0]
 
 
 def _answer(task: HeldOutTask, config: KernelConfig, evaluator: ReplayEvaluator) -> tuple[Evaluation, float | None]:
@@ -281,7 +262,8 @@ def run_unit(
     split, tasks = held_out_tasks(plan, recording, unit.split)
     tasks = [task for task in tasks if task.key not in unit.done]
     name, source = arm_parts(unit.agent)
-    agent, evaluator = _compared_agent(name, unit.seed, recording.gpu), ReplayEvaluator(recording)
+    is_file, evaluator = is_agent_file(name), ReplayEvaluator(recording)
+    agent = FileAgent(Path(name), unit.seed, recording.gpu) if is_file else make_agent(name, unit.seed, recording.gpu)
     parts = parts_of(source, split, recording, other)
     start = time.process_time()
     agent.prepare_across(parts)

@@ -194,13 +194,10 @@ def arms_of(agents: Sequence[str], sources: Sequence[str], gpu: Gpu) -> list[str
         usable = [source for source in sources if agent.across or source != "both"]
         if not usable:
             raise UsageError(f"agent {name} with both alone", "one recording for it", "add another to --learn-from")
-        found += [f"{name}{_ARM_MARK}{source}" for source in usable] if _learns_before(agent) else [name]
+        own = type(agent)
+        learns_before = own.prepare is not Agent.prepare or own.prepare_across is not Agent.prepare_across
+        found += [f"{name}{_ARM_MARK}{source}" for source in usable] if learns_before else [name]
     return found
-
-
-def _learns_before(agent: Agent) -> bool:
-    """Return True if the agent learns from recordings before a search."""
-    return type(agent).prepare is not Agent.prepare or type(agent).prepare_across is not Agent.prepare_across
 
 
 def parts_of(source: str, split: Split, judged: Recording, other: Recording | None) -> list[TrainingPart]:

@@ -124,7 +124,9 @@ def find_intervals(
             f"those in {store.path} are kept under run id {run_id}"
         ) from error
     search.finish()
-    intervals = tuple(_joined(cells, search.proved_runs()))
+    # None stands for a run whose kernels were not proved in time.
+    proved = [None if search.open_proofs(run) else run for run in winner_runs(cells)]
+    intervals = tuple(_joined(cells, proved))
     rows = tuple(_sampled_row(cells, m, intervals) for m in options.sampled if cells.was_launched(m))
     return FoundIntervals(intervals, rows, stopped)
 
@@ -167,7 +169,11 @@ class _Search:
             new = (self._changes(runs), self._gaps(runs), self._twins(runs), self._unmeasured(runs))
             asks, words = self.cells.unknown(chain.from_iterable(new)), "changes"
             if not asks and proofs < MOST_PROOF_ROUNDS:
-                asks, words, proofs = self.cells.unknown(self._proofs(runs)), "proofs", proofs + 1
+                asks, words, proofs = (
+                    self.cells.unknown(chain.from_iterable(map(self.open_proofs, runs))),
+                    "proofs",
+                    proofs + 1,
+                )
             if not asks:
                 return False
             if self._measure(asks, words):
@@ -177,10 +183,6 @@ class _Search:
         """Report that no measurement of the weight is left."""
         if self._done:
             self.options.watch.told(self._done, self._done, "done")
-
-    def proved_runs(self) -> list[WinnerRun | None]:
-        """Return the runs whose kernels were proved inside, and those without a kernel. None stands for another one."""
-        return [None if self._open_proofs(run) else run for run in winner_runs(self.cells)]
 
     def _changes(self, runs: Sequence[WinnerRun]) -> list[Ask]:
         """Return questions on the gaps between runs: the winners at the neighbour, then in the middle of the gap."""
@@ -270,10 +272,7 @@ class _Search:
     def _allowed(self, configs: Iterable[KernelConfig]) -> list[KernelConfig]:
         return [config for config in configs if launch_allows(self.options.launch, config)]
 
-    def _proofs(self, runs: Sequence[WinnerRun]) -> list[Ask]:
-        return [ask for run in runs for ask in self._open_proofs(run)]
-
-    def _open_proofs(self, run: WinnerRun) -> list[Ask]:
+    def open_proofs(self, run: WinnerRun) -> list[Ask]:
         """Return the questions whose answers prove a run's kernels inside of it; empty if they are proved."""
         configs, (first, last) = run.configs, (run.ms[0], run.ms[-1])
         if not configs:

@@ -245,8 +245,11 @@ def weights_of_file(file: Path, tp: int, dtype: str | None, where: Device) -> tu
     """
     config = read_model(file)
     kind = model_dtype(config) if dtype is None else Problem(1, 1, 1, "TN", dtype).dtype  # type: ignore[arg-type]
-    products, library = engine_products(config, tp), _library_in_use(where)
-    return weights_of_model(products, kind, library), library
+    name = where.recording or "" if where.gpu_index is None else gpu_of_device(where.gpu_index).name
+    library = Library.packaged(name, missing_ok=True)
+    if where.gpu_index is not None:
+        library = library_for_device(library, where.gpu_index)[0]
+    return weights_of_model(engine_products(config, tp), kind, library), library
 
 
 def weights_of_model(
@@ -329,10 +332,3 @@ def lacking_ranges(weights: Iterable[ModelWeight]) -> RangesRequest:
     ranked = sorted(weights, key=lambda one: -one.product.n * one.product.k * one.times)
     free = {one.asked.weight: one.free if one.lacking else () for one in ranked}
     return replace(engine_ranges((one.asked, one.is_padded) for one in ranked), free=free)
-
-
-def _library_in_use(where: Device) -> Library:
-    if where.gpu_index is None:
-        return Library.packaged(where.recording or "", missing_ok=True)
-    packaged = Library.packaged(gpu_of_device(where.gpu_index).name, missing_ok=True)
-    return library_for_device(packaged, where.gpu_index)[0]
