@@ -70,7 +70,6 @@ def log_uniform(rng: random.Random, low: int, high: int) -> int:
     """Return a whole number from ``low`` to ``high`` whose logarithm is uniform.
 
     Args:
-        rng: generator of the draw.
         low: the least number, 1 or more.
         high: the greatest number.
     """

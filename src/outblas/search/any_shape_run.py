@@ -176,21 +176,13 @@ RECORDED, BENCHED = 1, 2
 
 
 def near_layers(rng: random.Random) -> tuple[int, int, int]:
-    """Return (M, N, K): N and K of a random layer of a real model, and a log-uniform M from 1 to 8192.
-
-    Args:
-        rng: generator of the draws.
-    """
+    """Return (M, N, K): N and K of a random layer of a real model, and a log-uniform M from 1 to 8192."""
     n, k = rng.choice([nk for model in LLM_LAYERS.values() for nk in model])
     return log_uniform(rng, 1, 8192), n, k
 
 
 def multiples_of_8(rng: random.Random) -> tuple[int, int, int]:
-    """Return (M, N, K): N and K multiples of 8 from 32 to 16384, and any M from 1 to 16384, all log-uniform.
-
-    Args:
-        rng: generator of the draws.
-    """
+    """Return (M, N, K): N and K multiples of 8 from 32 to 16384, and any M from 1 to 16384, all log-uniform."""
     n, k = (8 * log_uniform(rng, 4, GRID_EXTENTS[-1] // 8) for _ in range(2))
     return log_uniform(rng, 1, GRID_EXTENTS[-1]), n, k
 
@@ -212,10 +204,6 @@ def shapes(count: int, seed: int) -> list[Problem]:
 
     Extents come from :data:`EXTENT_GENERATORS` in turns; a product has at most 1e12 FLOP. Layout TN has probability
     3/4, else it is NN. The same arguments give the same problems, in the same order. 0 gives ``[]``.
-
-    Args:
-        count: number of problems.
-        seed: seed of the draw.
     """
     rng = random.Random(seed)
     known = {(p.m, p.n, p.k) for name in PUBLISHED_SUITES for p in suite(name)}
@@ -231,7 +219,6 @@ def record(problems: Sequence[Problem], measurements: int, store: Path, cells: P
     """Measure the kernels that the policy chooses beside torch, and write them as a table (GPU 0, resumable).
 
     Args:
-        problems: problems to measure.
         measurements: kernels of each problem.
         store: file of the evaluations, in which a stopped run resumes.
         cells: path of the Parquet table, which is replaced.
@@ -256,7 +243,6 @@ def measure(
     """Measure kernels that an agent chooses beside torch (GPU 0, resumable).
 
     Args:
-        problems: problems to measure.
         measurements: kernels of each problem, proposed at once.
         store: file of the evaluations, in which a stopped run resumes.
         offered: returns a problem's kernels.
@@ -311,8 +297,6 @@ def bench(problems: Sequence[Problem], out: Path, summary_file: Path) -> dict[st
     torch runs the problems that the model leaves alone; they count as fall-backs.
 
     Args:
-        problems: problems to bench.
-        out: path of the result file.
         summary_file: path of the JSON file with the figures of :func:`summarize_rows`, ``provenance`` and ``fit``.
 
     Returns:
@@ -409,8 +393,6 @@ def extension_shapes(count: int, seed: int, layouts: Sequence[Layout] = ("TN", "
     The same arguments give the same problems, in the same order. 0 gives ``[]``.
 
     Args:
-        count: number of problems.
-        seed: seed of the draw.
         layouts: layouts of the problems, which take turns.
     """
     rng = random.Random(seed)
@@ -484,7 +466,6 @@ def extend(problems: Sequence[Problem], store: Path, cells: Path) -> str:
     """Measure the kernels of :class:`PromisingKernels` beside torch, and write them as a table (GPU 0, resumable).
 
     Args:
-        problems: problems to measure.
         store: file of the evaluations, in which a stopped run resumes.
         cells: path of the Parquet table, which is replaced.
 

@@ -27,12 +27,7 @@ _CODE = ("dispatch/fusion/silu_kernel.py", "workers/gate_cell.py", "workers/gate
 
 
 def lacking_gates(weights: Iterable[ModelWeight], library: Library) -> RangesRequest:
-    """Return the gate/up weights of a model of which a library has no gates, at the sizes of the engine's graphs.
-
-    Args:
-        weights: the model's weights.
-        library: the library in use.
-    """
+    """Return the gate/up weights of a model of which a library has no gates, at the sizes of the engine's graphs."""
     known = library.gate_index
     gated = [one.asked for one in weights if one.is_gated and not known.of_weight(one.asked.weight)]
     return engine_ranges((asked, True) for asked in gated)
@@ -43,7 +38,6 @@ def gate_plan(plan: WorkerPlan, ranges: RangesRequest, library: Library) -> Work
 
     Args:
         plan: workers on GPUs.
-        ranges: the weights.
         library: its kernels for the products, with one pass more, are rivals.
     """
     unfused: dict[Problem, KernelConfig] = {}

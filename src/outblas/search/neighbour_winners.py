@@ -43,7 +43,6 @@ class PreferredFirstAgent(Agent):
 
     Args:
         first: problem -> configs; those that are not offered are ignored. A problem may be missing.
-        then: the other agent.
     """
 
     def __init__(self, first: Mapping[Problem, Sequence[KernelConfig]], then: Agent) -> None:
@@ -72,9 +71,6 @@ def winners(tried: Sequence[Evaluation]) -> dict[Launch, KernelConfig]:
 
     A candidate counts only for the option that it needs itself, see :func:`outblas.core.config.launch_of`. The first
     one wins a tie. Evaluations without a speed-up do not count.
-
-    Args:
-        tried: evaluations of one problem.
     """
     best: dict[Launch, tuple[float, KernelConfig]] = {}
     for e in tried:

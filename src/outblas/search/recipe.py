@@ -279,7 +279,6 @@ def is_faulty(config: KernelConfig, share: float, seed: int = 0) -> bool:
 
     Args:
         share: share of the kernels, 0 to below 1.
-        seed: seed of the draw.
     """
     name = config_name(with_launch(config, "plain"))
     return random.Random(f"{seed}/{name}").random() < share
@@ -407,7 +406,6 @@ def judge_policy(
 
     Args:
         policy: the policy. It measures its highest score every time.
-        evaluator: answers from the recording.
         tasks: problems and launch options. One without a right candidate is left out.
         budgets: numbers of measurements, ascending, 1 or more.
 

@@ -31,14 +31,6 @@ CANDIDATES_PER_ROUND = 4
 Progress = Callable[[int, int, float], None]
 
 
-def _never() -> bool:
-    return False
-
-
-def _ignore(evaluations: Sequence[Evaluation]) -> None:
-    return None
-
-
 @dataclass(frozen=True)
 class SearchOptions:
     """Settings of a search: the distribution of its measurements and an early end.
@@ -55,9 +47,9 @@ class SearchOptions:
 
     per_round: int = CANDIDATES_PER_ROUND
     budgets: Mapping[Problem, int] | None = None
-    stop: Callable[[], bool] = _never
+    stop: Callable[[], bool] = lambda: False
     at_once: int = PROBLEMS_AT_ONCE
-    finished: Callable[[Sequence[Evaluation]], None] = _ignore
+    finished: Callable[[Sequence[Evaluation]], None] = lambda evaluations: None
     launch: Launch = "weights"
 
 

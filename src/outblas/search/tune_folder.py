@@ -125,7 +125,6 @@ def run_name(store: Store, path: Path) -> str:
     """Return the name of a folder's run in its store: the folder's, or that of the only run if it was renamed.
 
     Args:
-        store: the store of the folder.
         path: the folder. Its name is that of a new run.
     """
     runs, name = [run.run_id for run in store.runs()], path.resolve().name
@@ -135,9 +134,6 @@ def run_name(store: Store, path: Path) -> str:
 @contextmanager
 def open_store(path: Path) -> Iterator[tuple[Store, str]]:
     """Open the store of a run directory; it is closed at the end of the context.
-
-    Args:
-        path: the directory.
 
     Yields:
         (store, name of the run in it). The name is the directory's, or that of the only run if the directory was
@@ -226,9 +222,7 @@ def result_rows(library: Library, store: Store, run_id: str, evaluator: Evaluato
     carries the bias of selection. ``outblas bench`` times the winners again on fresh inputs.
 
     Args:
-        library: the tuned library.
         store: store of the run's evaluations.
-        run_id: name of the run.
         evaluator: evaluator of the run, for baselines that the store lacks.
 
     Raises:

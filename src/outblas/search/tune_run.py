@@ -60,7 +60,6 @@ class TuneSettings:
         suite: as in :class:`TuneRequest`.
         problems: keys of the problems. For a whole suite, instead its kinds, e.g. ``("TN_fp16_fp32",)``.
         budget: measurements per problem at most.
-        seed: seed of the agent.
         device: the device as the command line names it, e.g. ``cuda:0`` or ``replay:h200``; or the workers in words.
         gpu: short name of the GPU, e.g. ``h200``.
         ranges: keys of the weights that are tuned for a range of M. Runs of earlier releases have none.
@@ -85,7 +84,6 @@ class TuneRequest:
         suite: name of their suite, or ``custom``, ``captured``, ``linear`` or ``model``.
         agent: name of the search agent.
         budget: measurements per problem at most.
-        seed: seed of the agent.
         device: where candidates run.
         path: directory of the run.
         command: the command line, for provenance.

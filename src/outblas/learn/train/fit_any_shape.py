@@ -89,7 +89,6 @@ def general_kernels(gpu: Gpu, seed: int = 0) -> tuple[KernelConfig, ...]:
 
     Args:
         gpu: GPU with a packaged recording and library.
-        seed: seed of the random problems.
     """
     found = dict.fromkeys(_covering(Recording.load(gpu.name), BY_RECORDING))
     for wanted, among in (
@@ -161,10 +160,6 @@ def cells_of_recording(recording: Recording, gpu: Gpu, seed: int = 0) -> list[Of
     """Return one :class:`OfferedCells` per recorded problem, in the recording's order, with all measured kernels.
 
     A fit sees the 8 fastest kernels without PDL, the 8 fastest with it, and up to 8 others of each, drawn.
-
-    Args:
-        gpu: its GPU.
-        seed: seed of the draw.
     """
     rng, found = np.random.default_rng(seed), []
     pdl = np.array([config.pdl for config in recording.catalogue])
@@ -232,8 +227,6 @@ def fit_nets(x: Features, y: torch.Tensor, counts: torch.Tensor, settings: NetSe
         x: float32[cells, inputs].
         y: float32[cells], the outputs.
         counts: float32[cells], what each cell counts.
-        settings: how they are trained.
-        seed: seed of the nets and batches.
     """
     mean, deviation = x.mean(axis=0), x.std(axis=0)
     scale = np.where(deviation < 1e-5, 0.0, 1.0 / np.maximum(deviation, 1e-5)).astype(np.float32)
@@ -426,7 +419,6 @@ def guess_held_out(
         cells: one entry per problem.
         split: one of :data:`SPLITS`.
         report: called with ``"problems: fold 1 of 3"`` and so on.
-        seed: seed of the folds and nets.
     """
     folds = folds_of(cells, split, seed)
     kept = sorted(set(folds) - {-1})

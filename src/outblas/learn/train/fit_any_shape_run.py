@@ -217,9 +217,7 @@ def evaluate(files: Sequence[Path], out: Path, every: int, report: Callable[[str
 
     Args:
         files: tables that :func:`read_cells` reads, of one or more GPUs.
-        out: JSON file to write.
         every: score each n-th problem alone; 1: all.
-        report: receives one line for each part.
 
     Returns:
         Split -> ``today``, a list of :func:`outblas.learn.train.fit_any_shape.figures`, and ``rules``, the rule of

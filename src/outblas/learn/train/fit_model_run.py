@@ -91,7 +91,6 @@ def fit_model(measured: Measurements, folds: int) -> dict[str, Any]:
     The coefficients are fitted on all problems. The figures under ``checks`` are for problems that were held out.
 
     Args:
-        measured: the sources.
         folds: number of folds, by shape.
 
     Returns:

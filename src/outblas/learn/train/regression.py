@@ -132,7 +132,6 @@ def regressor_of_ppo(parts: Sequence[TrainingPart], seed: int) -> Regressor:
 
     Args:
         parts: all training problems; :func:`split_parts` holds some of them back.
-        seed: seed of the agent.
 
     Raises:
         UsageError: as :func:`train_regressor`.

@@ -195,7 +195,6 @@ def make_learner(
 
     Args:
         parts: recorded problems of one GPU or several.
-        settings: hyper-parameters.
         begun: its regressor provides the guesses of the environment.
         run: place of the checkpoint and of TensorBoard's logs.
         evaluator_of: makes the evaluator of a part's recording.

@@ -42,7 +42,6 @@ def split_parts(parts: Sequence[TrainingPart], seed: int) -> tuple[list[Training
 
     Args:
         parts: parts with at least one problem in all.
-        seed: seed of the draw.
     """
     families = sorted({(p.n, p.k) for part in parts for p in part.problems})
     count = max(1, round(HELD_BACK_SHARE * len(families)))

@@ -76,7 +76,6 @@ class Agent:
 
         Args:
             recording: measurements of ``problems`` and possibly of others, which the agent must not read.
-            problems: training problems.
         """
         if type(self).prepare_across is not Agent.prepare_across:
             from outblas.learn.train.training_part import TrainingPart

@@ -38,7 +38,6 @@ class Heuristic(FixedOrder):
 
         Args:
             recording: measurements of ``problems``; other problems in it are not used.
-            problems: training problems.
         """
         from outblas.core.files import write_atomic
         from outblas.kernels.cost.scaled import scaled

@@ -59,7 +59,6 @@ class BuildFolder:
     ``gpu_index`` is the first of ``gpus``; searches run there.
 
     Attributes:
-        path: the directory.
         gpus: CUDA's indices of the GPUs, all of one kind. They share the problems of trials and benches.
         from_nothing: True if the searches must not begin with packaged kernels.
     """

@@ -91,8 +91,8 @@ def pooled_starts(work: BuildFolder, table: Table, starts: Sequence[str] = START
     """Return problem -> the rounds of some trials, one after the other.
 
     Args:
-        starts: names of the trials: by default 1 to 3, of products below 1e11 FLOP; or those of a step that reopened
-            rows, of rows with new finalists.
+        starts: names of the trials. By default they are 1 to 3, of products below 1e11 FLOP. Those of a step that
+            reopened rows have the rows with new finalists alone.
 
     Raises:
         UsageError: a trial is missing, or timed other problems.
@@ -173,8 +173,6 @@ def surely_faster(timings: Mapping[str, Timing], name: str, than: str = "torch")
 
     Args:
         timings: name -> time, of the same rounds.
-        name: the entry.
-        than: the other one.
     """
     if name not in timings or than not in timings:
         return False

@@ -174,11 +174,7 @@ def earlier_finalists(work: BuildFolder, table: Table, step: str) -> dict[Proble
 
 
 def finalists_of_search(problem: Problem, tried: Sequence[Evaluation], gpu: Gpu) -> list[KernelConfig]:
-    """Return the finalists of one problem, each once: plain ones first, fastest first within a launch option.
-
-    Args:
-        tried: its evaluations in that search.
-    """
+    """Return the finalists of one problem, each once: plain ones first, fastest first within a launch option."""
     speed = speed_by_kernel(tried)
     ranked = sorted(speed, key=lambda config: (-speed[config], config_name(config)))
     near = {

@@ -38,9 +38,6 @@ def bench(work: BuildFolder, table: Table, mode: str) -> None:
     Mode ``server`` times a sample of 100 problems, mode ``block`` the products from 1e11 FLOP on. Mode ``offline`` also
     proves a table that was made with other kernel sources (:func:`note_proof`).
 
-    Args:
-        mode: mode of the bench.
-
     Raises:
         UsageError: the table is not tuned, or it is of other kernel sources and a kernel failed its proof.
     """
@@ -105,7 +102,6 @@ def benched(
 
     Args:
         what: name of the work in progress lines.
-        problems: problems to time.
         part: library of the table's rows.
         out: result file, a ``.parquet``.
         mode: ``offline``, ``offline_cold``, ``server`` or ``block``.

@@ -143,7 +143,6 @@ def ranges_to_search(
 
     Args:
         folder: directory of the run.
-        ranges: all ranges.
         known: returns the weights that a library has of today's kernel sources.
     """
     file = RunFiles(folder).run

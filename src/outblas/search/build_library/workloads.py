@@ -90,7 +90,6 @@ def cold_options(work: BuildFolder, table: Table, step: str, rounds: int, rivals
     Args:
         table: the table, whose known proofs are reused.
         step: a key of :data:`outblas.search.build_library.build_work.SEEDS`.
-        rounds: interleaved rounds.
         rivals: baselines that are timed beside the kernels.
     """
     return Options(

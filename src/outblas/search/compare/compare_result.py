@@ -238,7 +238,6 @@ def figures(comparison: Comparison, split: str, seed: int = 0) -> dict[tuple[str
 
     Args:
         split: name of the split; an unknown one raises ValueError.
-        seed: seed of the resampling.
     """
     sums, counts, found = _by_problem(comparison, split)
     problems = sums.shape[1]
@@ -319,7 +318,6 @@ def paired_gains(comparison: Comparison, split: str, agent: str, than: str, seed
     Args:
         agent: name of the agent; an unknown one raises ValueError.
         than: name of the other agent.
-        seed: seed of the resampling.
     """
     sums, counts, _ = _by_problem(comparison, split)
     mine, other = (comparison.agents.index(name) for name in (agent, than))

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -94,7 +94,6 @@ def run_compare(
     ``resume``, a finished result is replaced only by one of the same settings.
 
     Args:
-        request: settings of the comparison.
         progress: called with (tasks done, all tasks, ``"SPLIT AGENT"``) about once a second of each process.
         say: called with one line on the kept part of a resumed run, on an agent's preparation, and on each 30 s of
             silence. A journal that stays gets a line, too.
@@ -390,7 +389,6 @@ def noise_floor(recording: Recording, tasks: Sequence[HeldOutTask], seed: int = 
 
     Args:
         tasks: tasks of recorded problems, at least one.
-        seed: seed of the draws.
     """
     rng, losses = np.random.default_rng(seed), []
     for task in tasks:
@@ -442,15 +440,8 @@ class ScoreRequest:
     resume: bool = True
 
 
-@dataclass(frozen=True)
-class Score:
-    """An agent file's comparison, and that of the baselines on the same problems; None without baselines.
-
-    Attributes:
-        agent: results of the file's agent alone.
-        baselines: results of the baselines.
-        agent_sha: SHA-256 of the file.
-    """
+class Score(NamedTuple):
+    """An agent file's comparison, that of the baselines on the same problems, and the SHA-256 of the file."""
 
     agent: Comparison
     baselines: Comparison | None
@@ -483,9 +474,8 @@ def score_agent(
         check_agents(request.baselines)
     measured = recording_sha(Recording.load(request.recording))
     scored = _compared(request, [str(request.agent)], f"{request.agent.stem}", [measured, agent_sha], progress, say)
-    beside = None
-    if request.baselines:
-        beside = _compared(request, list(request.baselines), "baselines", [measured], progress, say)
+    baselines = list(request.baselines)
+    beside = _compared(request, baselines, "baselines", [measured], progress, say) if baselines else None
     return Score(scored, beside, agent_sha)
 
 

@@ -79,7 +79,6 @@ class CompareUnit:
 
     Attributes:
         agent: name of the agent, path of its file, or an arm (:mod:`outblas.search.compare.splits`).
-        seed: seed of the agent.
         done: (key of the problem, launch option) of the tasks that are left out, because they were done before.
     """
 
@@ -190,7 +189,6 @@ def search_task(
 
     Args:
         agent: proposes candidates. One whose ``every_legal`` is True is offered those that the recording left out, too.
-        evaluator: answers from the recording.
         budgets: numbers of measurements, ascending.
 
     Returns:
@@ -247,7 +245,6 @@ def run_unit(
     """Prepare the agent on the training problems and search the held-out tasks.
 
     Args:
-        unit: split, agent and seed, and the tasks to leave out.
         other: the recording of another GPU; None if the plan names none.
 
     Yields:
@@ -307,7 +304,6 @@ def run_units(
     on ``jobs``: packages that use threads of their own get one.
 
     Args:
-        units: the work.
         plan: the recording and what is held out.
         jobs: processes, one unit each at a time; at most one a unit is started.
         watch: hears of begun units and of silence; None: nobody does.

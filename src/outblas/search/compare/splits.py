@@ -106,7 +106,6 @@ def outside_held_out(split: Split, problems: Sequence[Problem]) -> tuple[Problem
 
     Args:
         split: a split of kind ``shapes`` or ``families``, or of an extent.
-        problems: any problems.
 
     Raises:
         UsageError: the split is of another kind.
@@ -205,7 +204,6 @@ def parts_of(source: str, split: Split, judged: Recording, other: Recording | No
 
     Args:
         source: a key of :data:`SOURCES`, or empty for an agent by itself; it gets the part ``own``.
-        split: a split of the judged recording.
         judged: measurements of the judged GPU.
         other: measurements of the other GPU; None if the comparison has none.
 

@@ -37,8 +37,6 @@ def inside(offered: Sequence[int], first: int, last: int) -> Sequence[int]:
 
     Args:
         offered: M that can be measured, in rising order.
-        first: lower end.
-        last: upper end.
     """
     return offered[bisect_right(offered, first) : bisect_left(offered, last)]
 
@@ -49,8 +47,6 @@ def middle(offered: Sequence[int], first: int, last: int) -> int | None:
 
     Args:
         offered: M that can be measured, in rising order.
-        first: lower end, at least 1.
-        last: upper end.
     """
     between, mean = inside(offered, first, last), math.sqrt(first * last)
     at = bisect_left(between, mean)

@@ -303,9 +303,6 @@ def served(problem: Problem, gpu: Gpu, library: Library, choose: Choose | None) 
     """Return the way of a product without PDL.
 
     Args:
-        problem: the product.
-        gpu: its GPU.
-        library: the library that is in use.
         choose: chooses for a product of no library; None: torch has it.
     """
     row, us = library.lookup(problem), predicted_us(problem, gpu)

@@ -44,7 +44,6 @@ class FinishedWeights:
     The settings are those of :meth:`outblas.search.intervals.range_search.RangesRequest.settings`.
 
     Args:
-        store: the run's store.
         agent: proposes the kernels. One that learns from what it observes is asked again for every weight.
     """
 
@@ -73,7 +72,6 @@ class FinishedWeights:
         """Keep what was found for a weight whose search was not stopped.
 
         Args:
-            settings: those of the search.
             gpu: short name of the GPU.
             found: the outcome.
             done: number of measurements.
@@ -199,7 +197,6 @@ def search_ranges(
     """Search the intervals of each weight in turn. A resumed run takes those of a finished weight from the store.
 
     Args:
-        request: the ranges.
         agent: proposes candidates at the sampled M.
         budget: measurements of each sampled M at most.
         evaluator: answers; must be the same when a run is resumed.
