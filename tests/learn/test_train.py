@@ -26,7 +26,6 @@ from outblas.core.problem import Problem  # noqa: E402
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig  # noqa: E402
 from outblas.learn.env import TuningEnv  # noqa: E402
 from outblas.learn.policy import Policy  # noqa: E402
-from outblas.learn.samplers import sampler  # noqa: E402
 from outblas.learn.train import regression, train_ppo  # noqa: E402
 from outblas.learn.train.network import CandidatePolicy  # noqa: E402
 from outblas.learn.train.policy_quality import recorded_searches, search_qualities  # noqa: E402
@@ -107,9 +106,7 @@ def test_the_regressor_predicts_ratios_on_new_shapes(recording: Recording) -> No
 def test_numpy_and_torch_score_alike(recording: Recording) -> None:
     learn, _ = split(recording)
     regressor = train_regressor(part(recording, learn), replace(SMALL.regress, epochs=1))
-    env = TuningEnv(
-        ReplayEvaluator(recording), recording.catalogue, sampler("grid", among=learn), Policy(regressor, {}), 3
-    )
+    env = TuningEnv(ReplayEvaluator(recording), recording.catalogue, learn, Policy(regressor, {}), 3)
     network = CandidatePolicy(env.observation_space, env.action_space, lambda _: 1e-3)
     scorer = network.features_extractor
     torch.manual_seed(1)
@@ -295,7 +292,7 @@ def test_ppo_and_the_surrogate_train_one_regressor(
     [
         *(("steps", 0), ("steps", -5), ("batch", 1), ("envs", 0), ("budget", 0)),
         *(("lr", 0.0), ("lr", -1.0), ("lr", float("nan")), ("entropy", float("inf")), ("entropy", -1.0)),
-        *(("gamma", 5.0), ("gamma", float("nan")), ("seed", -1), ("seed", 2**32), ("sampler", "x"), ("preset", "x")),
+        *(("gamma", 5.0), ("gamma", float("nan")), ("seed", -1), ("seed", 2**32), ("preset", "x")),
     ],
 )
 def test_settings_that_nothing_can_be_trained_with_are_refused_at_once(name: str, value: object) -> None:

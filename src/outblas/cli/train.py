@@ -31,7 +31,6 @@ def train(
     run: Annotated[Path, typer.Option(help="Directory of checkpoints and logs; resumed if it exists.")] = Path(
         "runs/train"
     ),
-    sampler: Annotated[str, typer.Option(help="Shapes to train on: grid, llm or log-uniform.")] = "grid",
     steps: Annotated[
         int | None,
         typer.Option(help="PPO transitions in all; by default the recipe's. The regressor's epochs come before them."),
@@ -57,7 +56,7 @@ def train(
     from outblas.learn.train.train_ppo import RECIPE, TrainingRun
     from outblas.learn.train.train_ppo import train as train_ppo
 
-    given |= {"sampler": sampler, "preset": preset}
+    given["preset"] = preset
     if quick:
         given["regress"] = replace(RECIPE.regress, epochs=QUICK_EPOCHS)
     chosen = replace(RECIPE, **{k: v for k, v in given.items() if v is not None})  # type: ignore[arg-type]

@@ -57,7 +57,7 @@ from outblas.kernels.catalogue import candidates
 from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.legality import why_illegal
 from outblas.learn.any_shape import AnyShapeModel, likeliest, network_inputs
-from outblas.learn.samplers import log_uniform
+from outblas.learn.extents import log_uniform
 from outblas.learn.train.fit_any_shape import SLOW, general_kernels
 from outblas.learn.train.fit_any_shape_run import export
 from outblas.records.library import Library

@@ -21,10 +21,10 @@ from outblas.core.files import json_text, lock_folder, write_atomic, write_json
 from outblas.core.install_hint import install_hint
 from outblas.core.journal import check_same_settings
 from outblas.core.plain_files import read_object
+from outblas.core.suites import suite
 from outblas.learn.policy import Policy, input_names
 from outblas.learn.posterior import DAMAGED, Regressor
 from outblas.learn.reward import PRESETS
-from outblas.learn.samplers import SAMPLERS, sampler
 from outblas.learn.train.policy_quality import recorded_searches, search_qualities
 from outblas.learn.train.regression import RegressSettings, cached_regressor, one_thread
 from outblas.learn.train.training_part import TrainingPart, split_parts
@@ -65,7 +65,6 @@ class PpoSettings:
         gae: lambda of the generalised advantage estimate; not checked.
         budget: measurements per episode; 1 makes a contextual bandit.
         seed: seed of everything, 0 to 2**32 - 1.
-        sampler: name of a sampler of ``outblas.learn.samplers``.
         regress: settings of the regressor's training.
 
     Raises:
@@ -84,7 +83,6 @@ class PpoSettings:
     gae: float = 0.95
     budget: int = 8
     seed: int = 0
-    sampler: str = "grid"
     preset: str = "gated"
     regress: RegressSettings = field(default_factory=RegressSettings)
 
@@ -96,7 +94,6 @@ class PpoSettings:
             "entropy": (0 <= self.entropy < math.inf, "a number of 0 or more"),
             "gamma": (0 <= self.gamma <= 1, "a number from 0 to 1"),
             "seed": (0 <= self.seed < 2**32, "an integer from 0 to 4294967295"),
-            "sampler": (self.sampler in SAMPLERS, " or ".join(SAMPLERS)),
             "preset": (self.preset in PRESETS, " or ".join(PRESETS)),
         }
         for name, (fits, expected) in rules.items():
@@ -208,10 +205,12 @@ def make_learner(
     catalogue = tuple(dict.fromkeys(c for part in parts for c in part.recording.catalogue))
 
     def make(part: TrainingPart) -> Any:
-        first = part.problems[0]
-        draw = sampler(settings.sampler, first.layout, first.dtype, first.acc, among=part.problems)
+        first, known = part.problems[0], set(part.problems)
+        # of one kind in the order of the grid, if the grid has any
+        grid = suite("grid1000", first.layout, first.dtype, first.acc)
+        problems = [p for p in grid if p in known] or part.problems
         evaluator = evaluator_of(part.recording)
-        return TuningEnv(evaluator, catalogue, draw, begun, settings.budget, LAUNCHES[:2], settings.preset)
+        return TuningEnv(evaluator, catalogue, problems, begun, settings.budget, LAUNCHES[:2], settings.preset)
 
     count = max(settings.envs, len(parts))
     envs = VecMonitor(DummyVecEnv([partial(make, parts[i % len(parts)]) for i in range(count)]))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from outblas.core.config import KernelConfig
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
-from outblas.learn.samplers import problem_distance
+from outblas.learn.extents import problem_distance
 from outblas.records.recording import Recording
 from outblas.search.agents.base import FixedOrder, group_by_launch, interleave
 from outblas.search.agents.recorded import fastest_recorded, nearest_recording
