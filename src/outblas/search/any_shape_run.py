@@ -12,9 +12,11 @@
 The files lie in results/any_shapes.
 
 - ``record`` draws ``--count`` random problems. On each it measures ``--measurements`` kernels beside torch.matmul, in
-the
-  same rounds. The policy chooses them among :func:`outblas.learn.train.fit_any_shape.general_kernels`.
-- ``collect`` reads the kernels that the trials of the library's build timed (``outblas.search.any_shape_run``).
+  the same rounds. The policy chooses them among :func:`outblas.learn.train.fit_any_shape.general_kernels`.
+- ``extend`` measures on further random problems the kernels on which the lower bounds are highest, since a fit is too
+  sure of some. Problems with unaligned rows also have random kernels of the families for them.
+- ``answers`` times all answers of cuBLASLt's heuristic: torch.matmul runs the first, and another is often faster.
+- ``collect`` reads the kernels that the trials of the library's build timed.
 - ``fit`` learns the speed-up over torch.matmul on these and on the packaged recordings. It chooses the margin that a
   prediction must clear on problems that were kept out (``outblas.learn.train.fit_any_shape_run``).
 - ``evaluate`` scores the choice on kept-out problems (``outblas.learn.train.fit_any_shape``).
