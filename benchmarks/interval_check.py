@@ -44,7 +44,7 @@ from outblas.core.roofline import Gpu
 from outblas.core.stats import geomean, losses
 from outblas.core.weight import Weight
 from outblas.judge.bench_cell import Options
-from outblas.learn.samplers import log_uniform
+from outblas.learn.extents import log_uniform
 from outblas.records.averages import FAR_BELOW
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryRow

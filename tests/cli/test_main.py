@@ -26,7 +26,7 @@ from support.helpers import ROOT
 
 EVAL = ["eval", "--mnk", "64_4096_64"]
 COMMANDS = (
-    *("eval", "bench", "record", "capture", "tune", "train", "sweep", "train-llm"),
+    *("eval", "bench", "record", "capture", "tune", "train", "train-llm"),
     *("build-library", "fit", "profile", "compare", "report", "results"),
     *("export", "export-t4", "import-t4", "doctor", "list"),
 )

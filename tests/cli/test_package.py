@@ -27,7 +27,7 @@ FACES = {
         "interleave_gate_up", "learned", "linear", "matmul", "mm", "optimize", "prepare", "restore", "settle",
         "status", "use", "use_library", "use_workload", "warm",
     ],
-    "learn": ["KnobEnv", "Policy", "TuningEnv", "sampler"],
+    "learn": ["Policy", "TuningEnv"],
     "records": ["Library", "Recording", "ReplayEvaluator"],
 }  # fmt: skip
 #: What the faces load, and what each exports: `__all__`, and public names that are no modules.

@@ -23,7 +23,7 @@ from outblas.records.library import Library
 from outblas.records.results import read_result
 from outblas.runtime import device
 from outblas.search import tune_run
-from outblas.search.intervals.sampled_m import SAMPLED
+from outblas.search.intervals.cells import SAMPLED
 from support.cli_fixture import assert_refused, outblas, recording_fixture  # noqa: F401
 from support.dispatch_fixture import rows, transposed
 from support.gpus.known import H200

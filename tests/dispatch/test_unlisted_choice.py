@@ -67,7 +67,7 @@ def chooser(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A chooser whose model prefers kernels that need more of a call, over a library that installs three of them."""
     won = {"plain": INSTALLED, "pdl": PDL, "weights": EARLY}
     row = LibraryRow(Problem(64, 64, 64), "torch", **{n: LibraryChoice(c, 1.2, 1.1, 1.3) for n, c in won.items()})
-    model = AnyShapeModel((GENERAL,), preferring(EARLY, PDL, INSTALLED, GENERAL), 1.05, 1.0, 1.0)
+    model = AnyShapeModel(preferring(EARLY, PDL, INSTALLED, GENERAL), 1.05, 1.0, 1.0, "", (GENERAL,))
     monkeypatch.delenv(unlisted_shapes.ANY_SHAPE_VARIABLE, raising=False)
     monkeypatch.setattr(AnyShapeModel, "load", lambda name: model)
     monkeypatch.setattr(AnswerModel, "load", lambda name: SimpleNamespace(choose=other_answer))

@@ -105,8 +105,7 @@ def test_names_and_json_lead_back_and_what_is_damaged_is_refused(family: Family[
         for other in (config, config.with_knobs(pdl=True), config.with_knobs(pdl=True, early=True)):
             assert config_from_name(config_name(other)) == other == config_from_json(config_to_json(other))
             assert launch_of(other) in LAUNCHES and launch_allows("weights", other)
-        vectors = all_knobs()
-        assert vectors.decode(vectors.encode(config)) == config
+        assert all(getattr(config, k.name) in k.values for k in all_knobs() if config.family in k.families)
         with pytest.raises(ConfigError):
             config_from_json({**config_to_json(config), "no_such_knob": 1})
         with pytest.raises(ConfigError):

@@ -21,7 +21,7 @@ from outblas.kernels.geometry import geometry, grid
 from outblas.kernels.legality import why_illegal
 from outblas.kernels.neighbours import neighbours
 from outblas.kernels.pool import pool
-from outblas.search.refine import neighbours_of_winners, winners
+from outblas.search.neighbour_winners import neighbours_of_winners, winners
 from support.family_tools import assert_device_agrees
 from support.gpus.known import H200
 

@@ -13,7 +13,6 @@ pytest.importorskip("torch", reason="nets are fitted by torch")
 
 from outblas.core.errors import OutblasError, RecordError
 from outblas.core.problem import Problem
-from outblas.learn import answer_choice
 from outblas.learn.answer_choice import AnswerModel, network_inputs, other_answers
 from outblas.learn.posterior import Regressor
 from outblas.learn.train import fit_answers as module
@@ -31,7 +30,7 @@ FIRST, FASTER, ROUNDING = (
 
 def model(gain: float, deviation: float = 0.0, margin: float = 1.01) -> AnswerModel:
     """Return a model whose two nets predict ``gain`` plus and minus ``deviation`` for every answer."""
-    wide = answer_choice.inputs()
+    wide = AnswerModel.input_count()
     weights = (np.zeros((2, wide, 1), np.float32),)
     biases = (np.array([gain + deviation, gain - deviation], np.float32).reshape(2, 1, 1),)
     nets = Regressor(np.zeros(wide, np.float32), np.ones(wide, np.float32), weights, biases)
@@ -53,7 +52,7 @@ def test_without_another_exact_answer_there_is_no_choice(answers: list[str]) -> 
 
 def test_inputs_tell_answers_apart() -> None:
     x = network_inputs(P, [FIRST, FASTER, ROUNDING], [1, 2], H200)
-    assert x.shape == (2, answer_choice.inputs()) and x.dtype == np.float32 and np.isfinite(x).all()
+    assert x.shape == (2, AnswerModel.input_count()) and x.dtype == np.float32 and np.isfinite(x).all()
     assert (x[0] != x[1]).any()
     assert np.isfinite(network_inputs(P, ["", "what is this"], [1], H200)).all()
 

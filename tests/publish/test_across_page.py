@@ -8,8 +8,7 @@ import pytest
 
 from outblas.publish.html.compare_page import render_comparison
 from outblas.publish.tables.publish_results import check_published, publish
-from outblas.search.compare.compare_result import read_comparison, write_comparison
-from outblas.search.compare.compare_stats import figures, paired_gains
+from outblas.search.compare.compare_result import figures, paired_gains, read_comparison, write_comparison
 from support.bench_fixture import PROVENANCE, made_meta, made_rows, write_bench
 from support.helpers import ROOT
 

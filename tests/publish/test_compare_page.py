@@ -17,7 +17,7 @@ from outblas.publish.tables.compare_block import compare_block
 from outblas.publish.tables.compare_picture import compare_svg
 from outblas.publish.tables.publish_results import check_published, publish
 from outblas.search.agents.agent_registry import AGENTS
-from outblas.search.compare.compare_stats import figures, noise_regret, paired_gains
+from outblas.search.compare.compare_result import figures, noise_regret, paired_gains
 from support.bench_fixture import write_bench, write_made
 
 SVG = "{http://www.w3.org/2000/svg}"

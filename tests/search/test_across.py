@@ -26,10 +26,9 @@ from outblas.search.agents.agent_registry import make_agent
 from outblas.search.agents.base import Agent
 from outblas.search.agents.heuristic import Heuristic
 from outblas.search.compare import held_out
-from outblas.search.compare.arms import SOURCES, arm_parts, arms_of, parts_of
 from outblas.search.compare.compare_result import read_comparison
 from outblas.search.compare.held_out import CompareUnit, Plan, run_unit
-from outblas.search.compare.splits import make_split
+from outblas.search.compare.splits import SOURCES, arm_parts, arms_of, make_split, parts_of
 from support.cli_fixture import assert_refused, outblas
 from support.gpus.known import H200
 from support.gpus.made_recordings import derived_record, made_recording, packaged_record

@@ -15,11 +15,11 @@ from outblas.records.library_tables import is_bench_of
 from outblas.records.provenance import start_of_machine
 from outblas.records.results import read_result, write_result
 from outblas.records.summary import summarise
-from outblas.search.build_library import weak_rows
+from outblas.search.build_library import build_searches
 from outblas.search.build_library.build_work import BuildFolder
 from outblas.search.build_library.finalist_trials import STARTS
 from outblas.search.build_library.judging import judge_path
-from outblas.search.build_library.workload_trials import COLD
+from outblas.search.build_library.workloads import COLD
 from outblas.search.tune import Interrupted
 from support.build_library_fixture import (  # noqa: F401
     ALL,
@@ -181,7 +181,7 @@ def test_a_second_search_that_was_interrupted_goes_on_and_ends_the_same(
 ) -> None:
     """The library is saved at the end only: the store has what was measured, and the next call the better kernels."""
     monkeypatch.setattr(script.search, "PROBLEMS_AT_ONCE", 2)
-    monkeypatch.setattr(weak_rows, "WEAK_BELOW", 100.0)  # every row
+    monkeypatch.setattr(build_searches, "WEAK_BELOW", 100.0)  # every row
     other, table = BuildFolder(tmp_path / "other"), script.TABLES[0]
     other.path.mkdir()
     for place in (work, other):

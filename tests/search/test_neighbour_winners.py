@@ -14,8 +14,7 @@ from outblas.records.library import Library
 from outblas.records.library_interval import LibraryInterval
 from outblas.records.library_row import LibraryChoice
 from outblas.records.library_row import LibraryRow as LibraryRow
-from outblas.search.neighbour_winners import LibraryNeighbours, neighbour_winners
-from outblas.search.refine import winners
+from outblas.search.neighbour_winners import LibraryNeighbours, neighbour_winners, winners
 from support.gpus.known import H200
 
 HERE = Problem(1024, 1024, 1024)

@@ -18,16 +18,16 @@ from outblas.search.build_library import finalist_trials as trials
 from outblas.search.build_library import open_rows
 from outblas.search.build_library.build_work import REOPENED_STARTS, proved
 from outblas.search.build_library.choosing import pooled_trials
+from outblas.search.build_library.finalists import (
+    earlier_finalists,
+    finalists_of_search,
+    reopened_finalists,
+)
 from outblas.search.build_library.open_rows import (
     WIDE_BUDGET,
     contenders,
     near_candidates,
     wide_candidates,
-)
-from outblas.search.build_library.reopened_finalists import (
-    earlier_finalists,
-    finalists_of_search,
-    reopened_finalists,
 )
 from support import fake_gpu
 from support.build_library_fixture import run, script_fixture, work_fixture  # noqa: F401

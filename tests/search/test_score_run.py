@@ -12,13 +12,9 @@ import pytest
 from outblas.core.errors import DeviceError, UsageError
 from outblas.records.recording import Recording
 from outblas.search.compare import compare_run
-from outblas.search.compare.arms import arm_parts
-from outblas.search.compare.compare_pool import run_units
-from outblas.search.compare.compare_run import CompareRequest, run_compare
-from outblas.search.compare.held_out import CompareUnit, Plan, run_unit
-from outblas.search.compare.public_split import PUBLIC_SHARE, public_split
-from outblas.search.compare.score_run import SCORED_AFTER, ScoreRequest, score_agent
-from outblas.search.compare.splits import make_split
+from outblas.search.compare.compare_run import SCORED_AFTER, CompareRequest, ScoreRequest, run_compare, score_agent
+from outblas.search.compare.held_out import CompareUnit, Plan, run_unit, run_units
+from outblas.search.compare.splits import PUBLIC_SHARE, arm_parts, make_split, public_split
 from support.helpers import synthetic_recording
 
 FIRST = """

@@ -14,10 +14,9 @@ from outblas.core.evaluation import Status
 from outblas.core.suites import Table
 from outblas.records.proved_kernels import built_by, unproved_tables
 from outblas.records.results import Result, read_result, write_result
-from outblas.search.build_library.begin_with import copy_tables_from
-from outblas.search.build_library.benching import note_proof
-from outblas.search.build_library.build_run import publish_seconds
+from outblas.search.build_library.build_run import copy_tables_from, publish_seconds
 from outblas.search.build_library.build_work import BuildFolder, proved
+from outblas.search.build_library.judging import note_proof
 from support.build_library_fixture import run, script_fixture, work_fixture  # noqa: F401
 
 

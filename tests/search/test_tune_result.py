@@ -14,7 +14,7 @@ from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow, choose_kernel
 from outblas.records.replay import ReplayEvaluator
 from outblas.records.store import Store
-from outblas.search.tune_result import result_rows
+from outblas.search.tune_folder import result_rows
 from support.helpers import failed_evaluation, passed_evaluation, synthetic_recording
 
 EVALUATOR = ReplayEvaluator(synthetic_recording())

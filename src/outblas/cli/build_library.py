@@ -68,13 +68,6 @@ BeginOption = Annotated[
         "problem counts.",
     ),
 ]
-FillOption = Annotated[
-    list[Path] | None,
-    typer.Option(
-        metavar="FILE",
-        help="A library whose kernels rows that fall back take. May be repeated: the first that has one counts.",
-    ),
-]
 AdoptOption = Annotated[
     Path | None,
     typer.Option(
@@ -138,7 +131,6 @@ def build_library(
     starts: StartsOption = None,
     from_nothing: FromNothingOption = False,
     begin_with: BeginOption = None,
-    fill_from: FillOption = None,
     adopt: AdoptOption = None,
     check: CheckOption = None,
     job: JobOption = None,
@@ -151,8 +143,7 @@ def build_library(
         return
     if work is None:
         raise UsageError("no --work", "a directory of everything that is made", "e.g. --work build/library")
-    from outblas.search.build_library.build_run import build, jobs, parse_names
-    from outblas.search.build_library.build_steps import DEFAULT_STEPS, STEPS
+    from outblas.search.build_library.build_run import DEFAULT_STEPS, STEPS, build, jobs, parse_names
     from outblas.search.build_library.build_work import TABLES, BuildFolder
     from outblas.search.build_library.finalist_trials import ALL_STARTS, DEFAULT_STARTS
 
@@ -169,9 +160,9 @@ def build_library(
         _tables(recorded, TABLES[:1]),
         DEFAULT_STARTS if starts is None else parse_names(starts, ALL_STARTS, "--starts"),
     )
-    libraries, fillers = common.files("--begin-with", begin_with), common.files("--fill-from", fill_from)
+    libraries = common.files("--begin-with", begin_with)
     sibling = None if adopt is None else common.folder("--adopt", adopt)
-    build(place, listed, chosen, libraries, fillers, sibling)
+    build(place, listed, chosen, libraries, sibling)
     if place.library.exists():
         out.print(f"library: {place.library}", markup=False)
     for path in sorted(place.path.glob("*.parquet")):
@@ -182,8 +173,7 @@ def _run_alone(work: BuildFolder, job: str) -> None:
     """Run one job in this process. The parent process reports how to resume."""
     from outblas.core.process_group import one_interrupt
     from outblas.core.workload import MODE_OF_WORKLOAD
-    from outblas.search.build_library.build_run import run_job
-    from outblas.search.build_library.build_steps import STARTS_OF_STEP, STEPS
+    from outblas.search.build_library.build_run import STARTS_OF_STEP, STEPS, run_job
 
     step, *rest = job.split() or [""]
     modes = {"bench": MODES, "trial_workloads": tuple(MODE_OF_WORKLOAD.values())}

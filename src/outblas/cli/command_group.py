@@ -74,8 +74,7 @@ PARTS = (
         {
             "list": "List suites, agents, kernels and counters",
             "compare": "Compare agents on held-out problems",
-            "train": "Train the policy of agent ppo or knob",
-            "sweep": "Search the settings of `train` with Optuna",
+            "train": "Train the policy of agent ppo",
             "recipe": "Train by the published reward and our own",
             "recording": "Export a recording, or score an agent on it",
             "evolve": "Let language models write kernels",
@@ -106,7 +105,7 @@ PARTS = (
 #: Commands that keep what an interrupted run has recorded; the same command goes on.
 RESUMABLE = frozenset(
     (
-        *("tune", "compare", "train", "sweep", "recipe", "recording score", "evolve", "train-llm"),
+        *("tune", "compare", "train", "recipe", "recording score", "evolve", "train-llm"),
         *("bench", "record", "profile", "build-library", "fit any-shape"),
     )
 )

@@ -14,8 +14,7 @@ from outblas.core.errors import UsageError
 from outblas.runtime.device import parse_device
 
 if TYPE_CHECKING:
-    from outblas.search.compare.compare_result import Comparison
-    from outblas.search.compare.compare_stats import Figure
+    from outblas.search.compare.compare_result import Comparison, Figure
 
 
 def compare(
@@ -98,7 +97,7 @@ def _with_estimate(progress: ProgressFn) -> ProgressFn:
 
 def print_comparison(comparison: Comparison) -> None:
     """Print a comparison on stdout: per split a table and the best agent of each budget, then the best of all."""
-    from outblas.search.compare.compare_stats import best_agents, budget_words, figures, overall_regret
+    from outblas.search.compare.compare_result import best_agents, budget_words, figures, overall_regret
 
     of_splits = {split: figures(comparison, split) for split in comparison.splits}
     for split, made in of_splits.items():
@@ -126,7 +125,7 @@ def print_comparison(comparison: Comparison) -> None:
 
 def _source_lines(comparison: Comparison, split: str) -> list[str]:
     """Return a line on each source that agents learned from, with its number of problems; empty for one GPU."""
-    from outblas.search.compare.arms import SOURCES, arm_parts
+    from outblas.search.compare.splits import SOURCES, arm_parts
 
     across = comparison.meta.get("across")
     if not across:
@@ -149,7 +148,7 @@ def _lines(comparison: Comparison, made: dict[tuple[str, int], Figure]) -> list[
 
 def _sources(learn_from: str | None, across: str | None) -> list[str]:
     """Return the sources of ``--learn-from``, all by default."""
-    from outblas.search.compare.arms import SOURCES
+    from outblas.search.compare.splits import SOURCES
 
     if learn_from is None:
         return list(SOURCES)

@@ -53,7 +53,6 @@ COMMANDS = {
     "list": "listing:listing",
     "compare": "compare:compare",
     "train": "train:train",
-    "sweep": "train:sweep",
     "recipe": "study.recipe_command:recipe",
     "recording": "study.recording_group:recording",
     "evolve": "evolve:evolve",

@@ -308,7 +308,7 @@ def budget_of(text: str | None, model: Path | None) -> tuple[int, float | None]:
     Raises:
         UsageError: as :func:`parse_budget`.
     """
-    from outblas.search.intervals.range_choice import ENGINE_BUDGET
+    from outblas.search.intervals.range_search import ENGINE_BUDGET
 
     usual = USUAL_BUDGET if model is None else ENGINE_BUDGET
     return (usual, None) if text is None else parse_budget(text, usual)

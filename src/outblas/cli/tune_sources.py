@@ -14,7 +14,7 @@ from outblas.cli.common import err
 from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
 from outblas.runtime.device import Device
-from outblas.search.intervals.engine_model import check_engine
+from outblas.search.intervals.model_ranges import check_engine
 
 if TYPE_CHECKING:
     from outblas.search.intervals.range_search import RangesRequest
@@ -74,7 +74,7 @@ def ranges_and_others(
         ranked: captured problems, the largest share of the time first.
         where: the GPU or the recording that measures.
     """
-    from outblas.search.intervals.range_choice import RangesRequest, linear_ranges, ranges_of_suite, split_captured
+    from outblas.search.intervals.range_search import RangesRequest, linear_ranges, ranges_of_suite, split_captured
 
     given = context.params
     if given["model"] is not None:

@@ -58,35 +58,17 @@ def describe(families: Collection[str] = tuple(FAMILIES)) -> str:
     Args:
         families: names of the families; by default all. Unknown names are ignored.
     """
-    return "\n".join(line for family in FAMILIES if family in families for line in _family(family, None))
+    return "\n".join(line for family in FAMILIES if family in families for line in _family(family))
 
 
-def describe_offered(offered: Sequence[KernelConfig]) -> str:
-    """Return text as :func:`describe` does, for the families of some configs, with the values that occur among them.
-
-    Args:
-        offered: the configs; if empty, the result is "". Every knob has its line of values here.
-    """
-    lines: list[str] = []
-    for family in FAMILIES:
-        mine = [c for c in offered if c.family == family]
-        if mine:
-            lines += _family(family, mine)
-    return "\n".join(lines)
-
-
-def _family(family: str, offered: Sequence[KernelConfig] | None) -> Iterator[str]:
+def _family(family: str) -> Iterator[str]:
     cls = FAMILIES[family].config
     about, _, knobs = (inspect.getdoc(cls) or "").partition("\n\nAttributes:\n")
     yield f"family {family}. {about}\n{knobs.rstrip()}\n  Values:"
     for knob in knob_schema(cls):
-        if offered is None and knob.launch_option:
+        if knob.launch_option:
             continue
-        if offered is not None:
-            values: Sequence[Any] = sorted({getattr(c, knob.name) for c in offered})
-        else:
-            values = knob.all_values or _usual()[family, knob.name]
-        shown = [_json(v) for v in _thinned(values)]
+        shown = [_json(v) for v in _thinned(knob.all_values or _usual()[family, knob.name])]
         default = "" if knob.default is None else f", default {_json(knob.default)}"
         yield f"    {knob.name}: {', '.join(shown)}{default}"
 
@@ -110,7 +92,7 @@ def _usual() -> dict[tuple[str, str], tuple[Any, ...]]:
 
     configs = (*catalogue("pool"), *catalogue("mma-pool"), *catalogue(reference_gpu().name))
     found = {}
-    for knob in all_knobs().knobs[1:]:
+    for knob in all_knobs():
         for family in knob.families:
             values = {getattr(c, knob.name) for c in configs if c.family == family}
             found[family, knob.name] = tuple(sorted(values)) or knob.values

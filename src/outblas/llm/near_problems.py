@@ -16,7 +16,7 @@ from outblas.core.config import config_to_json
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu, regime
 from outblas.kernels.legality import why_illegal
-from outblas.learn.samplers import problem_distance
+from outblas.learn.extents import problem_distance
 from outblas.llm.answer import CODE, CONFIG
 from outblas.llm.archive import Archive
 from outblas.llm.feedback import clipped

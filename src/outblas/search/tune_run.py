@@ -32,18 +32,15 @@ from outblas.runtime.device import Device
 from outblas.search.agents.agent_registry import make_agent
 from outblas.search.agents.base import Agent
 from outblas.search.intervals.interval_search import SearchWatch, Told
-from outblas.search.intervals.range_search import RangesRequest, offered_ms, search_ranges
-from outblas.search.intervals.resumed_ranges import joined_free
-from outblas.search.kept_baselines import KeptBaselines
+from outblas.search.intervals.range_search import RangesRequest, joined_free, offered_ms, search_ranges
 from outblas.search.tune import PROBLEMS_AT_ONCE, Progress, SearchOptions, tune
 from outblas.search.tune_folder import FORMAT as FORMAT
+from outblas.search.tune_folder import KeptBaselines, folder_beside, other_conditions, read_run, result_rows, run_name
 from outblas.search.tune_folder import RunFiles as RunFiles
-from outblas.search.tune_folder import folder_beside, other_conditions, read_run, run_name
 from outblas.search.tune_folder import folder_name as folder_name
 from outblas.search.tune_folder import measured_on as measured_on
 from outblas.search.tune_folder import open_store as open_store
 from outblas.search.tune_folder import provenance_of as provenance_of
-from outblas.search.tune_result import result_rows
 
 if TYPE_CHECKING:
     from outblas.bench.pool.worker_plan import WorkerPlan
@@ -62,9 +59,7 @@ class TuneSettings:
     Attributes:
         suite: as in :class:`TuneRequest`.
         problems: keys of the problems. For a whole suite, instead its kinds, e.g. ``("TN_fp16_fp32",)``.
-        agent: name of the agent.
         budget: measurements per problem at most.
-        seed: seed of the agent.
         device: the device as the command line names it, e.g. ``cuda:0`` or ``replay:h200``; or the workers in words.
         gpu: short name of the GPU, e.g. ``h200``.
         ranges: keys of the weights that are tuned for a range of M. Runs of earlier releases have none.
@@ -89,7 +84,6 @@ class TuneRequest:
         suite: name of their suite, or ``custom``, ``captured``, ``linear`` or ``model``.
         agent: name of the search agent.
         budget: measurements per problem at most.
-        seed: seed of the agent.
         device: where candidates run.
         path: directory of the run.
         command: the command line, for provenance.
@@ -165,7 +159,6 @@ def run_tune(
     """Tune into the directory of the request, or resume the run of the same settings there.
 
     Args:
-        request: settings of the run.
         progress: called after every measurement, as by :func:`outblas.search.tune.tune`.
         clock: time in seconds; only differences count.
         told: called after every measurement of the search for intervals, with the number done, an estimate of all, and
@@ -213,7 +206,9 @@ def run_tune(
             with Store(files.store) as store:
                 options = _search_options(request, clock)
                 session = _Session(evaluator, recording, agent, files, store, about, origin)
-                return _search(request, session, options, progress, told or _ignore_words, begun or _ignore_begin)
+                return _search(
+                    request, session, options, progress, told or (lambda *_: None), begun or (lambda *_: None)
+                )
 
 
 @dataclass(frozen=True)
@@ -278,14 +273,6 @@ def _kept_times(evaluator: Evaluator, path: Path) -> Iterator[None]:
         accounts = getattr(evaluator, "accounts", None)
         if accounts is not None:
             write_json(path, {process: totals.to_json() for process, totals in accounts().items()})
-
-
-def _ignore_words(done: int, known: int, words: str) -> None:
-    return None
-
-
-def _ignore_begin(path: Path, kept: int) -> None:
-    return None
 
 
 def _settings(request: TuneRequest, evaluator: Evaluator) -> TuneSettings:

@@ -19,7 +19,7 @@ from outblas.records.library_interval import LibraryInterval
 from outblas.records.library_row import LibraryChoice, LibraryRow
 from outblas.runtime import device
 from outblas.search import gate_run, tune_run
-from outblas.search.intervals.gate_ranges import surely_faster
+from outblas.search.gate_run import surely_faster
 from support.cli_fixture import outblas
 from support.gpus.known import H200
 from support.gpus.modelled_gpu import LARGE, SMALL, Model, ModelledEvaluator

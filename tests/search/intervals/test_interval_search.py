@@ -26,9 +26,9 @@ from outblas.search.agents.agent_registry import make_agent
 from outblas.search.agents.base import Agent
 from outblas.search.agents.random_search import Exhaustive
 from outblas.search.intervals import interval_search
+from outblas.search.intervals.cells import drawn, sampled
 from outblas.search.intervals.interval_search import OPEN_GAP, SearchWatch
 from outblas.search.intervals.range_search import RangesRequest, TunedRanges, search_ranges
-from outblas.search.intervals.sampled_m import drawn, sampled
 from outblas.search.tune import Interrupted
 from support.gpus.known import H200
 from support.gpus.modelled_gpu import FEW, LARGE, SMALL, SPARE, Model, ModelledEvaluator

@@ -13,10 +13,8 @@ from outblas.core.weight import Weight, WeightRange, spans_of
 from outblas.records.library import Library
 from outblas.records.library_interval import LibraryInterval
 from outblas.records.library_row import LibraryRow
-from outblas.search.intervals.engine_model import EngineProduct
-from outblas.search.intervals.model_ranges import ModelWeight, lacking_ranges, weights_of_model
-from outblas.search.intervals.range_search import RangesRequest
-from outblas.search.intervals.resumed_ranges import joined_free
+from outblas.search.intervals.model_ranges import EngineProduct, ModelWeight, lacking_ranges, weights_of_model
+from outblas.search.intervals.range_search import RangesRequest, joined_free
 from support.gpus.known import H200
 
 WEIGHT, HEAD = Weight(128, 256), Weight(64, 256)

@@ -9,15 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from outblas.core.config import KernelConfig
+from outblas.core.evaluation import Evaluation
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.kernels.cost import cost_model, residual
 from outblas.kernels.cost.columns import columns_by_family
 from outblas.records.recording import Recording
+from outblas.records.store import Store
 
 
 @dataclass(frozen=True)
@@ -260,3 +263,52 @@ def _features(problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu) -> np
     for family, mine, columns in columns_by_family(configs, gpu):
         out[mine] = residual.residual_features(family, shape, columns, gpu.sms)
     return out
+
+
+#: Runs of a store lie minutes apart, and clocks drift. The first number is the share of the baselines' log drift that
+#: the kernels show, too; the second is the largest plausible drift. Both come from a regression over 3,600 pairs of
+#: problem and launch option with two runs. The share was 0.85 below 5 us, 0.3 from 5 to 40 us and 0.65 above.
+DRIFT_SHARE, DRIFT_LIMIT = 0.6, 0.15
+
+
+def rows_of_store(path: Path) -> list[MeasuredRow]:
+    """Return one row per problem of a store that has a time. Times of all runs are brought to the clock of the oldest.
+
+    A config that several runs timed has the time of the most rounds. A missing store is created and gives no row.
+
+    Raises:
+        RecordError: the store cannot be read.
+    """
+    with Store(path) as store:
+        runs = {run.run_id: list(store.evaluations(run.run_id)) for run in store.runs()}
+    found: dict[Problem, dict[str, list[Evaluation]]] = {}
+    for run_id, evaluations in runs.items():
+        for e in evaluations:
+            if e.timing is not None:
+                found.setdefault(e.problem, {}).setdefault(run_id, []).append(e)
+    return [measured_row(path.stem, p, _together(list(of_runs.values()))) for p, of_runs in found.items()]
+
+
+def _together(runs: Sequence[Sequence[Evaluation]]) -> dict[KernelConfig, float]:
+    """Times of one problem in several runs, oldest first; of a config in two runs the time of more rounds."""
+    times: dict[KernelConfig, float] = {}
+    rounds: dict[KernelConfig, int] = {}
+    for run in runs:
+        slower = np.exp(DRIFT_SHARE * clock_drift(runs[0][0].baselines_us, run[0].baselines_us))
+        for e in run:
+            if e.timing is not None and len(e.timing.samples_us) > rounds.get(e.template, 0):
+                rounds[e.template], times[e.template] = len(e.timing.samples_us), e.timing.median_us / slower
+    return times
+
+
+def clock_drift(before: Mapping[str, float], after: Mapping[str, float]) -> float:
+    """Return the natural log of how much slower the baselines became, clipped to [-0.15, 0.15].
+
+    It is the median over the baselines in both; 0.0 without a common one.
+
+    Args:
+        before: baseline -> microseconds in the old run.
+        after: baseline -> microseconds in the new run.
+    """
+    both = [np.log(after[name] / before[name]) for name in before if name in after]
+    return float(np.clip(np.median(both), -DRIFT_LIMIT, DRIFT_LIMIT)) if both else 0.0

@@ -33,7 +33,7 @@ from outblas.records.provenance import provenance_field, source_commit, utc_now
 from outblas.records.recording import Recording
 from outblas.records.recording_files import STATUSES
 from outblas.records.recording_hash import recording_sha
-from outblas.search.compare.public_split import PUBLIC_SEED, PUBLIC_SHARE, PUBLIC_SPLIT, public_split
+from outblas.search.compare.splits import PUBLIC_SEED, PUBLIC_SHARE, PUBLIC_SPLIT, public_split
 from outblas.search.kernel_tuner.t4_files import task_of, to_cache, to_t4
 
 FORMAT, KIND = 1, "recording-data-set"

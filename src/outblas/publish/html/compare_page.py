@@ -12,8 +12,8 @@ from outblas.publish.html.run_data import gpu_or_reference
 from outblas.publish.palette import AGENT_COLOURS, AGENT_STYLES, GREY, shown_agents
 from outblas.publish.words import date_words, regime_words, searched_count, split_words
 from outblas.records.results import PROVENANCE_FIELDS
-from outblas.search.compare.compare_result import Comparison
-from outblas.search.compare.compare_stats import (
+from outblas.search.compare.compare_result import (
+    Comparison,
     Figure,
     best_agents,
     budget_words,
@@ -22,7 +22,7 @@ from outblas.search.compare.compare_stats import (
     overall_regret,
     regime_qualities,
 )
-from outblas.search.recipe.recipe_table import REWARD_NAMES
+from outblas.search.recipe_table import REWARD_NAMES
 
 FigureByAgent = dict[tuple[str, int], Figure]
 

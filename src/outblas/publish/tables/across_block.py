@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from outblas.publish.tables.compare_block import quality_table
-from outblas.search.compare.arms import SOURCES, arm_parts
-from outblas.search.compare.compare_result import Comparison, read_comparison
-from outblas.search.compare.compare_stats import figures, noise_regret, paired_gains
+from outblas.search.compare.compare_result import Comparison, figures, noise_regret, paired_gains, read_comparison
+from outblas.search.compare.splits import SOURCES, arm_parts
 
 #: Beside the bench files of the judged GPU; a GPU without it has no table.
 ACROSS = "across.parquet"

@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from outblas.publish.words import split_words
-from outblas.search.compare.compare_result import Comparison
-from outblas.search.compare.compare_stats import (
+from outblas.search.compare.compare_result import (
+    Comparison,
     best_agents,
     budget_words,
     figures,

@@ -11,8 +11,7 @@ from typing import Any
 from outblas.publish.drawing import QUIET, SOFT, drawing, picture
 from outblas.publish.palette import AGENT_COLOURS, GREY, shown_agents
 from outblas.publish.words import date_words
-from outblas.search.compare.compare_result import Comparison
-from outblas.search.compare.compare_stats import Figure, figures
+from outblas.search.compare.compare_result import Comparison, Figure, figures
 
 #: The least distance of two names, as a share of the height of a panel.
 NAME_STEP = 0.055

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from outblas.search.recipe.recipe_result import read_recipe
-from outblas.search.recipe.recipe_table import recipe_notes, recipe_rows
+from outblas.search.recipe_table import read_recipe, recipe_notes, recipe_rows
 
 #: The result file, beside the bench files.
 RECIPE = "recipe.json"

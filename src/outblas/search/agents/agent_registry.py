@@ -19,10 +19,8 @@ AGENTS: dict[str, str] = {
     "exhaustive": "random_search:Exhaustive",
     "heuristic": "heuristic:Heuristic",
     "evolution": "evolution:EvolutionAgent",
-    "regressor": "regressor:RegressorAgent",
+    "regressor": "ppo:RegressorAgent",
     "ppo": "ppo:Ppo",
-    "ppo-oneshot": "ppo:PpoOneshot",
-    "knob": "knob:KnobAgent",
     "greedy": "greedy:Greedy",
     "tpe": "tpe:Tpe",
     "surrogate": "surrogate:Surrogate",
@@ -30,30 +28,19 @@ AGENTS: dict[str, str] = {
     "recorded": "recorded:RecordedAgent",
     "transfer": "transfer:Transfer",
     "nearest": "nearest_shape:NearestShape",
-    "llm": "llm:LanguageModel",
     "kt-genetic": "kernel_tuner:Genetic",
     "kt-annealing": "kernel_tuner:Annealing",
-    "kt-local": "kernel_tuner:LocalSearch",
-    "kt-vndx": "kernel_tuner:VariableNeighbourhood",
     "kt-diffevo": "kernel_tuner:DifferentialEvolution",
 }
 
 
 #: Extras that agents need; the others need none.
-EXTRAS = {"tpe": "rl", "nvmmh": "gpu", "llm": "llm"} | dict.fromkeys(
+EXTRAS = {"tpe": "rl", "nvmmh": "gpu"} | dict.fromkeys(
     (name for name in AGENTS if name.startswith("kt-")), "kernel-tuner"
 )
 #: Seconds that an agent prepared itself on one split of the recording h200, on one core (results/h200/compare.parquet).
-#: That of ``knob`` is of journal entry 0063. Where the regressor takes part, 45 s are added for its 16 further epochs
-#: (entry 0093).
-PREPARATION_S = {
-    "knob": 190,
-    "ppo": 175,
-    "ppo-oneshot": 175,
-    "regressor": 110,
-    "heuristic": 65,
-    "surrogate": 110,
-}
+#: Where the regressor takes part, 45 s are added for its 16 further epochs (journal entry 0093).
+PREPARATION_S = {"ppo": 175, "regressor": 110, "heuristic": 65, "surrogate": 110}
 
 
 def agent_summaries() -> dict[str, str]:
@@ -90,8 +77,8 @@ def make_agent(name: str, seed: int, gpu: Gpu) -> Agent:
         gpu: GPU that the candidates run on.
 
     Raises:
-        UsageError: no agent has that name, it is a Python file, or no model or server is set for ``llm``.
-        ToolchainMissing: Kernel Tuner (``kt-...``) or ``openai`` (``llm``) is not installed. Agents ``tpe`` and
+        UsageError: no agent has that name, or it is a Python file.
+        ToolchainMissing: Kernel Tuner (``kt-...``) is not installed. Agents ``tpe`` and
             ``nvmmh`` raise it at their first proposal only.
     """
     if name.endswith(".py"):

@@ -56,7 +56,6 @@ class Agent:
         The base class raises NotImplementedError.
 
         Args:
-            problem: the problem to search.
             candidates: every legal config of the problem, in a fixed order.
             history: this problem's evaluations so far, in the order of their proposal.
             n: the largest number of configs to return.
@@ -68,15 +67,20 @@ class Agent:
         raise NotImplementedError
 
     def prepare(self, recording: Recording, problems: Sequence[Problem]) -> None:
-        """Learn from recorded problems before any search; the default learns nothing. Return None.
+        """Learn from recorded problems before any search; return None.
+
+        By default an agent learns as by its :meth:`prepare_across`; without that, nothing.
 
         A comparison passes only the problems that are not held out. What an agent learns across shapes must come from
         these alone, never from a file that was fitted to others.
 
         Args:
             recording: measurements of ``problems`` and possibly of others, which the agent must not read.
-            problems: training problems.
         """
+        if type(self).prepare_across is not Agent.prepare_across:
+            from outblas.learn.train.training_part import TrainingPart
+
+            self.prepare_across([TrainingPart(recording, tuple(problems))])
 
     def prepare_across(self, parts: Sequence[TrainingPart]) -> None:
         """Learn from recordings of other GPUs, or of several, before any search; return None.
@@ -120,7 +124,6 @@ class LaunchTurns(Agent):
         The base class raises NotImplementedError.
 
         Args:
-            problem: the problem to search.
             group: legal candidates of the option, tried ones included.
             history: the option's evaluations so far, in the order of their proposal.
             n: configs that are used; those after them may be left out.
@@ -147,7 +150,6 @@ class FixedOrder(Agent):
         The base class raises NotImplementedError.
 
         Args:
-            problem: the problem to search.
             candidates: its legal configs, at least one.
         """
         raise NotImplementedError

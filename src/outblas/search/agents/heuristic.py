@@ -38,13 +38,11 @@ class Heuristic(FixedOrder):
 
         Args:
             recording: measurements of ``problems``; other problems in it are not used.
-            problems: training problems.
         """
         from outblas.core.files import write_atomic
         from outblas.kernels.cost.scaled import scaled
         from outblas.learn.train.fit_cost_model import fit, fit_residual, rows_of_recording
-        from outblas.learn.train.training_cache import training_cache_folder
-        from outblas.learn.train.training_part import TrainingPart
+        from outblas.learn.train.training_part import TrainingPart, training_cache_folder
 
         measured = recording.gpu
         path = training_cache_folder("models", [TrainingPart(recording, tuple(problems))]) / "model.json"

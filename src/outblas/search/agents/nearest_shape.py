@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from outblas.core.config import KernelConfig
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
-from outblas.learn.samplers import problem_distance
+from outblas.learn.extents import problem_distance
 from outblas.records.recording import Recording
 from outblas.search.agents.base import FixedOrder, group_by_launch, interleave
 from outblas.search.agents.recorded import fastest_recorded, nearest_recording
@@ -54,15 +54,6 @@ class NearestShape(FixedOrder):
         super().__init__(seed, gpu)
         self._shapes: list[MeasuredShape] | None = None
         self._near: dict[Problem, list[list[KernelConfig]]] = {}
-
-    def prepare(self, recording: Recording, problems: Sequence[Problem]) -> None:
-        """Keep the problems and their recorded times; return None.
-
-        Args:
-            recording: measurements of ``problems``.
-            problems: training problems.
-        """
-        self._shapes, self._near = _shapes_of(recording, problems, self.gpu), {}
 
     def prepare_across(self, parts: Sequence[TrainingPart]) -> None:
         """Keep the problems of all parts and their recorded times; return None.

@@ -15,7 +15,6 @@ from outblas.core.roofline import Gpu
 from outblas.learn.features import candidate_features, knob_columns, problem_features
 from outblas.learn.policy import CandidateView, Policy
 from outblas.learn.posterior import Regressor, expected_improvement, posterior
-from outblas.records.recording import Recording
 from outblas.search.agents.base import LaunchTurns, unexplored
 
 if TYPE_CHECKING:
@@ -43,17 +42,6 @@ class Surrogate(LaunchTurns):
     def __init__(self, seed: int, gpu: Gpu) -> None:
         super().__init__(seed, gpu)
         self._regressor: Regressor | None = None
-
-    def prepare(self, recording: Recording, problems: Sequence[Problem]) -> None:
-        """Learn from one GPU as by :meth:`prepare_across`; return None.
-
-        Args:
-            recording: measurements of ``problems``.
-            problems: training problems.
-        """
-        from outblas.learn.train.training_part import TrainingPart
-
-        self.prepare_across([TrainingPart(recording, tuple(problems))])
 
     def prepare_across(self, parts: Sequence[TrainingPart]) -> None:
         """Train the regressor of agent ``ppo`` with the same seed, or read it from the cache; return None.
