@@ -12,7 +12,7 @@ from outblas.kernels.catalogue import candidates
 from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.llm.answer import read_answer
-from outblas.llm.compact import describe, read_config, write_config
+from outblas.llm.compact import describe, describe_offered, read_config, write_config
 from support.gpus.known import H200
 from support.llm_kernels import answer, config_answer, kernel
 
@@ -159,3 +159,5 @@ def test_knobs_are_described_with_their_values() -> None:
     assert "family sm90_wgmma_gemm" in text and "schedule: coop, stagger, pingpong, default coop" in text
     assert "pdl: false" not in text  # a launch option, not the kernel's
     assert "stages: pipeline depth" in text  # the meaning, from the record's own docstring
+    offered = describe_offered([Sm80MmaConfig(64, 64), Sm80MmaConfig(128, 64, pdl=True)])
+    assert "bm: 64, 128" in offered and "pdl: false, true" in offered and "sm90_wgmma_gemm" not in offered

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import json
+import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -23,10 +25,12 @@ from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.kernels.legality import why_illegal
+from outblas.llm.compact import write_config
 from outblas.records.recording import STATUSES, Recording
 from outblas.records.recording_files import STATUS_CODES
 from outblas.records.replay import ReplayEvaluator
 from outblas.records.store import Store
+from outblas.search.agents import llm as agents_llm
 from outblas.search.agents import nvmmh as agents_nvmmh
 from outblas.search.agents.agent_registry import AGENTS, make_agent
 from outblas.search.agents.evolution import knob_distance
@@ -86,6 +90,22 @@ def packages(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) ->
     found = [Choice(128, 8 * i, 64, 3, 1, 1, 1, 0) for i in (4, 2, 6)]
     ask = lambda problems, gpu, count: {p: found[:count] for p in problems}  # noqa: E731
     monkeypatch.setattr(agents_nvmmh, "ranked_choices", ask)
+
+
+@pytest.fixture(autouse=True)
+def language_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that draws from what is offered, names others, too, and now and then has nothing to say."""
+
+    def ask(messages: Sequence[Mapping[str, str]], seed: int) -> str:
+        draw = random.Random(f"{seed}/{messages[-1]['content']}")
+        if draw.random() < 0.2:
+            return draw.choice(
+                ["", "I cannot help with that.", "```json\n[{]\n```", '```json\n[{"family": "none"}]\n```']
+            )
+        picks = [write_config(draw.choice(CANDIDATES)), {"family": "sm80_mma_gemm", "bm": 16, "bn": 96}]
+        return f"Latency.\n```json\n{json.dumps(picks)}\n```"
+
+    monkeypatch.setattr(agents_llm, "connect", lambda: ask)
 
 
 def answer(config: KernelConfig) -> Evaluation:

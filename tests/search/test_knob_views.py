@@ -23,11 +23,13 @@ from outblas.kernels.families.registry import FAMILIES, knobs_by_name
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.knobs import knobs_of
 from outblas.learn.features import CANDIDATE_FEATURES
-from outblas.llm.compact import read_config, write_config
+from outblas.llm.compact import describe_offered, read_config, write_config
+from outblas.llm.prompt import choice_prompt
 from outblas.llm.train.knob_words import KnobWords
 from outblas.publish.tables.counter_table import short_config
 from outblas.search.agents import evolution, tpe, transfer
 from outblas.search.kernel_tuner import knob_space, t4_files
+from support.gpus.known import H200
 
 PROBLEM = Problem(512, 512, 512)
 
@@ -138,6 +140,9 @@ def test_what_models_read_and_write_has_it(load: Load) -> None:
     for config in (PLAIN, TWISTED, OTHER):
         assert read_config(write_config(config)) == config
     assert write_config(TrialConfig(64, 32, depth=5)) == {"family": TrialConfig.family, "bm": 64, "bn": 32, "depth": 5}
+    said = describe_offered([PLAIN, TWISTED])
+    assert "    depth: 3, 5, default 3" in said and "a word that no other family has" in said
+    assert "    twist: left, right, default left" in choice_prompt(PROBLEM, H200, [PLAIN, TWISTED], [], 1)[0]["content"]
 
 
 def test_a_sentence_can_be_of_it(load: Load) -> None:

@@ -139,6 +139,20 @@ VARIABLES = (
         "when the agent is made",
     ),
     Variable(
+        "OUTBLAS_LLM_MODEL",
+        "a model's name",
+        "not set",
+        "The model of agent `llm`, which needs it.",
+        "when the agent is made",
+    ),
+    Variable(
+        "OUTBLAS_LLM_BUDGET",
+        "e.g. `200 requests,3 USD`",
+        "the agent's own limit",
+        "The most that agent `llm` may spend.",
+        "when the agent is made",
+    ),
+    Variable(
         "OUTBLAS_COMMIT",
         "a commit",
         "asked of git",

@@ -58,17 +58,35 @@ def describe(families: Collection[str] = tuple(FAMILIES)) -> str:
     Args:
         families: names of the families; by default all. Unknown names are ignored.
     """
-    return "\n".join(line for family in FAMILIES if family in families for line in _family(family))
+    return "\n".join(line for family in FAMILIES if family in families for line in _family(family, None))
 
 
-def _family(family: str) -> Iterator[str]:
+def describe_offered(offered: Sequence[KernelConfig]) -> str:
+    """Return text as :func:`describe` does, for the families of some configs, with the values that occur among them.
+
+    Args:
+        offered: the configs; if empty, the result is "". Every knob has its line of values here.
+    """
+    lines: list[str] = []
+    for family in FAMILIES:
+        mine = [c for c in offered if c.family == family]
+        if mine:
+            lines += _family(family, mine)
+    return "\n".join(lines)
+
+
+def _family(family: str, offered: Sequence[KernelConfig] | None) -> Iterator[str]:
     cls = FAMILIES[family].config
     about, _, knobs = (inspect.getdoc(cls) or "").partition("\n\nAttributes:\n")
     yield f"family {family}. {about}\n{knobs.rstrip()}\n  Values:"
     for knob in knob_schema(cls):
-        if knob.launch_option:
+        if offered is None and knob.launch_option:
             continue
-        shown = [_json(v) for v in _thinned(knob.all_values or _usual()[family, knob.name])]
+        if offered is not None:
+            values: Sequence[Any] = sorted({getattr(c, knob.name) for c in offered})
+        else:
+            values = knob.all_values or _usual()[family, knob.name]
+        shown = [_json(v) for v in _thinned(values)]
         default = "" if knob.default is None else f", default {_json(knob.default)}"
         yield f"    {knob.name}: {', '.join(shown)}{default}"
 

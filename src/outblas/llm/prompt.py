@@ -12,6 +12,7 @@ from importlib.resources import files
 from string import Template
 from typing import Any
 
+from outblas.core.config import KernelConfig
 from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu, floor_us, regime
@@ -20,7 +21,7 @@ from outblas.kernels.kernel_hash import kernel_headers
 from outblas.llm.answer import CODE, CONFIG
 from outblas.llm.archive import Entry
 from outblas.llm.budget import Message
-from outblas.llm.compact import describe
+from outblas.llm.compact import describe, describe_offered
 from outblas.llm.feedback import clipped
 
 #: Outcome -> the template that follows it; a kind without one ends its chain.
@@ -146,6 +147,30 @@ def _task(problem: Problem, gpu: Gpu) -> dict[str, str]:
         "regime": regime(problem, gpu).partition("_")[0] + "-bound",
         "notes": "".join(_text(f"notes/{name}.md") for name in notes_of(problem, gpu)),
     }
+
+
+def choice_prompt(
+    problem: Problem, gpu: Gpu, offered: Sequence[KernelConfig], tried: Sequence[str], n: int
+) -> list[Message]:
+    """Return a list of one user message that asks for ``n`` of the offered configs.
+
+    The message is a dictionary with ``role`` and ``content``.
+
+    Args:
+        gpu: the GPU.
+        offered: the configs.
+        tried: one line for each tried config that is worth showing; if empty, the text says ``Nothing.``
+        n: number of configs to choose.
+    """
+    text = _fill(
+        "choose",
+        **_task(problem, gpu),
+        count=len(offered),
+        families=describe_offered(offered),
+        tried="\n".join(tried) or "Nothing.",
+        n=n,
+    )
+    return [{"role": "user", "content": text}]
 
 
 def follow_up(

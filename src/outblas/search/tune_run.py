@@ -206,9 +206,7 @@ def run_tune(
             with Store(files.store) as store:
                 options = _search_options(request, clock)
                 session = _Session(evaluator, recording, agent, files, store, about, origin)
-                return _search(
-                    request, session, options, progress, told or (lambda *_: None), begun or (lambda *_: None)
-                )
+                return _search(request, session, options, progress, told or _ignore_words, begun or _ignore_begin)
 
 
 @dataclass(frozen=True)
@@ -273,6 +271,14 @@ def _kept_times(evaluator: Evaluator, path: Path) -> Iterator[None]:
         accounts = getattr(evaluator, "accounts", None)
         if accounts is not None:
             write_json(path, {process: totals.to_json() for process, totals in accounts().items()})
+
+
+def _ignore_words(done: int, known: int, words: str) -> None:
+    return None
+
+
+def _ignore_begin(path: Path, kept: int) -> None:
+    return None
 
 
 def _settings(request: TuneRequest, evaluator: Evaluator) -> TuneSettings:

@@ -28,6 +28,7 @@ AGENTS: dict[str, str] = {
     "recorded": "recorded:RecordedAgent",
     "transfer": "transfer:Transfer",
     "nearest": "nearest_shape:NearestShape",
+    "llm": "llm:LanguageModel",
     "kt-genetic": "kernel_tuner:Genetic",
     "kt-annealing": "kernel_tuner:Annealing",
     "kt-diffevo": "kernel_tuner:DifferentialEvolution",
@@ -35,7 +36,7 @@ AGENTS: dict[str, str] = {
 
 
 #: Extras that agents need; the others need none.
-EXTRAS = {"tpe": "rl", "nvmmh": "gpu"} | dict.fromkeys(
+EXTRAS = {"tpe": "rl", "nvmmh": "gpu", "llm": "llm"} | dict.fromkeys(
     (name for name in AGENTS if name.startswith("kt-")), "kernel-tuner"
 )
 #: Seconds that an agent prepared itself on one split of the recording h200, on one core (results/h200/compare.parquet).
@@ -77,8 +78,8 @@ def make_agent(name: str, seed: int, gpu: Gpu) -> Agent:
         gpu: GPU that the candidates run on.
 
     Raises:
-        UsageError: no agent has that name, or it is a Python file.
-        ToolchainMissing: Kernel Tuner (``kt-...``) is not installed. Agents ``tpe`` and
+        UsageError: no agent has that name, it is a Python file, or no model or server is set for ``llm``.
+        ToolchainMissing: Kernel Tuner (``kt-...``) or ``openai`` (``llm``) is not installed. Agents ``tpe`` and
             ``nvmmh`` raise it at their first proposal only.
     """
     if name.endswith(".py"):

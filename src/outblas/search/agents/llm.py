@@ -1,0 +1,201 @@
+"""A language model that chooses among the candidates, written in the compact language of their knobs.
+
+It is asked once per round and problem. A config that is not offered is replaced by the nearest one that is. Missing
+choices are filled in the order of the ranking model. The cache folder keeps each answer under the whole question, so
+that a resumed run pays nothing twice and gets the same answers.
+
+Environment variables set the server: OUTBLAS_LLM_MODEL, OPENAI_BASE_URL and OPENAI_API_KEY. OUTBLAS_LLM_BUDGET limits
+one process (:func:`outblas.llm.budget.parse_budget`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from outblas.core.config import KernelConfig, config_name
+from outblas.core.errors import ConfigError, UsageError
+from outblas.core.evaluation import Evaluation, Status
+from outblas.core.problem import Problem
+from outblas.core.roofline import Gpu
+from outblas.learn.reward import reward
+from outblas.search.agents.base import Agent, group_by_launch, interleave, unexplored
+from outblas.search.agents.evolution import knob_distance
+
+if TYPE_CHECKING:
+    from outblas.llm.budget import Message
+
+#: Tried candidates that a prompt lists: the best, and the last.
+_BEST, _LAST = 8, 8
+_MAX_TOKENS = 4096
+
+#: (conversation, seed) -> the answer's text.
+Ask = Callable[[Sequence["Message"], int], str]
+
+
+class LanguageModel(Agent):
+    """A language model chooses among the candidates and learns from the outcomes.
+
+    The environment names the model (``OUTBLAS_LLM_MODEL``) and the server (``OPENAI_BASE_URL`` or ``OPENAI_API_KEY``).
+    The constructor sends nothing.
+
+    Raises:
+        UsageError: no model or server is set, or its address or ``OUTBLAS_LLM_BUDGET`` is invalid.
+        ToolchainMissing: the package ``openai`` is not installed.
+    """
+
+    def __init__(self, seed: int, gpu: Gpu) -> None:
+        super().__init__(seed, gpu)
+        self._ask = connect()
+
+    def propose(
+        self, problem: Problem, candidates: Sequence[KernelConfig], history: Sequence[Evaluation], n: int
+    ) -> list[KernelConfig]:
+        """Return configs as :meth:`Agent.propose` does.
+
+        If at most ``n`` candidates are left, all are returned in their order and nothing is asked. Otherwise there is
+        one question, answered from the cache if it was asked before. A choice that is not offered, or was tried,
+        becomes the untried candidate with the fewest different knobs. Missing choices are filled in the order of the
+        ranking model, launch options in turns. So an answer without a readable choice is no error.
+
+        If the server gives no answer, one of these errors is raised; a repeated run resumes here.
+
+        Raises:
+            Unanswered: no attempt was answered.
+            RequestRejected: the server refuses this question.
+            ServerError: the server refuses every question or cannot be reached.
+            BudgetSpent: the next request could pass the budget.
+        """
+        left = unexplored(candidates, history)
+        if len(left) <= n:
+            return left
+        wanted = read_choices(self._ask(_prompt(problem, self.gpu, candidates, history, n), self.seed))
+        chosen: dict[KernelConfig, None] = {}
+        free = dict.fromkeys(left)
+        for config in wanted[:n]:
+            nearest = config if config in free else min(free, key=partial(knob_distance, config))
+            chosen[nearest] = None
+            del free[nearest]
+        return [*chosen, *self._ranked(problem, list(free))][:n]
+
+    def _ranked(self, problem: Problem, configs: list[KernelConfig]) -> list[KernelConfig]:
+        """Return the configs in the order of the ranking model; launch options take turns."""
+        from outblas.kernels.cost.cost_model import rank
+
+        return interleave(*group_by_launch([configs[i] for i in rank(problem, configs, self.gpu)]))
+
+
+def read_choices(text: str) -> list[KernelConfig]:
+    """Return the configs of an answer in its order, each once, without unreadable ones.
+
+    Only the last fenced block of language ``json`` counts: a list of objects, or one object. An object is
+    ``{"family": ..., knob: value}``; knobs with a default may be missing. The result is ``[]`` if there is no such
+    block or it is no JSON. The configs need not be legal or offered.
+
+    Args:
+        text: the answer.
+    """
+    from outblas.llm.answer import fenced
+    from outblas.llm.compact import read_config
+
+    blocks = [body for language, body in fenced(text) if language == "json"]
+    try:
+        data = json.loads(blocks[-1]) if blocks else []
+    except (ValueError, RecursionError):
+        return []
+    found: dict[KernelConfig, None] = {}
+    for one in data if isinstance(data, list) else [data]:
+        try:
+            found[read_config(one)] = None
+        except ConfigError:
+            continue
+    return list(found)
+
+
+def connect() -> Ask:
+    """Return a function ``ask(messages, seed)`` that returns the text of the server's answer.
+
+    It answers from the cache folder if the same server, model, seed and messages were asked before. Nothing is sent
+    until it is called.
+
+    Raises:
+        UsageError: OUTBLAS_LLM_MODEL is not set, or neither a server nor a key is. Also if the server's address or
+            OUTBLAS_LLM_BUDGET is invalid.
+        ToolchainMissing: the package ``openai`` is not installed.
+    """
+    from outblas.llm.budget import Budget, SpendingAccount, parse_budget
+    from outblas.llm.client import AnswerOptions, Client, check_server
+    from outblas.llm.models import Model
+
+    name = os.environ.get("OUTBLAS_LLM_MODEL", "")
+    if not name:
+        raise UsageError("agent llm has no model", "OUTBLAS_LLM_MODEL, and OPENAI_BASE_URL or OPENAI_API_KEY",
+                         "set them, e.g. OUTBLAS_LLM_MODEL=... OPENAI_BASE_URL=http://localhost:8000/v1")  # fmt: skip
+    check_server()
+    limits = os.environ.get("OUTBLAS_LLM_BUDGET", "")
+    account = SpendingAccount(parse_budget(limits) if limits else Budget())
+
+    async def asked(messages: Sequence[Message], seed: int) -> str:
+        client = Client(None, account, _NoRequestLog(), options=AnswerOptions(_MAX_TOKENS, extra={"seed": seed}))
+        try:
+            return (await client.ask(0, messages, Model(name))).text
+        finally:
+            await client.close()
+
+    def ask(messages: Sequence[Message], seed: int) -> str:
+        path = _cached(name, messages, seed)
+        try:
+            return str(json.loads(path.read_text(encoding="utf-8"))["answer"])
+        except (OSError, ValueError, KeyError, TypeError):  # not there, or damaged: asked again
+            text = asyncio.run(asked(messages, seed))
+        return _keep(path, name, messages, text)
+
+    return ask
+
+
+class _NoRequestLog:
+    """A request log that keeps nothing: the cache keeps the answers."""
+
+    def sent(self, question: int, most: object) -> int:
+        return 0
+
+    def replied(self, send: int, reply: object) -> None:
+        return None
+
+
+def _cached(model: str, messages: Sequence[Message], seed: int) -> Path:
+    from outblas.runtime.cubin import default_directory
+
+    text = json.dumps([os.environ.get("OPENAI_BASE_URL", ""), model, seed, list(messages)], sort_keys=True)
+    return default_directory() / "llm" / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
+
+
+def _keep(path: Path, model: str, messages: Sequence[Message], text: str) -> str:
+    from outblas.core.files import write_atomic
+
+    write_atomic(path, json.dumps({"model": model, "messages": list(messages), "answer": text}).encode())
+    return text
+
+
+def _prompt(
+    problem: Problem, gpu: Gpu, candidates: Sequence[KernelConfig], history: Sequence[Evaluation], n: int
+) -> list[Message]:
+    from outblas.llm.prompt import choice_prompt
+
+    compared = (e for e in history if e.status is Status.PASSED and e.speedup is not None)
+    best = sorted(compared, key=reward, reverse=True)[:_BEST]
+    shown = dict.fromkeys((*map(_line, best), *map(_line, history[-_LAST:])))
+    return choice_prompt(problem, gpu, candidates, list(shown), n)
+
+
+def _line(e: Evaluation) -> str:
+    if e.timing is None or e.speedup is None:
+        time = "" if e.timing is None else f", {e.timing.median_us:.2f} us"
+        return f"{config_name(e.config)}: {e.status} {e.detail}".rstrip() + time
+    return f"{config_name(e.config)}: {e.timing.median_us:.2f} us, {e.speedup.ratio:.3f}x of the fastest baseline"
