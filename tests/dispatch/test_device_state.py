@@ -272,7 +272,7 @@ def test_a_library_given_without_the_drivers_bindings_is_left_to_torch_too() -> 
     with pytest.warns(RuntimeWarning, match="outblas uses torch.matmul: cuda.bindings cannot be loaded"):
         outblas.use_library(LIBRARY)
     device = device_registry.device_state(0)
-    assert device.decide(A, WEIGHT, None, "plain").problem is None and not device_registry.has_library(0)
+    assert device.decide(A, WEIGHT, None, "plain").problem is None and not device_registry.device_state(0).has_library
 
 
 def test_the_question_for_a_kernel_opens_no_device(monkeypatch: pytest.MonkeyPatch) -> None:

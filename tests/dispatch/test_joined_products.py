@@ -18,8 +18,8 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from torch.nn import functional
 
 import outblas
-from outblas.dispatch import linear
-from outblas.dispatch.fusion import fused, joined_operators
+from outblas.dispatch import fused, linear
+from outblas.dispatch.fusion import joined_operators
 from outblas.dispatch.fusion.joined_products import join_products
 from support.fused_fixture import host_fixture  # noqa: F401
 from support.model_steps_fixture import ours_fixture  # noqa: F401

@@ -16,9 +16,8 @@ import torch
 import outblas
 from outblas.core.config import KernelConfig
 from outblas.core.problem import Problem
-from outblas.dispatch import device_registry, linear, native_table
+from outblas.dispatch import device_registry, fused, linear, native_table
 from outblas.dispatch.device_state import DeviceState
-from outblas.dispatch.fusion import fused
 from outblas.judge.fused_gates import worst_fused_error
 from outblas.kernels.epilogue import ACTIVATIONS, STACKED_GATE, Epilogue
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig

@@ -11,8 +11,7 @@ import pytest
 
 from outblas.core.config import KernelConfig
 from outblas.core.problem import Problem
-from outblas.dispatch import device_registry, linear
-from outblas.dispatch.fusion import fused
+from outblas.dispatch import device_registry, fused, linear
 from outblas.judge.fused_gates import apply_activation
 from outblas.kernels.epilogue import Epilogue
 from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig

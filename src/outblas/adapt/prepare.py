@@ -21,7 +21,7 @@ from outblas.dispatch.call_option import option_without_promise
 from outblas.dispatch.decide import Decision, Operand, decide
 from outblas.dispatch.guarantees.guarantee import process_guarantee
 from outblas.dispatch.linear import FUSED_VARIABLE, warm
-from outblas.dispatch.tensors import dtype_name
+from outblas.dispatch.product_operands import dtype_name
 from outblas.dispatch.unlisted_shapes import any_shape_chooser
 from outblas.records.library import Library
 from outblas.runtime.device import Device, gpu_count

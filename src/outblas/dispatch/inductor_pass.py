@@ -29,10 +29,9 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._inductor.virtualized import V
 
 from outblas.core.switches import is_off
-from outblas.dispatch import device_registry, inductor_settings, torch_op
+from outblas.dispatch import device_registry, fused, inductor_settings, torch_op
 from outblas.dispatch.fusion import (
     biased_product,
-    fused,
     graph_nodes,
     joined_operators,
     joined_products,
@@ -46,7 +45,7 @@ from outblas.dispatch.inductor_settings import keep_products, setting_of_threads
 from outblas.dispatch.linear import FUSED_VARIABLE
 from outblas.dispatch.linear_operands import ActivationName
 from outblas.dispatch.product import has_kernel, has_kernel_for_some_m
-from outblas.dispatch.tensors import is_half
+from outblas.dispatch.product_operands import is_half
 from outblas.dispatch.torch_op import INVARIANT, mm
 from outblas.kernels.epilogue import STACKED_GATE, Epilogue
 

@@ -1,7 +1,7 @@
 """``outblas.linear``: ``torch.nn.functional.linear`` on the library's kernels.
 
 Without a bias, the product is decided as :func:`outblas.matmul` decides it. With an activation or a residual, one
-kernel may compute everything (:mod:`outblas.dispatch.fusion.fused`). A bias that is not fused goes to torch: adding it
+kernel may compute everything (:mod:`outblas.dispatch.fused`). A bias that is not fused goes to torch: adding it
 to a finished product would round twice. It would also cost more than the kernels gain. The products of its gradients
 may still run on the library's kernels.
 """
@@ -11,9 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from outblas.core.switches import is_off, is_on
-from outblas.dispatch import device_registry, native_table
-from outblas.dispatch.fold import fold, leading_dims_collapse, unfold
-from outblas.dispatch.fusion import fused
+from outblas.dispatch import device_registry, fused, native_table
 from outblas.dispatch.guarantees.full_precision import full_precision_reductions
 from outblas.dispatch.guarantees.guarantee import process_guarantee
 from outblas.dispatch.linear_operands import (
@@ -26,7 +24,14 @@ from outblas.dispatch.linear_operands import (
 )
 from outblas.dispatch.matmul import matmul, run_matmul
 from outblas.dispatch.product import may_have_kernel
-from outblas.dispatch.tensors import GRADIENT_WANTED, import_torch, why_left_to_torch
+from outblas.dispatch.product_operands import (
+    GRADIENT_WANTED,
+    fold,
+    import_torch,
+    leading_dims_collapse,
+    unfold,
+    why_left_to_torch,
+)
 from outblas.kernels.epilogue import Epilogue
 from outblas.runtime.fused_launch import Extra
 
@@ -54,7 +59,7 @@ def linear(
     or always with ``OUTBLAS_FUSED=1``. Such a kernel rounds once, at the end; torch rounds after each operation, so
     results may differ by these roundings. The kernel is compiled in the background after the first call, or by
     :func:`warm`. Until it is loaded, torch's operations run instead. They also run if a gradient is wanted or if no
-    kernel serves (see :mod:`outblas.dispatch.fusion.fused`).
+    kernel serves (see :mod:`outblas.dispatch.fused`).
 
     Args:
         x: (..., K) or (K). :func:`outblas.matmul` says which products may use a kernel of the library.

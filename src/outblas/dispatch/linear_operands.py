@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from outblas.core.errors import TensorError, UsageError
-from outblas.dispatch.tensors import GRADIENT_WANTED, check_overlap, why_left_to_torch
+from outblas.dispatch.product_operands import GRADIENT_WANTED, check_overlap, why_left_to_torch
 from outblas.kernels.epilogue import ACTIVATIONS, Activation, Epilogue
 from outblas.runtime.fused_launch import Extra
 

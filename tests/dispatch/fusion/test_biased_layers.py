@@ -14,11 +14,10 @@ import torch
 from torch import nn
 
 import outblas
-from outblas.dispatch import enable
+from outblas.dispatch import enable, fused
 from outblas.dispatch import linear as linear_module
 from outblas.dispatch.biased_layers import BiasedLayers
 from outblas.dispatch.enable import Switch
-from outblas.dispatch.fusion import fused
 from support.fused_fixture import host_fixture
 from support.served_fixture import served_fixture
 

@@ -19,10 +19,9 @@ import outblas
 from outblas.core.config import KernelConfig
 from outblas.core.errors import CompileError, TensorError, UsageError
 from outblas.core.problem import Problem
-from outblas.dispatch import device_registry, linear
+from outblas.dispatch import device_registry, fused, linear
 from outblas.dispatch.aten_override import Override
 from outblas.dispatch.decide import Decision, NotWhileCapturing
-from outblas.dispatch.fusion import fused
 from outblas.dispatch.fusion.biased_product import biased_product
 from outblas.kernels.epilogue import ACTIVATIONS, Epilogue
 from support.fused_fixture import host_fixture

@@ -11,8 +11,8 @@ from outblas.core.config import Launch
 from outblas.core.errors import UsageError
 from outblas.core.evaluator import Evaluator
 from outblas.core.weight import Weight, WeightRange, spans_of
-from outblas.records.interval_merge import parts_outside
 from outblas.records.library_interval import LibraryInterval
+from outblas.records.library_merge import parts_outside
 from outblas.records.library_row import LibraryRow
 from outblas.records.recording import Recording
 from outblas.records.store import Store
