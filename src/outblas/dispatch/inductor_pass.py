@@ -84,7 +84,8 @@ def has_kernel_for_graph(a: Any, b: Any) -> bool:
         return False
     if not all(isinstance(number, int) for number in (*a.shape[1:], *a.stride(), *b.shape, *b.stride())):
         return False
-    return has_kernel(a, b) if isinstance(a.shape[0], int) else has_kernel_for_some_m(a, b)
+    device = device_registry.device_state(a.device.index)
+    return (has_kernel if isinstance(a.shape[0], int) else has_kernel_for_some_m)(device, a, b)
 
 
 def is_half_for_graph(a: Any, b: Any) -> bool:

@@ -160,33 +160,32 @@ def run_below_autograd(
         return None if reason else decide_and_run(a, b, None, option, call, by_class=True)
 
 
-def has_kernel(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Return True if the library has a kernel for the product of two matrices, or the chooser for unlisted shapes has.
+def has_kernel(device: DeviceState, a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Return True if a kernel computes the product of two matrices in a call without a promise.
 
-    An algorithm of cuBLASLt does not count. The tensors are half precision on a CUDA device (:func:`may_have_kernel`),
-    which is opened. They may lack an address (fake tensors); aligned operands are assumed.
+    The library has it, or the chooser for unlisted shapes. An algorithm of cuBLASLt does not count. The tensors are
+    half precision (:func:`may_have_kernel`). They may lack an address (fake tensors); aligned operands are assumed.
     """
-    return _has_kernel(a.device.index, aligned_operand(a), aligned_operand(b))
+    return _has_kernel(device, aligned_operand(a), aligned_operand(b))
 
 
-def has_kernel_for_some_m(a: torch.Tensor, b: torch.Tensor) -> bool:
+def has_kernel_for_some_m(device: DeviceState, a: torch.Tensor, b: torch.Tensor) -> bool:
     """Return True if :func:`has_kernel` is True for some number of rows of ``a``.
 
     Tried are the M that the library lists with this N and K, and the powers of two up to 8192.
 
     Args:
+        device: the open device.
         a: (M, K), where M may be symbolic; K and the strides are numbers.
         b: (K, N), of numbers.
     """
-    index, rows, weight = a.device.index, aligned_operand(a), aligned_operand(b)
+    rows, weight = aligned_operand(a), aligned_operand(b)
     k, n = weight.shape
-    listed = device_registry.device_state(index).library.listed_m(n, k)
-    return any(_has_kernel(index, rows._replace(shape=(m, k)), weight) for m in (*listed, *_TRIED_M))
+    listed = device.library.listed_m(n, k)
+    return any(_has_kernel(device, rows._replace(shape=(m, k)), weight) for m in (*listed, *_TRIED_M))
 
 
-def _has_kernel(index: int, a: Operand, b: Operand) -> bool:
-    """Decide a product of a CUDA device without promises; return True if a kernel computes it."""
-    device = device_registry.device_state(index)
+def _has_kernel(device: DeviceState, a: Operand, b: Operand) -> bool:
     decision = device.decide(a, b, None, *option_without_promise())
     return decision.config is not None and not device.is_left_to_torch(decision)
 

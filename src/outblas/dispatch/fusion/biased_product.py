@@ -68,7 +68,9 @@ def _addmm(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor
 
 
 def _serves(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.device.type == device_registry.DEVICE_TYPE and a.device == b.device and has_kernel(a, b)
+    if a.device.type != device_registry.DEVICE_TYPE or a.device != b.device:
+        return False
+    return has_kernel(device_registry.device_state(a.device.index), a, b)
 
 
 def is_biased_layer(bias: Any, a: Any, b: Any) -> bool:
