@@ -36,9 +36,9 @@ from outblas.dispatch.aten_native import ASK_PYTHON_KEY, NativeCall, ask_python_
 from outblas.dispatch.aten_products import HALF_DTYPES, our_bmm, our_mm, torch_addmm, torch_bmm, torch_mm
 from outblas.dispatch.call_option import CallOption, option_without_promise
 from outblas.dispatch.foreign_kernels import takes_overrides, why_not_replaced
+from outblas.dispatch.fused_layer import FUSED_VARIABLE
 from outblas.dispatch.fusion.biased_product import biased_product
 from outblas.dispatch.guarantees.guarantee import Guarantee, process_guarantee
-from outblas.dispatch.linear import FUSED_VARIABLE
 
 _Ours = Callable[[torch.Tensor, torch.Tensor, CallOption, "NativeCall | None"], "torch.Tensor | None"]
 _Theirs = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

@@ -9,8 +9,8 @@ if no kernel serves, torch's operations run, so no call waits for a compiler.
 
 The library measured the product alone; the speed of the fused kernel is not known. So a fused kernel runs only on
 request: :func:`outblas.linear` with an activation or a residual, :func:`outblas.gated_linear`, or a bias alone in the
-capture of a CUDA graph (:func:`outblas.dispatch.linear.kernel_adds_bias`). It may do so even if the bare product is
-left to cuBLASLt or torch (see :mod:`outblas.dispatch.kernel_choice`).
+capture of a CUDA graph (:func:`outblas.dispatch.fused_layer.kernel_adds_bias`). It may do so even if the bare product
+is left to cuBLASLt or torch (see :mod:`outblas.dispatch.kernel_choice`).
 """
 
 from __future__ import annotations

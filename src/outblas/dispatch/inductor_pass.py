@@ -30,6 +30,7 @@ from torch._inductor.virtualized import V
 
 from outblas.core.switches import is_off
 from outblas.dispatch import device_registry, fused, inductor_settings, torch_op
+from outblas.dispatch.fused_layer import FUSED_VARIABLE, ActivationName
 from outblas.dispatch.fusion import (
     biased_product,
     graph_nodes,
@@ -42,8 +43,6 @@ from outblas.dispatch.fusion.joined_products import join_products
 from outblas.dispatch.fusion.stacked_gate import fuse_stacked_gates, gate_for_some_m
 from outblas.dispatch.guarantees.guarantee import process_guarantee
 from outblas.dispatch.inductor_settings import keep_products, setting_of_threads
-from outblas.dispatch.linear import FUSED_VARIABLE
-from outblas.dispatch.linear_operands import ActivationName
 from outblas.dispatch.product import has_kernel, has_kernel_for_some_m
 from outblas.dispatch.product_operands import is_half
 from outblas.dispatch.torch_op import INVARIANT, mm

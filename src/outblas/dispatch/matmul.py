@@ -114,12 +114,7 @@ def matmul(
         if result is not None:
             return result
     result = run_matmul(a, b, out, None if code is None else OPTIONS[code])
-    if result is not None:
-        return result
-    if option is None:
-        return _torch_matmul(a, b, out, process_guarantee())
-    with full_precision_reductions():
-        return _torch_matmul(a, b, out, option.guarantee)
+    return _torch_matmul(a, b, out, option) if result is None else result
 
 
 def _guaranteed_in_graph(
@@ -138,19 +133,30 @@ def _guaranteed_in_graph(
     return import_torch().matmul(a, b, out=out)
 
 
-def _torch_matmul(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, guarantee: Guarantee) -> torch.Tensor:
+def _torch_matmul(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, option: CallOption | None
+) -> torch.Tensor:
     """Call torch.matmul; raise UsageError if it would break the guarantee.
 
     Without ``out`` torch's products end in the operators that ``enable(batch_invariant=True)`` replaces.
+
+    Args:
+        a: as for :func:`matmul`.
+        b: as for :func:`matmul`.
+        out: as for :func:`matmul`.
+        option: of a call with a guarantee of its own; None: that of the process holds, which has set torch's switches.
     """
-    refused = _why_refused(a, b, out, guarantee)
+    refused = _why_refused(a, b, out, process_guarantee() if option is None else option.guarantee)
     if refused:
         raise UsageError(
             refused,
             "one product of fp16 or bf16 matrices on a CUDA GPU, of plain tensors",
             "use torch.matmul under outblas.enable(batch_invariant=True), which covers batches and autocast",
         )
-    return import_torch().matmul(a, b, out=out)
+    if option is None:
+        return import_torch().matmul(a, b, out=out)
+    with full_precision_reductions():
+        return import_torch().matmul(a, b, out=out)
 
 
 def _why_refused(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, guarantee: Guarantee) -> str:
@@ -211,24 +217,16 @@ def run_matmul(
     if operands is None:
         return None
     if reason:
-        c = _with_gradients(operands, option_without_promise(guarantee))
+        if operands.a.shape[1] != operands.b.shape[0]:
+            return None
+        from outblas.dispatch.autograd import ProductFunction
+
+        c = ProductFunction.apply(operands.a, operands.b, True, option_without_promise(guarantee))
     elif operands.a is a and operands.b is b:  # the table, asked before, does not know it
         return decide_and_run(a, b, out, option)
     else:
         c = run_product(operands.a, operands.b, operands.out, option)
     return None if c is None else unfold(c, operands.shape) if out is None else out
-
-
-def _with_gradients(operands: ProductOperands, option: CallOption) -> torch.Tensor | None:
-    """Compute the product as an operation that autograd records.
-
-    Return None if it is not a single product of matrices.
-    """
-    if operands.a.shape[1] != operands.b.shape[0]:
-        return None
-    from outblas.dispatch.autograd import ProductFunction
-
-    return ProductFunction.apply(operands.a, operands.b, True, option)
 
 
 def _in_graph(a: torch.Tensor, b: torch.Tensor, guarantee: Guarantee) -> torch.Tensor | None:

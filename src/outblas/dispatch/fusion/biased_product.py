@@ -14,8 +14,8 @@ from outblas.core.switches import is_off
 from outblas.dispatch import device_registry, invariant_operators
 from outblas.dispatch.aten_products import HALF_DTYPES, torch_addmm
 from outblas.dispatch.fused import BIAS, fused_product
+from outblas.dispatch.fused_layer import FUSED_VARIABLE, is_captured
 from outblas.dispatch.guarantees.guarantee import process_guarantee
-from outblas.dispatch.linear import FUSED_VARIABLE, is_captured
 from outblas.dispatch.product import has_kernel
 from outblas.dispatch.product_operands import why_left_to_torch
 from outblas.dispatch.torch_op import register_behind_autograd
