@@ -223,7 +223,7 @@ def run_fused(
     return None if result is None else unfold(result, found.shape) if out is None else out
 
 
-class _Matrices(NamedTuple):
+class LayerMatrices(NamedTuple):
     """Operands of a fused kernel, made by views alone.
 
     Attributes:
@@ -243,7 +243,7 @@ class _Matrices(NamedTuple):
 
 def matrices(
     x: torch.Tensor, w: torch.Tensor, extra: Extra, epilogue: Epilogue, out: torch.Tensor | None
-) -> _Matrices | str:
+) -> LayerMatrices | str:
     """Return the operands as matrices, or one line that says why torch must see the call."""
     import torch
 
@@ -263,14 +263,14 @@ def matrices(
     if folded is None or (extra.residual is not None and residual is None):
         return "rows that do not lie below each other"
     if not epilogue.gated:
-        return _Matrices(folded.a, folded.b, Extra(extra.bias, residual), folded.out, folded.shape)
+        return LayerMatrices(folded.a, folded.b, Extra(extra.bias, residual), folded.out, folded.shape)
     if out is not None and not out.is_contiguous():
         return f"out has strides {tuple(out.stride())}"
     if 0 in w.shape:
         return "an extent is zero"
     columns = epilogue.columns(w.shape[0])
     c = None if out is None else out.view(-1, columns)
-    return _Matrices(folded.a, folded.b, extra, c, (*folded.shape[:-1], columns))
+    return LayerMatrices(folded.a, folded.b, extra, c, (*folded.shape[:-1], columns))
 
 
 def _rows(residual: torch.Tensor) -> torch.Tensor | None:
