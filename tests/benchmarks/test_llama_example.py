@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 import outblas
 from outblas.core.errors import CompileError, UsageError
 from outblas.core.problem import Problem
-from outblas.dispatch.fusion import fused
+from outblas.dispatch import fused
 from support.fused_fixture import host_fixture  # noqa: F401
 from support.model_steps_fixture import (  # noqa: F401
     FOLLOWED,

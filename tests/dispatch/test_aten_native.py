@@ -13,7 +13,7 @@ import torch
 
 from outblas.dispatch import aten_native, aten_products
 from outblas.dispatch.aten_override import Override
-from outblas.dispatch.fold import fold
+from outblas.dispatch.product_operands import fold
 from support.aten_native_fixture import (  # noqa: F401
     Device,
     device_fixture,

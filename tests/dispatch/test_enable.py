@@ -6,7 +6,6 @@ import os
 import threading
 import warnings
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -356,7 +355,7 @@ def test_the_reason_is_what_this_machine_lacks(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "L4")
     monkeypatch.setattr(device_registry, "device_state", lambda index: served)
     assert enable.why_not().startswith("no library serves L4; ")
-    other = SimpleNamespace(gpu="h200", library=SimpleNamespace(is_empty=False), absent="")
+    other = Served()
     monkeypatch.setattr(device_registry, "device_state", lambda index: other if index else served)
     assert enable.why_not() == "" and "\n" not in enable.why_not()
 

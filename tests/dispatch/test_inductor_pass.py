@@ -25,8 +25,8 @@ import outblas
 from outblas.core.problem import Problem
 from outblas.dispatch import device_registry, inductor_pass
 from outblas.dispatch.fusion import joined_operators
-from outblas.dispatch.guarantees.unpadded_products import switch_padding_off
 from outblas.dispatch.inductor_pass import ProductPass, has_kernel_for_graph, replace_products
+from outblas.dispatch.inductor_settings import switch_padding_off
 from outblas.records.library import Library
 from outblas.records.library_interval import LibraryInterval
 from outblas.records.library_row import LibraryChoice, LibraryRow

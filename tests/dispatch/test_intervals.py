@@ -136,4 +136,4 @@ def test_the_users_intervals_are_installed_used_and_named(tmp_path: Path, monkey
     assert "interval M 9..512 of the library," in device_registry.device_state(0).decide(
         rows(77, 256), transposed(rows(128, 256)), None, "plain"
     ).reason  # fmt: skip
-    assert device_registry.has_library(0)
+    assert device_registry.device_state(0).has_library

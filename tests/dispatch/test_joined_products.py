@@ -18,8 +18,8 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from torch.nn import functional
 
 import outblas
-from outblas.dispatch import linear
-from outblas.dispatch.fusion import fused, joined_operators
+from outblas.dispatch import fused, fused_layer
+from outblas.dispatch.fusion import joined_operators
 from outblas.dispatch.fusion.joined_products import join_products
 from support.fused_fixture import host_fixture  # noqa: F401
 from support.model_steps_fixture import ours_fixture  # noqa: F401
@@ -119,7 +119,7 @@ def test_products_with_biases_are_joined(
     biases = [vector[i::3] for i in range(3)] if turns else list(vector.split([4, 3, 2]))
     module = traced(layers, x, *weights, *biases)
     assert join_products(module.graph, always, always) == 1 and counted(module) == {BIASED: 1}
-    monkeypatch.setattr(linear, "kernel_adds_bias", lambda x: ready)
+    monkeypatch.setattr(fused_layer, "kernel_adds_bias", lambda x: ready)
     if ready:
         joined = joined_operators.joined_matrix(weights, turns)
         assert joined is not None and outblas.warm(x, joined, joined_operators.joined_vector(biases, turns))

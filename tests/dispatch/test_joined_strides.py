@@ -17,8 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import outblas
 from dispatch.test_joined_products import GATED, always, below, by_turns, counted, never, traced
 from outblas.adapt.joined_weights import JoinedWeights
-from outblas.dispatch import inductor_pass, torch_op
-from outblas.dispatch.fusion import fused
+from outblas.dispatch import fused, inductor_pass, torch_op
 from outblas.dispatch.fusion.joined_products import join_products
 from support.fused_fixture import host_fixture  # noqa: F401
 from support.model_steps_fixture import ours_fixture  # noqa: F401

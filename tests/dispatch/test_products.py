@@ -19,7 +19,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import outblas
 from outblas.core.errors import TensorError
 from outblas.dispatch import matmul
-from outblas.dispatch.fold import fold, leading_dims_collapse
+from outblas.dispatch.product_operands import fold, leading_dims_collapse
 from support.served_fixture import Served, numbers, served_fixture  # noqa: F401
 
 EXTENTS = st.sampled_from([0, 1, 1, 2, 3, 5, 8])

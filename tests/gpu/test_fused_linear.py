@@ -16,9 +16,8 @@ import torch
 import outblas
 from outblas.core.config import KernelConfig
 from outblas.core.problem import Problem
-from outblas.dispatch import device_registry, linear, native_table
+from outblas.dispatch import device_registry, fused, fused_layer, linear, native_table
 from outblas.dispatch.device_state import DeviceState
-from outblas.dispatch.fusion import fused
 from outblas.judge.fused_gates import worst_fused_error
 from outblas.kernels.epilogue import ACTIVATIONS, STACKED_GATE, Epilogue
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
@@ -55,7 +54,7 @@ def served(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     for name, value in (("table", None), ("why_no_table", "left out by this test"), ("table_matmul", None)):
         monkeypatch.setattr(native_table, name, value)
     monkeypatch.setattr(fused, "_states", {})
-    for name in ("OUTBLAS_PDL", "OUTBLAS_WEIGHTS", linear.FUSED_VARIABLE):
+    for name in ("OUTBLAS_PDL", "OUTBLAS_WEIGHTS", fused_layer.FUSED_VARIABLE):
         monkeypatch.delenv(name, raising=False)
     yield config
     torch.cuda.synchronize()
@@ -134,7 +133,7 @@ def test_a_plain_bias_by_the_environment(served: KernelConfig, monkeypatch: pyte
     assert outblas.warm(x, w, bias)
     torchs = torch.nn.functional.linear(x, w, bias)
     assert torch.equal(outblas.linear(x, w, bias), torchs)
-    monkeypatch.setenv(linear.FUSED_VARIABLE, "1")
+    monkeypatch.setenv(fused_layer.FUSED_VARIABLE, "1")
     c = outblas.linear(x, w, bias)
     assert worst_fused_error(TUNED, x, w, Extra(bias), Epilogue(bias=True), c) <= 1.0
 

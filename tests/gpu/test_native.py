@@ -19,7 +19,7 @@ from outblas.core.errors import TensorError
 from outblas.core.problem import Problem
 from outblas.dispatch import device_registry, native, native_table
 from outblas.dispatch.device_state import DeviceState
-from outblas.dispatch.tensors import operand
+from outblas.dispatch.product_operands import operand
 from outblas.judge.reference import Reference
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig

@@ -11,8 +11,7 @@ import pytest
 
 from outblas.core.config import KernelConfig
 from outblas.core.problem import Problem
-from outblas.dispatch import device_registry, linear
-from outblas.dispatch.fusion import fused
+from outblas.dispatch import device_registry, fused, fused_layer
 from outblas.judge.fused_gates import apply_activation
 from outblas.kernels.epilogue import Epilogue
 from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
@@ -89,5 +88,5 @@ def host_fixture(served: Served, monkeypatch: pytest.MonkeyPatch) -> Iterator[fu
     )
     monkeypatch.setattr(fused, "_stream", lambda index: 0)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.delenv(linear.FUSED_VARIABLE, raising=False)
+    monkeypatch.delenv(fused_layer.FUSED_VARIABLE, raising=False)
     yield state

@@ -14,9 +14,8 @@ pytest.importorskip("transformers", reason="transformers is not installed: pip i
 
 
 from outblas.core.problem import Problem
-from outblas.dispatch import enable
+from outblas.dispatch import enable, fused
 from outblas.dispatch.enable import Switch
-from outblas.dispatch.fusion import fused
 from outblas.records.library_row import LibraryChoice, LibraryRow
 from support.fused_fixture import host_fixture  # noqa: F401
 from support.helpers import ROOT

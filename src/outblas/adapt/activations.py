@@ -12,7 +12,7 @@ import torch
 
 from outblas.adapt.dataflow import Dataflow, Step
 from outblas.adapt.plain_linears import is_untouched
-from outblas.dispatch.linear_operands import ActivationName, apply_activation
+from outblas.dispatch.fused_layer import ActivationName, apply_activation
 
 #: Largest difference in fp64, relative to the larger of 1 and the value: other spellings of one formula differ less.
 _TOLERANCE = 1e-12

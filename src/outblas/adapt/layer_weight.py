@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from outblas.dispatch.linear_operands import ActivationName
+from outblas.dispatch.fused_layer import ActivationName
 
 
 @dataclass(frozen=True, eq=False)

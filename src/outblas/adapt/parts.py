@@ -15,8 +15,8 @@ from outblas.adapt.joined_weights import JoinedWeights
 from outblas.adapt.layer_weight import LayerWeight
 from outblas.adapt.plain_linears import is_inactive_dropout, is_observed, is_plain, is_untouched
 from outblas.dispatch import device_registry
-from outblas.dispatch.linear import linear, run_fused
-from outblas.dispatch.linear_operands import ActivationName, apply_activation, epilogue_of
+from outblas.dispatch.fused_layer import ActivationName, apply_activation, epilogue_of, run_fused
+from outblas.dispatch.linear import linear
 
 
 class _Part:

@@ -15,7 +15,7 @@ from outblas.adapt.dataflow import Dataflow, Step, place_of
 from outblas.adapt.input_keepers import keeps_its_inputs
 from outblas.adapt.plain_linears import is_inactive_dropout, why_not_joined, why_not_plain
 from outblas.adapt.strided_parts import has_reader_of_layout
-from outblas.dispatch.linear_operands import ActivationName
+from outblas.dispatch.fused_layer import ActivationName
 
 
 @dataclass(frozen=True)

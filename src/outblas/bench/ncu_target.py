@@ -17,7 +17,7 @@ from typing import Any, get_args
 from outblas.core.config import KernelConfig, config_name
 from outblas.core.errors import OutblasError, RecordError
 from outblas.core.problem import Problem
-from outblas.core.roofline import Gpu, architecture, floor_us, operand_sets
+from outblas.core.roofline import Gpu, floor_us, operand_sets
 from outblas.kernels.config_text import config_from_name
 from outblas.runtime import ncu
 
@@ -168,7 +168,7 @@ def launch(works: Sequence[ProfileWork], gpu_index: int = 0) -> None:
                     entry = LtAuto(gpu_index)
                     entry.set_algorithm(work.problem, one.algo, one.detail)
                 else:
-                    entry = load_kernel(work.problem, one, architecture(gpu_of_device(gpu_index)))[0]
+                    entry = load_kernel(work.problem, one, gpu_of_device(gpu_index))[0]
                 call = entry.bind(work.problem, *bench.operands(0))
                 call(bench.stream)
                 bench.synchronize()

@@ -68,7 +68,7 @@ class PublicApi:
 
     def begin(self) -> None:
         """Let matmul decide by this entry's library and workload, and repeat this entry's own earlier decisions."""
-        from outblas.dispatch.kept_decisions import new_decisions, use_decisions
+        from outblas.dispatch.device_registry import new_decisions, use_decisions
 
         if self._decisions is None:
             self._decisions = new_decisions(self._gpu, self._library, self._workload)
@@ -133,7 +133,7 @@ def time_public_api(entries: Mapping[str, Any], problem: Problem, plan: RequestP
     Raises:
         DeviceError: a result of a kernel is wrong.
     """
-    from outblas.dispatch.kept_decisions import current_decisions, use_decisions
+    from outblas.dispatch.device_registry import current_decisions, use_decisions
 
     before = current_decisions(gpu_index)
     try:

@@ -71,6 +71,11 @@ class DeviceState:
         self._lock = threading.RLock()
         self._threads = threading.local()
 
+    @property
+    def has_library(self) -> bool:
+        """True if a library names kernels for the GPU, and they can be launched. A chooser alone does not count."""
+        return self.gpu is not None and not self.library.is_empty and not self.absent
+
     def decide(
         self, a: Operand, b: Operand, out: Operand | None, launch: Launch, guarantee: Guarantee = "none",
         by_class: bool = False,

@@ -43,7 +43,7 @@ class CapturedProduct:
         op: ATen operator: ``mm``, ``mv``, ``addmm``, ``bmm``, or ``outblas::mm``. If C has another dtype than A, ``->``
             and that dtype follow.
         batch: products per call. It is 1 also for a batch that is one product on views
-            (:func:`outblas.dispatch.fold.fold`), because outblas serves it so.
+            (:func:`outblas.dispatch.product_operands.fold`), because outblas serves it so.
     """
 
     m: int

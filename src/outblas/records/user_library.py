@@ -19,17 +19,9 @@ from typing import Any
 from outblas.core.config import Launch, launch_allows
 from outblas.core.errors import OutblasError, RecordError, UsageError
 from outblas.core.files import lock_for_update, user_data_folder
-from outblas.core.workload import SECOND_WORKLOADS
 from outblas.records.equal_kernels import EqualKernels, KernelRelease
-from outblas.records.interval_merge import (
-    intervals_outside,
-    overlay_intervals,
-    replace_intervals,
-    replace_weights,
-)
 from outblas.records.library import Library
-from outblas.records.library_interval import IntervalIndex, LibraryInterval
-from outblas.records.library_row import LibraryRow
+from outblas.records.library_merge import intervals_outside, overlay_library, replace_intervals, replace_weights
 
 LIBRARY_VARIABLE = "OUTBLAS_LIBRARY"
 #: Field of a stamp -> its name in messages.
@@ -146,7 +138,7 @@ def install(
 
     If a problem has an old and a new row, each launch option gets the better kernel
     (:func:`outblas.records.library_tables.merge_rows`). New intervals take the place of old ones
-    (:func:`outblas.records.interval_merge.replace_intervals`). A file that is damaged or has another stamp is renamed,
+    (:func:`outblas.records.library_merge.replace_intervals`). A file that is damaged or has another stamp is renamed,
     not deleted.
 
     Args:
@@ -285,11 +277,9 @@ def load(gpu: str, index: int) -> tuple[Library, Path] | None:
 
 
 def library_for_device(packaged: Library, index: int) -> tuple[Library, tuple[str, ...]]:
-    """Return (library, sources) for a CUDA device: the packaged library with the user's rows and intervals in front.
+    """Return (library, sources) for a CUDA device: the packaged library with the user's in front.
 
-    Rows of either library go before intervals of either. Where a row of the user has no kernel, that of a packaged row
-    or of an interval is taken. Where a packaged row has none, that of an interval of the user is. The user's gates take
-    the place of packaged ones of the same weight.
+    :func:`outblas.records.library_merge.overlay_library` merges the two.
 
     Args:
         packaged: library of the package for this GPU.
@@ -302,44 +292,11 @@ def library_for_device(packaged: Library, index: int) -> tuple[Library, tuple[st
     shipped = _owned(packaged, "the packaged library")
     found = load(packaged.gpu, index)
     if found is None:
-        return replace(packaged, intervals=shipped), used
+        return shipped, used
     own, path = found
-    users, rows = IntervalIndex(own.intervals), {row.problem: row for row in packaged.rows}
-    if own.intervals:
-        rows = {problem: _filled(row, users) for problem, row in rows.items()}
-    intervals = overlay_intervals(_owned(own, "the user's library"), shipped, merge_user_row)
-    ranges = IntervalIndex(intervals)
-    for row in own.rows:
-        rows[row.problem] = _filled(merge_user_row(row, rows.get(row.problem)), ranges)
-    gates = replace_weights(packaged.gates, own.gates)
-    merged = replace(packaged, rows=tuple(rows.values()), intervals=intervals, gates=gates)
-    return merged, (f"{path} ({own.size()})", *used)
+    return overlay_library(_owned(own, "the user's library"), shipped), (f"{path} ({own.size()})", *used)
 
 
-def _filled(row: LibraryRow, intervals: IntervalIndex) -> LibraryRow:
-    """Return a row with the kernel of the interval that holds its M, for each launch option in which it has none."""
-    interval = intervals.find(row.problem) if row.plain is None or row.pdl is None else None
-    return row if interval is None else merge_user_row(row, interval.row_for(row.problem))
-
-
-def _owned(library: Library, owner: str) -> tuple[LibraryInterval, ...]:
-    """Return a library's intervals with the name of their owner for messages."""
-    return tuple(replace(one, owner=owner) for one in library.intervals)
-
-
-def merge_user_row(own: LibraryRow, packaged: LibraryRow | None) -> LibraryRow:
-    """Return the user's decision, with the packaged kernel for each launch option in which the user's row has none.
-
-    Packaged kernels are proven too, and a short search may have missed them. Second winners come from the row whose
-    plain kernel is used.
-
-    Args:
-        own: the user's row, of the library or of an interval.
-        packaged: another row of the same problem, packaged or of an interval; None makes the result ``own``.
-    """
-    if packaged is None:
-        return own
-    weights = own.weights or (None if own.pdl is not None else packaged.weights)
-    first = packaged if own.plain is None and packaged.plain is not None else own
-    seconds = {workload: getattr(first, workload) for workload in SECOND_WORKLOADS}
-    return replace(own, plain=first.plain, pdl=own.pdl or packaged.pdl, weights=weights, **seconds)
+def _owned(library: Library, owner: str) -> Library:
+    """Return a library whose intervals have the name of their owner for messages."""
+    return replace(library, intervals=tuple(replace(one, owner=owner) for one in library.intervals))

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from outblas.core.config import KernelConfig, config_name
 from outblas.core.errors import CompileError, DeviceError, OutblasError, ToolchainMissing
 from outblas.core.problem import Problem
+from outblas.core.roofline import Gpu, architecture
 from outblas.kernels.source import Source
 from outblas.runtime.cubin import Cubin
 
@@ -48,7 +49,7 @@ class ShippedRefused(DeviceError):
     """The driver refuses a shipped cubin. ``kernel_code(..., refused=error.wrong)`` gives a compiled one instead."""
 
 
-def load_kernel(problem: Problem, config: KernelConfig, arch: str = ARCHITECTURE) -> tuple[Any, float]:
+def load_kernel(problem: Problem, config: KernelConfig, gpu: Gpu | None = None) -> tuple[Any, float]:
     """Load a kernel on the current CUDA device.
 
     The shipped cubin is used if it was built from exactly this source. Otherwise, or if the driver refuses it, the
@@ -56,7 +57,7 @@ def load_kernel(problem: Problem, config: KernelConfig, arch: str = ARCHITECTURE
 
     Args:
         config: the kernel.
-        arch: architecture of that device.
+        gpu: the GPU of that device; None: one of the architecture of the shipped kernels.
 
     Returns:
         (bindable kernel, seconds of compilation); 0 seconds if it was shipped or cached.
@@ -73,7 +74,7 @@ def load_kernel(problem: Problem, config: KernelConfig, arch: str = ARCHITECTURE
         code = kernel_code(source, config_name(config), arch, refused)
         return load_code(code, lambda cubin: load(cubin, config)), code.seconds
 
-    source = make_source(problem, config)
+    source, arch = make_source(problem, config), ARCHITECTURE if gpu is None else architecture(gpu)
     try:
         return loaded()
     except ShippedRefused as error:

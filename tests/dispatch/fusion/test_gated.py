@@ -17,10 +17,9 @@ from outblas.core.config import KernelConfig
 from outblas.core.errors import TensorError, UsageError
 from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
-from outblas.dispatch import device_registry, linear
+from outblas.dispatch import device_registry, fused, linear
 from outblas.dispatch.decide import Decision
-from outblas.dispatch.fusion import fused
-from outblas.dispatch.fusion.kernel_choice import kernel_despite_fallback
+from outblas.dispatch.kernel_choice import kernel_despite_fallback
 from outblas.judge.fused_gates import apply_activation, prove_fused
 from outblas.kernels.epilogue import ACTIVATIONS, Activation, Epilogue, why_not_fused
 from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig

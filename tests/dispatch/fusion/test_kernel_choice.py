@@ -10,9 +10,9 @@ import pytest
 pytest.importorskip("numpy", reason="predictions are of numpy")
 
 from outblas.core.problem import Problem
+from outblas.dispatch import kernel_choice
 from outblas.dispatch.decide import Operand, problem_of_layer
-from outblas.dispatch.fusion import kernel_choice
-from outblas.dispatch.fusion.kernel_choice import kernel_to_fuse, saved_us
+from outblas.dispatch.kernel_choice import kernel_to_fuse, saved_us
 from outblas.kernels.epilogue import Epilogue, why_not_fused
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.kernels.legality import why_illegal

@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 
 from outblas.core.config import KernelConfig
 from outblas.core.problem import Problem
-from outblas.dispatch.fusion.fused import FusedState, fused_code
+from outblas.dispatch.fused import FusedState, fused_code
 from outblas.kernels.epilogue import STACKED_GATE, Epilogue
 from outblas.kernels.source import Source, make_source
 from outblas.runtime.cubin_pack import pack_bytes, pack_key

@@ -41,7 +41,7 @@ SHAPES = [(17, 1048, 2056), (33, 4104, 1032), (5, 520, 4104)]
 @pytest.fixture
 def own_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A user's library of this test alone, and learning that is on."""
-    if not device_registry.has_library(0):
+    if not device_registry.device_state(0).has_library:
         pytest.skip("no library for this GPU")
     path = tmp_path / "own.json"
     monkeypatch.setenv("OUTBLAS_LIBRARY", str(path))

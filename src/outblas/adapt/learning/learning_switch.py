@@ -172,9 +172,9 @@ def _warm_up(learner: Learner) -> None:
 
     if torch.cuda.is_initialized():
         index = torch.cuda.current_device()
-        gpu = device_registry.device_state(index).gpu
-        if gpu is not None and device_registry.has_library(index):
-            learner.warm_up(index, gpu)
+        device = device_registry.device_state(index)
+        if device.gpu is not None and device.has_library:
+            learner.warm_up(index, device.gpu)
 
 
 def _stop(refused: str = "") -> None:

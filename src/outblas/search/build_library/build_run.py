@@ -28,8 +28,8 @@ from outblas.core.workload import MODE_OF_WORKLOAD
 from outblas.kernels.catalogue import catalogue_of
 from outblas.kernels.kernel_hash import kernels_sha
 from outblas.kernels.legality import why_illegal
-from outblas.records.interval_merge import replace_intervals, replace_weights
 from outblas.records.library import Library
+from outblas.records.library_merge import replace_intervals, replace_weights
 from outblas.records.library_row import LibraryRow
 from outblas.records.library_tables import rows_of_table, with_table_rows
 from outblas.records.provenance import collect_provenance

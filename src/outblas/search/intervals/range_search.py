@@ -18,10 +18,10 @@ from outblas.core.files import write_json
 from outblas.core.problem import Problem
 from outblas.core.suites import capture_sizes, engine_weights
 from outblas.core.weight import Weight, WeightRange, parse_range, spans_of
-from outblas.records.interval_merge import parts_outside
 from outblas.records.library import Library
 from outblas.records.library_file import parse_content
 from outblas.records.library_interval import LibraryInterval
+from outblas.records.library_merge import parts_outside
 from outblas.records.library_row import LibraryRow
 from outblas.records.recording import Recording
 from outblas.records.store import Store

@@ -1,4 +1,6 @@
-"""Read torch tensors before a decision: their properties, and the reasons for which torch must see the call.
+"""Read the operands of a call before a decision: the reasons for which torch must see it, and their properties.
+
+A call may be one product of two matrices by views, without a copy (:func:`fold`).
 
 ``csrc/read.c`` reads the same for calls that were decided before: change both together.
 """
@@ -6,11 +8,12 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from outblas.core.errors import TensorError, ToolchainMissing
 from outblas.core.install_hint import install_hint
 from outblas.core.problem import ROW_ALIGN_BYTES
+from outblas.dispatch import device_registry
 from outblas.dispatch.decide import Operand
 from outblas.runtime.overlap import may_overlap
 
@@ -96,6 +99,26 @@ def is_half(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.dtype in (torch.float16, torch.bfloat16) and a.dtype == b.dtype
 
 
+def why_not_one_product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None) -> str:
+    """Return why a call is not one product of half-precision matrices on a GPU; empty if it is, or has no element.
+
+    A wanted gradient is no reason. A batched ``a`` may be copied, as :func:`fold` does with ``may_copy``.
+    """
+    if not all(isinstance(t, import_torch().Tensor) and t.numel() for t in (a, b)):
+        return ""
+    if a.device.type != device_registry.DEVICE_TYPE or not is_half(a, b):
+        return f"{a.dtype} and {b.dtype} on {a.device}"
+    reason = why_left_to_torch(a, b, out)
+    if reason and reason != GRADIENT_WANTED:
+        return reason
+    operands = fold(a, b, out, True)
+    if operands is None:
+        return f"{tuple(a.shape)} by {tuple(b.shape)}, which is not one product of matrices without a copy"
+    if out is None or (tuple(out.shape) == operands.shape and out.dtype == a.dtype):
+        return ""
+    return f"an output of shape {tuple(out.shape)} and {out.dtype}"
+
+
 def check_overlap(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) -> None:
     """Raise :class:`TensorError` for an output that overlaps an input."""
     if out is None or out.device.type == "meta":
@@ -111,6 +134,98 @@ def _watched() -> bool:
 
     modes = torch.overrides._get_current_function_mode_stack()
     return any(not isinstance(mode, torch.utils._device.DeviceContext) for mode in modes)
+
+
+class ProductOperands(NamedTuple):
+    """The operands of one product of two matrices, as :func:`fold` makes them.
+
+    Attributes:
+        a: (M, K), a view.
+        b: (K, N), a view.
+        out: (M, N), a view of the given output; None: to be allocated.
+        shape: shape that torch.matmul gives the product.
+    """
+
+    a: torch.Tensor
+    b: torch.Tensor
+    out: torch.Tensor | None
+    shape: tuple[int, ...]
+
+
+def fold(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None, may_copy: bool = False
+) -> ProductOperands | None:
+    """Rewrite ``torch.matmul(a, b)`` as one product of matrices on views. Return None if that would need a copy.
+
+    A vector ``a`` becomes a matrix of one row, a vector ``b`` one of one column. The rows of a batched ``a`` are
+    stacked; ``b`` may then have a batch of at most 1. Return None for a matrix times a batch, too: torch computes it
+    transposed, and results must have torch's strides. Return None if an operand of another rank than 2 has no element.
+
+    Example: shapes (2, 3, 8) and (8, 5) give views (6, 8) and (8, 5), ``out`` None and ``shape`` (2, 3, 5).
+
+    Args:
+        a: first operand.
+        b: second operand.
+        out: contiguous output of the product's shape; None: none.
+        may_copy: copy a batched ``a`` whose rows do not lie below each other, for one ``b``; torch would copy it, too.
+    """
+    if a.dim() == 2 == b.dim():
+        return ProductOperands(a, b, out, (a.shape[0], b.shape[1]))
+    if may_copy and a.dim() > 2 >= b.dim():
+        a = a.contiguous()
+    found = _batch(a, b)
+    if found is None or 0 in (*a.shape, *b.shape):
+        return None
+    batch, columns = found
+    inner, vector = a.shape[-1], b.dim()
+    if b.dim() == 1:
+        b = b.unsqueeze(1)
+    elif b.dim() > 2:
+        b = b[(0,) * (b.dim() - 2)]
+    if b.shape[0] != inner or (a.dim() > 2 and not leading_dims_collapse(a.shape, a.stride())):
+        return None
+    shape = (*batch, *columns)
+    if out is not None:
+        # torch resizes the output of a product with a vector, to what depends on its version.
+        if 1 in (a.dim(), vector) or tuple(out.shape) != shape or not out.is_contiguous():
+            return None
+        out = out.view(-1, b.shape[1])
+    return ProductOperands(a.unsqueeze(0) if a.dim() == 1 else a.view(-1, inner) if a.dim() > 2 else a, b, out, shape)
+
+
+def unfold(c: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """Return the product of two matrices in the shape of a folded product.
+
+    The result is no view in autograd's sense, because torch's is none. Example: ``unfold(c, (2, 3, 5))`` of a (6, 5)
+    tensor has shape (2, 3, 5). A ``c`` of that shape is returned itself.
+    """
+    import torch
+
+    return c if tuple(c.shape) == tuple(shape) else torch.ops.aten._unsafe_view.default(c, shape)
+
+
+def leading_dims_collapse(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Return True if all dimensions but the last can be viewed as one; strides of extents of 1 do not count.
+
+    Example: ``leading_dims_collapse((2, 3, 8), (24, 8, 1))`` is True, with strides ``(48, 8, 1)`` it is False.
+    """
+    rows = [(extent, stride) for extent, stride in zip(shape[:-1], strides[:-1], strict=True) if extent != 1]
+    return all(outer[1] == inner[0] * inner[1] for outer, inner in zip(rows[:-1], rows[1:], strict=True))
+
+
+def _batch(a: torch.Tensor, b: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """Return (result dimensions before the columns, column dimensions).
+
+    None if it is not a single product of matrices.
+    """
+    rows = tuple(a.shape[:-1])
+    if a.dim() == 0 or b.dim() == 0 or a.dim() == 1 == b.dim():
+        return None
+    if b.dim() <= 2:
+        return rows, tuple(b.shape[1:])
+    if a.dim() <= 2 or any(extent != 1 for extent in b.shape[:-2]):
+        return None
+    return (1,) * (b.dim() - a.dim()) + rows, (b.shape[-1],)
 
 
 @functools.lru_cache(maxsize=64)
@@ -132,6 +247,13 @@ def operand(t: torch.Tensor) -> Operand:
     """
     offset = t.data_ptr() % ROW_ALIGN_BYTES
     return Operand(tuple(t.shape), tuple(t.stride()), dtype_name(t.dtype), _device_name(t.device), offset)
+
+
+def read_operands(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None
+) -> tuple[Operand, Operand, Operand | None]:
+    """Return :func:`operand` of each tensor of a product; None for no output."""
+    return operand(a), operand(b), None if out is None else operand(out)
 
 
 def aligned_operand(t: torch.Tensor) -> Operand:

@@ -1,11 +1,21 @@
-"""The operands of ``outblas.linear`` and ``outblas.gated_linear``: what follows the product, and checks of tensors."""
+"""The layers of ``outblas.linear`` and ``outblas.gated_linear``: their operands, and their run as one kernel."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from outblas.core.errors import TensorError, UsageError
-from outblas.dispatch.tensors import GRADIENT_WANTED, check_overlap, why_left_to_torch
+from outblas.core.switches import is_off, is_on
+from outblas.dispatch import device_registry, fused
+from outblas.dispatch.guarantees.guarantee import process_guarantee
+from outblas.dispatch.product_operands import (
+    GRADIENT_WANTED,
+    check_overlap,
+    fold,
+    leading_dims_collapse,
+    unfold,
+    why_left_to_torch,
+)
 from outblas.kernels.epilogue import ACTIVATIONS, Activation, Epilogue
 from outblas.runtime.fused_launch import Extra
 
@@ -13,6 +23,8 @@ if TYPE_CHECKING:
     import torch
 
 ActivationName = Literal["silu", "gelu", "gelu_tanh"]
+#: Switches the fused bias on or off where no activation or residual asks for it.
+FUSED_VARIABLE = "OUTBLAS_FUSED"
 
 
 def epilogue_of(
@@ -160,3 +172,111 @@ def check_out(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, out: 
     if all(why_left_to_torch(x, other, out) in ("", GRADIENT_WANTED) for other in others):
         for other in others:
             check_overlap(x, other, out)
+
+
+def kernel_adds_bias(x: torch.Tensor) -> bool:
+    """Return True if a kernel may add a bias that nothing follows: while a CUDA graph is captured, unless
+    ``OUTBLAS_FUSED=0``, or always with ``OUTBLAS_FUSED=1``.
+
+    In an eager step the decision would cost the host more than the kernel gains. A graph is captured once.
+
+    Args:
+        x: the layer's input.
+    """
+    return not is_off(FUSED_VARIABLE) if is_captured(x) else is_on(FUSED_VARIABLE)
+
+
+def is_captured(x: torch.Tensor) -> bool:
+    """Return True for a tensor of a GPU while a CUDA graph of the current stream is captured."""
+    import torch
+
+    return x.device.type == device_registry.DEVICE_TYPE and bool(torch.cuda.is_current_stream_capturing())
+
+
+def run_biased(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor | None:
+    """Compute a layer whose bias nothing follows by :func:`run_fused`; return None if torch must compute it."""
+    return run_fused(x, w, Extra(bias), fused.BIAS, out) if kernel_adds_bias(x) else None
+
+
+def run_fused(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    extra: Extra,
+    epilogue: Epilogue,
+    out: torch.Tensor | None,
+    wait: bool = False,
+) -> torch.Tensor | None:
+    """Compute everything in one kernel. Return None if torch must compute it, or all products are batch-invariant.
+
+    Args:
+        x: (..., K) or (K).
+        w: (N, K).
+        extra: bias and residual, as ``epilogue`` names them.
+        epilogue: the operations that follow the product.
+        out: the result is written here; None: a new tensor.
+        wait: wait for the compiler if the kernel is not there yet.
+    """
+    found = matrices(x, w, extra, epilogue, out)
+    if isinstance(found, str) or process_guarantee() == "batch_invariant":
+        return None
+    result = fused.fused_product(found.a, found.b, found.extra, epilogue, found.c, wait=wait)
+    return None if result is None else unfold(result, found.shape) if out is None else out
+
+
+class LayerMatrices(NamedTuple):
+    """Operands of a fused kernel, made by views alone.
+
+    Attributes:
+        a: (M, K).
+        b: (K, N).
+        extra: bias (N) and residual (M, N).
+        c: (M, N), the output buffer; None: a new tensor.
+        shape: shape of the result before it is flattened to a matrix.
+    """
+
+    a: torch.Tensor
+    b: torch.Tensor
+    extra: Extra
+    c: torch.Tensor | None
+    shape: tuple[int, ...]
+
+
+def matrices(
+    x: torch.Tensor, w: torch.Tensor, extra: Extra, epilogue: Epilogue, out: torch.Tensor | None
+) -> LayerMatrices | str:
+    """Return the operands as matrices, or one line that says why torch must see the call."""
+    import torch
+
+    given = [x, w, *(t for t in extra if t is not None)]
+    if torch.compiler.is_compiling():
+        return "the call is traced"
+    if not all(isinstance(t, torch.Tensor) for t in given) or not x.dim() or w.dim() != 2:
+        return "operands that are not a batch of rows and a matrix"
+    if extra.bias is not None and extra.bias.shape != w.shape[:1]:
+        return f"the bias has shape {tuple(extra.bias.shape)}"
+    for others in ((w, out), extra):
+        reason = why_left_to_torch(x, *others)
+        if reason:
+            return reason
+    folded = fold(x, w.t(), None if epilogue.gated else out)
+    residual = None if extra.residual is None else _rows(extra.residual)
+    if folded is None or (extra.residual is not None and residual is None):
+        return "rows that do not lie below each other"
+    if not epilogue.gated:
+        return LayerMatrices(folded.a, folded.b, Extra(extra.bias, residual), folded.out, folded.shape)
+    if out is not None and not out.is_contiguous():
+        return f"out has strides {tuple(out.stride())}"
+    if 0 in w.shape:
+        return "an extent is zero"
+    columns = epilogue.columns(w.shape[0])
+    c = None if out is None else out.view(-1, columns)
+    return LayerMatrices(folded.a, folded.b, extra, c, (*folded.shape[:-1], columns))
+
+
+def _rows(residual: torch.Tensor) -> torch.Tensor | None:
+    """Return a view of (..., N) as a matrix, or None if that would need a copy."""
+    if residual.dim() == 2:
+        return residual
+    if 0 in residual.shape or not leading_dims_collapse(residual.shape, residual.stride()):
+        return None
+    return residual.unsqueeze(0) if residual.dim() == 1 else residual.view(-1, residual.shape[-1])

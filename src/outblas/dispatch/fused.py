@@ -9,8 +9,8 @@ if no kernel serves, torch's operations run, so no call waits for a compiler.
 
 The library measured the product alone; the speed of the fused kernel is not known. So a fused kernel runs only on
 request: :func:`outblas.linear` with an activation or a residual, :func:`outblas.gated_linear`, or a bias alone in the
-capture of a CUDA graph (:func:`outblas.dispatch.linear.kernel_adds_bias`). It may do so even if the bare product is
-left to cuBLASLt or torch (see :mod:`outblas.dispatch.fusion.kernel_choice`).
+capture of a CUDA graph (:func:`outblas.dispatch.fused_layer.kernel_adds_bias`). It may do so even if the bare product
+is left to cuBLASLt or torch (see :mod:`outblas.dispatch.kernel_choice`).
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from outblas.dispatch import device_registry
 from outblas.dispatch.call_option import call_option
 from outblas.dispatch.decide import Decision, NotWhileCapturing, Operand, problem_of_layer
 from outblas.dispatch.device_state import KEPT_CALLS, KEPT_DECISIONS
-from outblas.dispatch.fusion.kernel_choice import kernel_despite_fallback, kernel_to_fuse
-from outblas.dispatch.tensors import aligned_operand, operand
+from outblas.dispatch.kernel_choice import kernel_despite_fallback, kernel_to_fuse
+from outblas.dispatch.product_operands import aligned_operand, operand
 from outblas.dispatch.unlisted_shapes import ask_cublaslt
 from outblas.kernels.epilogue import Epilogue, why_not_fused
 from outblas.kernels.geometry import workspace_bytes
@@ -224,7 +224,7 @@ def fused_product(
     """Compute ``act(a @ b + bias) + residual`` by a fused kernel on the current stream.
 
     The operands are plain tensors of one CUDA device without a gradient
-    (:func:`outblas.dispatch.tensors.why_left_to_torch`).
+    (:func:`outblas.dispatch.product_operands.why_left_to_torch`).
 
     Args:
         a: (M, K).

@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from outblas.core.errors import TensorError
-from outblas.dispatch.linear import linear, run_fused
-from outblas.dispatch.linear_operands import ActivationName, apply_activation, checked_epilogue
-from outblas.dispatch.tensors import import_torch
+from outblas.dispatch.fused_layer import ActivationName, apply_activation, checked_epilogue, run_fused
+from outblas.dispatch.linear import linear
+from outblas.dispatch.product_operands import import_torch
 
 if TYPE_CHECKING:
     import torch
