@@ -27,9 +27,7 @@ def separate_before_step(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str
     Parameters that were loaded may lie by turns, too. Of these, only torch's fused optimisers are known to need it.
 
     Args:
-        optimizer: the optimiser.
         args: arguments of its step; not used.
-        kwargs: the same.
     """
     found = False
     for group in optimizer.param_groups:

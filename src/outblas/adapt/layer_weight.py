@@ -17,7 +17,6 @@ class LayerWeight:
         weight: (N, K) tensor.
         bias: (N) tensor, or None.
         activation: activation that follows; None: none.
-        residual: a residual is added.
         gated: the rows are those of gate and up by turns.
     """
 

@@ -26,9 +26,6 @@ def reads_layout(code: Any) -> bool | None:
     """Return True if a module, function or method may need contiguous memory, False if not; None if it is unreadable.
 
     What the code calls by a global name counts, and so do methods of its module, children and hooks.
-
-    Args:
-        code: a callable that gets a tensor.
     """
     found = _Reading()
     found.read(code)
@@ -56,7 +53,6 @@ class _Reading:
         """Read an object that has a name in some code; ignore one that cannot be called.
 
         Args:
-            code: the object.
             owner: class of the module whose method it is; None: none is known.
         """
         if id(code) in self._seen:

@@ -31,9 +31,6 @@ def epsilon_of_norm(module: Any) -> str | None:
 
     An RMS norm has one parameter, a half-precision vector ``weight``, and no child. Its ``forward`` is the one of
     transformers' Llama, whatever its names.
-
-    Args:
-        module: any module.
     """
     if module._modules or list(module._parameters) != ["weight"] or module._buffers:
         return None

@@ -124,9 +124,6 @@ def restore(model: torch.nn.Module) -> int:
     Parameters stay the same objects. Values that were loaded or trained meanwhile are kept. CUDA graphs that were
     captured before stay valid: the memory that they read is kept while graphs exist. They see no later change of it.
 
-    Args:
-        model: any module.
-
     Returns:
         The number of modules that were changed back; 0 if the model was not optimised.
 

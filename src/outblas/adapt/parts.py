@@ -78,7 +78,6 @@ class MergedProducts(_JoinedPart):
     """Merged product of several layers of one input.
 
     Args:
-        module: owner of the layers.
         names: names of two or more layers.
     """
 
@@ -98,9 +97,7 @@ class GatedProducts(_JoinedPart):
     """``act(gate(x)) * up(x)``: one fused kernel if there is one, else two products on views of the same weights.
 
     Args:
-        module: owner of the layers.
         names: names of gate and up.
-        activation: the activation of the gate.
         activator: attribute of the module that computes it; None: a function does.
     """
 
@@ -130,8 +127,6 @@ class ActivatedProduct(_Part):
     """``act(layer(x))``.
 
     Args:
-        module: owner of the layer.
-        name: its name.
         activator: as for :class:`GatedProducts`.
     """
 
@@ -152,12 +147,7 @@ class ActivatedProduct(_Part):
 
 
 class LastProduct(_Part):
-    """The layer whose output a module returns; it may add what the caller would add to that output.
-
-    Args:
-        module: owner of the layer.
-        name: its name.
-    """
+    """The layer whose output a module returns; it may add what the caller would add to that output."""
 
     def __init__(self, module: Any, name: str) -> None:
         super().__init__(module, [name])
@@ -184,7 +174,6 @@ class FusedNorm(_Part):
     """The whole ``forward`` of an RMS norm; it reads weight and epsilon at each call.
 
     Args:
-        module: the norm.
         epsilon: name of its epsilon, see :func:`outblas.adapt.norms.epsilon_of_norm`.
     """
 
@@ -212,7 +201,6 @@ class ResidualSum:
     restores the child meanwhile. The call of a module does no more, as nothing observes the child.
 
     Args:
-        module: owner of the child.
         child: name of the child, whose ``forward`` is rewritten already.
         dropouts: names of dropouts between the child and the sum.
     """

@@ -52,7 +52,6 @@ class PreparedProduct:
         dtype: dtype of the weight, e.g. ``fp16``, ``bf16`` or ``float32``.
         follows: operations after the product, e.g. ``gated silu``. For a bias alone ``bias in graphs``, ``bias`` if a
             kernel may add it in every call, or an empty text.
-        count: number of layers.
         share: part of the time of all products with these M rows, 0 to 1.
         way: ``library kernel``, ``cuBLASLt algorithm``, ``unlisted-shape kernel`` or ``torch``.
         reason: why the product goes that way, one line.

@@ -47,7 +47,6 @@ def rewritten(function: Callable[..., Any], source: str, changes: Changes, parts
 
     Args:
         function: the original, without decorators.
-        source: its dedented source.
         changes: the changes; their text may call ``outblas_parts[i](...)``.
         parts: the objects of ``outblas_parts``.
     """

@@ -32,7 +32,6 @@ def has_reader_of_layout(module: Any, flow: Dataflow, parts: Sequence[int], repl
     """Return True if something that gets a part of a merged product may fail for it, or compute something else.
 
     Args:
-        module: owner of the layers.
         flow: the values of its ``forward``.
         parts: the values that become parts.
         replaced: values of ``.view(...)`` calls that will be ``.reshape(...)``.

@@ -36,11 +36,6 @@ class Gate:
     """``act(gate(x)) * up(x)``.
 
     Attributes:
-        names: names of gate and up.
-        activation: the activation of the gate.
-        argument: name of the input in the source.
-        call: the call of the activation.
-        product: the multiplication.
         dropped: calls that the multiplication replaces; nothing else reads them.
     """
 
@@ -57,10 +52,7 @@ class Activated:
     """``act(layer(x))``.
 
     Attributes:
-        name: name of the layer.
-        argument: name of the input in the source.
         call: the call of the activation, with one argument.
-        product: the call of the layer.
     """
 
     name: str
@@ -75,13 +67,11 @@ class Sum:
     """``residual + child(...)``.
 
     Attributes:
-        child: name of the child module.
         takes_first: the sum is of the first entry of the child's tuple.
         residual: name of the residual in the source.
         call: the call of the child.
         addition: the sum.
         kept: ``left`` or ``right``, the operand that is not the residual.
-        dropouts: names of dropouts between them.
     """
 
     child: str

@@ -37,8 +37,6 @@ def tune_captured(
 
     Args:
         file: record of ``outblas capture``; it may be missing, if no product was seen.
-        device: a GPU.
-        seconds: time limit of the search.
         command: the command line, for provenance.
         progress: called after every measurement.
 
@@ -67,8 +65,6 @@ def tune_counts(
 
     Args:
         counts: problem -> number of products; at least one.
-        device: a GPU.
-        seconds: time limit of the search.
         command: the command line, for provenance.
         progress: called after every measurement.
 

@@ -220,9 +220,6 @@ class LiveEvaluator(Evaluator):
     def baseline_report(self, problem: Problem) -> Baselines:
         """Return the baselines of a problem's last rounds; measure now if it has none.
 
-        Args:
-            problem: the product to compute.
-
         Returns:
             Timings with their samples in microseconds, details, and the reason for each baseline that was left out. If
             the worker was lost, there are no timings and ``left_out`` has the key ``all``.
@@ -309,9 +306,7 @@ def evaluate(problem: Problem, config: Candidate, gpu_index: int = 0, level: Pro
     """Evaluate one candidate in a new sandbox, and end the sandbox.
 
     Args:
-        problem: the product to compute.
         config: a template's config, or a free kernel.
-        gpu_index: CUDA ordinal.
         level: extent of the proof: ``"full"`` or ``"cell"``, see :class:`outblas.judge.bench_cell.Options`.
 
     Returns:

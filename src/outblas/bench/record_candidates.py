@@ -28,7 +28,6 @@ class CandidateDraw:
     Attributes:
         count: candidates of a problem; all legal ones if they are fewer.
         random: number of them that are drawn from all legal ones, each as likely.
-        seed: seed of the draws.
 
     Raises:
         UsageError: ``count`` is below 1, or ``random`` is not from 0 to ``count``.
@@ -56,8 +55,6 @@ def choose_candidates(
 
     Args:
         catalogue: the candidates to choose from, legal ones or not.
-        gpu: the GPU that decides legality and predictions.
-        draw: numbers and seed.
     """
     legal = [config for config in catalogue if why_illegal(problem, config, gpu) is None]
     rng = random.Random(f"{draw.seed}/{problem.key}")

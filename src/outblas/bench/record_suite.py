@@ -102,14 +102,10 @@ def run_record(
 
     Args:
         problems: problems to measure, in the order of the recording's rows.
-        suite: name of their suite.
         catalogue: kernels, in the order of the recording's columns. If problems have candidates of their own, the
             columns are the kernels that some problem has.
-        out_dir: folder of the recording and its journal.
-        gpu_index: CUDA ordinal.
         progress: called with (problems done, number of problems) after each problem.
         seconds: time limit; it is checked before each problem.
-        how: settings of candidates and rounds.
 
     Returns:
         The path of the cells file; None if the time limit came first. The next call then resumes.
@@ -282,10 +278,8 @@ def matrix_of(
 
     Args:
         problems: the rows; each has an entry.
-        suite: name of the suite.
         catalogue: the candidates, in the order of the columns.
         entries: key of the problem -> entry.
-        provenance: of the recording.
 
     Raises:
         RecordError: the entries contradict each other.

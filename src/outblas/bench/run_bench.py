@@ -53,10 +53,7 @@ class BenchRequest:
     """The settings of one run of :func:`run_bench`.
 
     Attributes:
-        problems: problems to time.
-        suite: name of their suite.
         library: a library or its file; None: the packaged one.
-        out_path: the result file to write.
         gpu_indices: CUDA indices of the GPUs, which share the problems. Mode ``server`` uses those for which the host
             has enough cores (:func:`outblas.bench.request_process.serving_gpus`).
         mode: ``offline``, ``offline_cold``, ``block`` or ``server``.

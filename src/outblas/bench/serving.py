@@ -39,7 +39,6 @@ class PublicApi:
     It runs on torch's current stream, which must be the one passed to a bound call.
 
     Args:
-        gpu_index: CUDA ordinal.
         library: library of matmul during the blocks of this entry; None: the one that matmul uses already.
         workload: workload of the process during the blocks of this entry.
     """
@@ -103,9 +102,6 @@ def serve(
     """Time ``outblas.matmul`` and the baselines on requests that arrive at a rate.
 
     Args:
-        problem: the product to compute.
-        gpu_index: CUDA ordinal.
-        plan: number and rate of the requests.
         library: library for ``outblas.matmul``; None: the library that it uses already.
         with_plain: also time the library's plain choice, as entry ``plain``.
 
@@ -177,7 +173,6 @@ def over_chosen_rival(times: ServerTimes, name: str) -> Speedup:
 
     Args:
         times: both halves.
-        name: the entry.
     """
     medians = {each: times.choosing[each].median_us for each in SERVER_BASELINES if each in times.choosing}
     return speedup(times.judging, name, (fastest_baseline(medians),))
@@ -193,8 +188,6 @@ def server_rows(problem: Problem, library: Library, gpu_index: int, gpu: Gpu, ta
 
     Args:
         library: library of the bench.
-        gpu_index: CUDA ordinal.
-        gpu: the GPU.
         target_qps: requests per second, at most; must be given.
 
     Raises:

@@ -18,8 +18,6 @@ def entries_of_gpus(todo: Sequence[Problem], gpus: Sequence[int], station: Stati
     """Yield the entries of problems as they finish, in no fixed order.
 
     Args:
-        todo: the problems.
-        gpus: CUDA indices of the GPUs.
         station: opened once for each GPU, in that GPU's thread.
 
     Raises:

@@ -44,7 +44,6 @@ class Part:
     """A part of the help page.
 
     Attributes:
-        title: its heading.
         commands: name of each command -> summary of at most 50 characters, in the page's order. The length is not
             checked.
     """
@@ -217,10 +216,6 @@ def given_options(context: typer.Context, *names: str) -> dict[str, str]:
 
     Example: of ``outblas tune --suite grid1000``, ``given_options(context, "suite", "layout")`` is
     ``{"suite": "--suite"}``.
-
-    Args:
-        context: context of the running command.
-        names: names of its parameters.
     """
     found: dict[str, str] = {}
     for parameter in context.command.params:

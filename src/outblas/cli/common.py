@@ -104,7 +104,6 @@ def positive(option: str, value: float) -> float:
 
     Args:
         option: name of the option for the error, e.g. ``"--timeout"``.
-        value: its value.
 
     Raises:
         UsageError: the value is 0, negative, infinite or NaN.
@@ -116,10 +115,6 @@ def positive(option: str, value: float) -> float:
 
 def not_negative(option: str, value: float) -> float:
     """Return ``value`` unchanged; 0 is allowed.
-
-    Args:
-        option: name of the option for the error.
-        value: its value.
 
     Raises:
         UsageError: the value is negative, infinite or NaN.
@@ -158,10 +153,6 @@ def folder(option: str, path: Path) -> Path:
 def files(option: str, paths: Sequence[Path] | None) -> list[Path]:
     """Return the paths as a list; ``[]`` for None.
 
-    Args:
-        option: name of the option for the error.
-        paths: the paths that it names.
-
     Raises:
         UsageError: one of them is missing or no file.
     """
@@ -176,7 +167,6 @@ def output_file(option: str, path: Path, kind: str, read: Callable[[Path], objec
 
     Args:
         option: name of the option for the error, e.g. ``"--out"``.
-        path: the file to write.
         kind: its content in words, e.g. ``"report"``.
         read: reads an earlier output; raises OutblasError, OSError or ValueError for anything else.
 
@@ -245,7 +235,6 @@ def integers(option: str, text: str) -> tuple[int, ...]:
 
     Args:
         option: name of the option for the message, e.g. ``--budgets``.
-        text: the integers.
 
     Raises:
         UsageError: a part is no integer.
@@ -289,12 +278,9 @@ def suite_problems(
     """Return the problems of a suite in every given layout, layout after layout. Names may have any case.
 
     Args:
-        suite: name of the suite.
         layouts: layouts, ``TN`` or ``NN``.
         dtype: type of A, B and C.
-        acc: type of the sums.
         count: size of a stratified sample of each layout, the same shapes in each; None takes all.
-        seed: number of the sample.
 
     Raises:
         UsageError: an unknown suite or a wrong size of the sample.

@@ -27,9 +27,6 @@ _TICK_S = 0.5
 def progress_view(title: str) -> Iterator[MakeProgress]:
     """Show the progress of ``outblas evolve`` on stderr: a live table on a terminal, else a line per outcome.
 
-    Args:
-        title: the first line.
-
     Yields:
         A function that the run calls once with (evolution, budget, account, client). It returns the function to call
         after each outcome, with the outcome or None.

@@ -87,10 +87,8 @@ def recorded_suite(suite: str, sample: int | None, candidates: int | None, seed:
     ``"llm-sample40-candidates150-seed1"``. A whole suite and catalogue have the suite's name alone.
 
     Args:
-        suite: name of the suite.
         sample: size of the sample; None: the whole suite.
         candidates: candidates of each problem; None: the whole catalogue.
-        seed: seed of sample and candidates.
     """
     parts = {"sample": sample, "candidates": candidates}
     named = [f"{name}{value}" for name, value in parts.items() if value is not None]

@@ -141,7 +141,6 @@ def _parts(names: list[str] | None, most: int | None = None) -> list[TrainingPar
     """Return the problems of the named recordings, or of the default one.
 
     Args:
-        names: names or folders of recordings.
         most: greatest number of problems of each, stratified; None: all.
     """
     from outblas.core.suites import sample

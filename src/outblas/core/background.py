@@ -32,7 +32,6 @@ class BackgroundQueue:
 
         Args:
             do: function to call on the queue's thread, after all earlier tasks.
-            arguments: its positional arguments.
 
         Returns:
             A ``concurrent.futures.Future``: ``result()`` waits for the call, and returns its result or raises its

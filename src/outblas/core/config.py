@@ -245,7 +245,6 @@ class KernelKind(NamedTuple):
     launches.
 
     Attributes:
-        config: the kernel's knobs.
         layout: ``TN`` or ``NN``.
         dtype: ``fp16`` or ``bf16``.
         acc: ``fp32`` or ``fp16``.

@@ -24,7 +24,6 @@ class DeviceAttributes:
     Attributes:
         product: product name, e.g. ``NVIDIA A100-SXM4-80GB``.
         arch: compute capability times ten, e.g. 80 for 8.0.
-        sms: number of streaming multiprocessors.
         clock_khz: highest clock of an SM, kHz.
         memory_clock_khz: highest clock of the memory, kHz; it transfers twice a cycle.
         bus_bits: width of the memory's bus, bits.
@@ -51,9 +50,6 @@ class DeviceAttributes:
 def find_record(found: DeviceAttributes) -> GpuRecord:
     """Return the record of a device: the user's own, else the packaged one, else a derived one.
 
-    Args:
-        found: the driver's answers.
-
     Raises:
         RecordError: a record in the user's folder is damaged.
     """
@@ -67,9 +63,6 @@ def derived_record(found: DeviceAttributes) -> GpuRecord:
 
     The bandwidth of the memory is 2 times its clock times its width. Rates of instructions and of L2 are the
     architecture's work per clock and SM, times clock and SMs. Its short name comes from the product name.
-
-    Args:
-        found: the driver's answers.
     """
     row = _architecture_row(found)
     cycles = found.sms * found.clock_khz * 1e3  # of all SMs, a second

@@ -92,7 +92,6 @@ def unknown_name(what: str, name: str, known: Iterable[str], do: str) -> UsageEr
 
     Args:
         what: the kind of name, e.g. ``agent``.
-        name: the name that was given.
         known: every name that is allowed, in the order of the message.
         do: what to do, e.g. ``pass one of them as --agent``.
     """

@@ -56,7 +56,6 @@ def write_atomic(path: Path, data: bytes) -> Path:
 
     Args:
         path: file to write or replace, a ``Path`` and not a string.
-        data: the whole content.
 
     Returns:
         ``path`` itself.
@@ -286,7 +285,6 @@ def lock_for_update(path: Path, do: str) -> Iterator[None]:
 
     Args:
         path: file to update; its folder is made if missing.
-        do: remedy in the error text.
 
     Yields:
         None.

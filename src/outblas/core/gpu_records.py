@@ -39,7 +39,6 @@ class GpuRecord:
     """The record of a GPU model.
 
     Attributes:
-        gpu: the figures.
         title: name for people, e.g. ``NVIDIA H200 SXM, 141 GB``.
         products: product names of this model, as the driver spells them.
         source: figure -> where it comes from, e.g. ``driver``, ``measured: ...`` or ``estimate: ...``.
@@ -89,7 +88,6 @@ def record_from_json(data: Any, where: str, origin: str) -> GpuRecord:
     """Return the record of a file's content.
 
     Args:
-        data: the parsed JSON.
         where: name of the file, for errors.
         origin: origin of the record: ``user`` or ``packaged``.
 
@@ -181,9 +179,6 @@ def user_record_path(name: str) -> Path:
     """Return the file of a user's record: ``$XDG_DATA_HOME/outblas/gpus/<name>.json``.
 
     Without that variable the folder is ``~/.local/share/outblas/gpus``. The file need not exist.
-
-    Args:
-        name: short name of the GPU.
     """
     return user_data_folder("gpus") / f"{name}.json"
 
@@ -245,9 +240,6 @@ def gpu_of_product(product: str) -> Gpu | None:
 def recorded_gpu(provenance: Mapping[str, Any]) -> Gpu:
     """Return the GPU of recorded times: that of the field ``gpu_record``, else the known one of product ``gpu``.
 
-    Args:
-        provenance: of the times.
-
     Raises:
         RecordError: the record is damaged; or the field is missing and no known GPU has that product name.
     """
@@ -279,7 +271,6 @@ def nearest(gpu: Gpu, among: Iterable[Gpu]) -> Gpu:
     memory. The first of equally near GPUs is returned.
 
     Args:
-        gpu: the GPU.
         among: at least one other GPU, or the same.
 
     Raises:
@@ -304,7 +295,6 @@ def nearest_with_data(gpu: Gpu, kind: str, ending: str) -> str:
     Example: ``nearest_with_data(gpu, "models", ".json")`` names the GPU whose ranking model is scaled.
 
     Args:
-        gpu: the GPU.
         kind: folder of the data in the package, e.g. ``models``, ``policies`` or ``recordings``.
         ending: end of the file's name after the short name, e.g. ``.npz``; empty for a folder.
 
@@ -324,7 +314,6 @@ def data_of_architecture(name: str, kind: str, ending: str) -> Any | None:
     if the package does not know the GPU.
 
     Args:
-        name: short name of the GPU.
         kind: folder of the data in the package, as for :func:`nearest_with_data`.
         ending: end of the file's name, as for :func:`nearest_with_data`.
     """
@@ -340,7 +329,6 @@ def has_data(name: str, kind: str, ending: str) -> bool:
     """Return True if the package has data of a GPU.
 
     Args:
-        name: short name of the GPU.
         kind: folder of the data in the package, as for :func:`nearest_with_data`.
         ending: end of the file's name, as for :func:`nearest_with_data`.
     """

@@ -24,7 +24,6 @@ class Journal:
     A last line without a newline at its end, cut short by a crash, is dropped.
 
     Attributes:
-        path: the file.
         entries: the finished pieces of work in order, those of earlier processes included; the settings are none.
 
     Args:
@@ -169,7 +168,6 @@ def check_same_settings(what: str, was: Mapping[str, Any], wanted: Mapping[str, 
         what: start of the error text, e.g. ``runs/a holds a run with other settings``.
         was: recorded settings, as JSON reads them back (lists, no tuples; keys are strings).
         wanted: requested settings in the same form.
-        do: remedy in the error text.
 
     Raises:
         UsageError: a key has different values. A missing key counts as None. The message names the keys, sorted, and
@@ -184,9 +182,6 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
     """Return the whole lines of a journal without opening it for writing; its settings are first.
 
     A last line without a newline at its end, cut short by a crash, is left out. An empty file gives an empty list.
-
-    Args:
-        path: the file.
 
     Raises:
         RecordError: the file cannot be read or is damaged.

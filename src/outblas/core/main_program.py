@@ -32,7 +32,6 @@ def split_arguments(argv: Sequence[str], expected: str, command: str) -> tuple[l
     """Return the words before the first ``--``, and the program after it.
 
     Args:
-        argv: the arguments of a process that runs a program.
         expected: form of the arguments, for the error.
         command: the command of ``outblas`` that starts the process, for the error.
 

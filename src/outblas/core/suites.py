@@ -232,7 +232,6 @@ def sample(problems: Sequence[Problem], count: int, seed: int = 0, *, gpu: Gpu) 
     Args:
         problems: population, each problem once.
         count: number of problems to draw; all of them gives ``problems`` as a list.
-        seed: seed of the draw.
         gpu: GPU that decides the regimes (:func:`outblas.core.roofline.regime`).
 
     Raises:

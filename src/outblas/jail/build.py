@@ -53,7 +53,6 @@ class BuiltKernel:
     Its property ``log`` is the compiler's output as text.
 
     Attributes:
-        kernel: the source.
         cubin: its machine code with the compiler's output. For form ``host`` the image is the shared object; registers
             and shared memory are the maximum over its kernels, the other figures the sum.
     """
@@ -97,9 +96,7 @@ def build(kernel: FreeKernel, problem: Problem, gpu: Gpu, cache: CubinCache | No
     Example: ``build(FreeKernel.parse(text), Problem(512, 512, 512)).counters()``. No GPU is needed.
 
     Args:
-        kernel: the source.
         problem: decides the macros :func:`macro_definitions`.
-        gpu: target of the compilation.
         cache: compile cache; None: compile anew and keep nothing.
 
     Raises:

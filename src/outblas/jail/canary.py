@@ -94,10 +94,6 @@ def make_canary(folder: str, victim: str) -> Callable[[list[tuple[int, str]], Em
 def attack_handler(folder: str, victim: str) -> Callable[[list[tuple[int, str]], Emit], None]:
     """Return a function that tries attacks in this process, jailed or not.
 
-    Args:
-        folder: folder that belongs to the process.
-        victim: path of a file outside.
-
     Returns:
         A function of (items, emit) that returns None. An item is (index, name of an attack), such as ``(0, "read a
         file")``. For each item it calls ``emit.begin(index)``, then ``emit.done(index, (held, words))``. ``held`` is

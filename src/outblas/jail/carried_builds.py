@@ -31,7 +31,6 @@ class CarriedBuilds:
 
     Args:
         folder: the folder; :meth:`put` creates it.
-        gpu: target of the compilations.
     """
 
     def __init__(self, folder: str | Path, gpu: Gpu) -> None:
@@ -69,7 +68,6 @@ class CarriedBuilds:
         :meth:`path`.
 
         Args:
-            built: the compiled kernel.
             problem: a problem of the layout and dtype of its compilation.
 
         Raises:

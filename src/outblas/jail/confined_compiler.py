@@ -55,7 +55,6 @@ def run_confined(
         folder: the process's own folder, where it leaves its results. It must exist. The output is kept there in the
             file ``said``.
         readable: further paths that it may read.
-        limits: time and memory.
 
     Returns:
         (exit code, output as text, at most 256 KiB). The output is that of both standard streams.

@@ -48,7 +48,6 @@ class ConfinementLine(NamedTuple):
     Example: ``ConfinementLine("side channels", False, "timing, caches, power: not covered")``.
 
     Attributes:
-        part: name of the part.
         on: True if it holds here.
         words: its effect if it holds, else the effect of its absence.
     """
@@ -161,11 +160,6 @@ def lines(files: bool, calls: bool, version: int) -> list[ConfinementLine]:
     ``descriptors``, ``answers``, ``older threads``, ``names``, ``address space``, ``GPU memory``, ``the judge`` and
     ``side channels``. From ``older threads`` on, ``on`` is False always. ``signals and abstract sockets`` needs
     ``version`` 6.
-
-    Args:
-        files: landlock is available.
-        calls: seccomp is available.
-        version: ABI of landlock.
     """
     return [
         ConfinementLine(

@@ -90,7 +90,6 @@ class Recorder:
 
     Args:
         path: the file; missing folders are created.
-        gpu: the GPU of the figures.
         provenance: of the run (:func:`outblas.records.provenance.collect_provenance`).
 
     Raises:

@@ -123,8 +123,6 @@ class DeviceKernel(_Loaded):
     and the kernel.
 
     Args:
-        built: the compiled kernel.
-        gpu: the GPU.
         max_workspace: the largest workspace that it may ask for, bytes.
 
     Raises:
@@ -169,10 +167,8 @@ class HostKernel(_Loaded):
     ``bind(problem, a, b, c)`` returns a :class:`HostCall`. Its other methods are those of :class:`DeviceKernel`.
 
     Args:
-        built: the compiled kernel.
         folder: writable folder; the shared object is written there, loaded and removed.
         cudart: path of the CUDA run-time library of its build. None leaves the search to the system.
-        gpu: the GPU.
         max_workspace: the largest workspace that it may ask for, bytes.
 
     Raises:
@@ -250,7 +246,6 @@ def load(
         built: the compiled kernel; its form decides the class.
         folder: writable folder, for form ``host``.
         cudart: path of the CUDA run-time library, for form ``host``.
-        gpu: the GPU.
         max_workspace: the largest workspace that it may ask for, bytes. A free kernel's own limit by default.
 
     Raises:

@@ -29,9 +29,7 @@ def free_proof_shapes(problem: Problem, launch: LaunchBlock, gpu: Gpu) -> list[P
     Example: for 4096 x 4096 x 4096 the first is 1024 x 1024 x 1024.
 
     Args:
-        problem: the timed problem.
         launch: the kernel's launch block, ``kernel.launch``.
-        gpu: the GPU.
 
     Returns:
         The problems, each once; empty if the block allows none that small.

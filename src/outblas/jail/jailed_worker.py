@@ -36,7 +36,6 @@ class JailedCell:
     """The place where a worker is confined.
 
     Attributes:
-        folder: its own folder.
         cudart: path of the CUDA run-time library of host-form kernels; None: none is expected.
         jailed: False in tests only.
     """
@@ -61,7 +60,6 @@ def start_libraries(gpu_index: int, entries: Iterable[Bindable]) -> None:
     An entry that fails is ignored.
 
     Args:
-        gpu_index: CUDA ordinal.
         entries: baselines that later calls need.
     """
     import torch
@@ -86,7 +84,6 @@ def make_handler(
 
     Args:
         options: GPU, proof and timing.
-        cell: the worker's folder and libraries.
         handler_of: makes the handler; None: :class:`FreeHandler`.
     """
     jail = Jail(cell.folder, tuple(os.path.dirname(path) for path in (cell.cudart,) if path))
@@ -108,7 +105,6 @@ class FreeHandler(Handler):
 
     Args:
         options: GPU, proof and timing.
-        cell: the worker's folder and libraries.
     """
 
     def __init__(self, options: Options, cell: JailedCell) -> None:

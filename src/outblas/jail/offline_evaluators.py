@@ -30,9 +30,6 @@ class CompileOnlyEvaluator(Evaluator):
 
     A kernel that passes has the status LEFT_OUT and the detail ``compiled; not run``. ``source`` is such as
     ``compile:h200``.
-
-    Args:
-        gpu: target of the compilations.
     """
 
     def __init__(self, gpu: Gpu) -> None:
@@ -151,8 +148,6 @@ def recording_evaluator(inner: Evaluator, path: str | Path, provenance: dict[str
     that were not run (LEFT_OUT) are not written.
 
     Args:
-        inner: gives the answers.
-        path: the file.
         provenance: :func:`outblas.records.provenance.collect_provenance`, for the header of a new file.
 
     Raises:

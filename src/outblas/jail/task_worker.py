@@ -32,7 +32,6 @@ class TaskHandler(FreeHandler):
     Args:
         name: name of the task, of :data:`outblas.judge.small_tasks.TASK_NAMES`.
         options: GPU; nothing is timed.
-        cell: the worker's folder and libraries.
     """
 
     def __init__(self, name: str, options: Options, cell: JailedCell) -> None:
@@ -74,9 +73,6 @@ def run_on_gpu(kernel: DeviceKernel, gpu_index: int, problem: Problem, a: Any, b
     """Run a loaded kernel once, between guards around C (a :data:`outblas.judge.small_tasks.TaskRunner`).
 
     Args:
-        kernel: the loaded kernel.
-        gpu_index: CUDA ordinal.
-        problem: extents of the operands.
         a: float16[M, K].
         b: float16[N, K].
         poison: value of every element of C before the call.

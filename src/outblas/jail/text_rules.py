@@ -75,7 +75,6 @@ def refusal(text: str, host: bool = True) -> str | None:
     and ``refusal("int x;")`` returns None.
 
     Args:
-        text: CUDA C++.
         host: whether the host's assembler reads its assembly.
     """
     text = text.lstrip("\ufeff")  # a mark of the byte order is no part of the first line

@@ -77,7 +77,6 @@ class AlgorithmCache:
 
         Args:
             path: the file; it is made if missing.
-            gpu_index: CUDA ordinal.
 
         Raises:
             ToolchainMissing: cuBLASLt is not installed.

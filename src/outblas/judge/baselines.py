@@ -44,7 +44,6 @@ def make_baselines(
     So a missing library or GPU is no error here; ``bind`` raises it.
 
     Args:
-        gpu_index: CUDA ordinal.
         names: some of torch, cublas, lt_heuristic, lt_auto, nvmmh (by default these five), torch_full, lt_edges and
             clock. Another name raises KeyError.
         current_stream: True makes "torch" a :class:`TorchOnCurrentStream`, False a :class:`TorchMm`.
@@ -313,11 +312,7 @@ class _LtAlgo:
 
 
 class LtAnswers:
-    """All answers of cuBLASLt's heuristic, to be timed beside each other.
-
-    Args:
-        gpu_index: CUDA ordinal.
-    """
+    """All answers of cuBLASLt's heuristic, to be timed beside each other."""
 
     def __init__(self, gpu_index: int = 0) -> None:
         self._lt = _Lt(gpu_index)

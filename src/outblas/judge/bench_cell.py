@@ -36,7 +36,6 @@ class Options:
     """Settings of a worker's evaluations.
 
     Attributes:
-        gpu_index: CUDA ordinal.
         gpu: properties of that GPU, for floors, repeats and legality.
         rounds: timed rounds, at least.
         seed: seed of the data and of the order within a round.
@@ -184,11 +183,7 @@ class BenchCell:
         return self.report(self.measure(self.graphs, options))
 
     def usual_rounds(self, options: Options) -> int:
-        """Return the rounds of a candidate that is not near the fastest: ``rounds``, or ``long_rounds`` of long calls.
-
-        Args:
-            options: settings.
-        """
+        """Return the rounds of a candidate that is not near the fastest: ``rounds``, or ``long_rounds`` of long calls."""
         if options.long_rounds is not None and self.bench.repeats == 1:
             return options.long_rounds
         return options.rounds

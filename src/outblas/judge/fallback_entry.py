@@ -20,7 +20,6 @@ class FallbackEntry:
     :meth:`name_algorithm` comes first; without it torch.matmul runs. :meth:`bind` then gives the call.
 
     Args:
-        gpu_index: CUDA ordinal.
         name: its name in a report, :data:`FALLBACK` or :data:`SECOND_ALGORITHM`.
     """
 

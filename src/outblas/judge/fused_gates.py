@@ -144,13 +144,11 @@ class FusedProof:
 
     Args:
         entry: the fused kernel; the constructor binds it.
-        problem: the product.
         device: ``cuda:N`` or ``cpu``.
 
     Attributes:
         data: one guarded operand set, with random A and B.
         extra: bias and residual with random values; None for what the epilogue lacks.
-        call: the bound call.
     """
 
     def __init__(self, entry: FusedKernel, problem: Problem, device: str) -> None:
@@ -226,7 +224,6 @@ def prove_fused(entry: FusedKernel, problem: Problem, device: str = "cuda:0") ->
 
     Args:
         entry: the kernel; on ``cpu``, a stand-in for one.
-        problem: the product.
         device: ``cuda:N`` or ``cpu``.
 
     Returns:

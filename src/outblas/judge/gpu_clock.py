@@ -67,7 +67,6 @@ class GpuClock(StreamClock):
     ``data``, the operands; ``torch_stream``; ``stream``, its raw CUstream; ``cold``, as the argument.
 
     Args:
-        gpu_index: CUDA ordinal.
         seed: seed of the N(0, 1) data.
         guard_bytes: width of the canaries around every operand.
         gpu: GPU whose floor sets ``repeats`` and ``sets``.
@@ -198,7 +197,6 @@ class GpuClock(StreamClock):
         the result of a cold clock, unless none of them can be bound again.
 
         Args:
-            entries: entries by name.
             skip: an entry that raises it is left out.
         """
         warm = self.quick(entries, skip=skip)
@@ -218,7 +216,6 @@ class GpuClock(StreamClock):
 
         Args:
             entries: entries by name; :func:`choose_algorithm` is called for each.
-            rounds: timed rounds.
             seed: seed of the order within a round.
 
         Returns:

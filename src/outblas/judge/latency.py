@@ -91,10 +91,7 @@ def time_server(
 
     Args:
         entries: name -> kernel or baseline.
-        problem: the problem that they compute.
-        plan: number and rate of the requests.
         seed: seed of the operands, of the arrivals and of the order.
-        gpu_index: CUDA ordinal.
         check: called with the clock and the bound calls of all entries before any is served; it raises an error to
             refuse them. None: they are not checked.
 
@@ -131,7 +128,6 @@ def serve_blocks(
 
     Args:
         serve: name -> function that serves a block.
-        plan: number and rate of the requests.
         rng: source of the order and of the arrivals.
         clock: function that returns seconds.
 

@@ -46,13 +46,9 @@ class Operands:
     the ``index`` of a set, 0 to ``sets`` - 1; another one raises IndexError.
 
     Args:
-        sets: number of sets.
         device: torch device, e.g. ``cpu`` or ``cuda:0``.
         guard_bytes: width of every guard, rounded up to a multiple of 256.
         columns: columns of C; None: N.
-
-    Attributes:
-        sets: number of sets.
 
     Raises:
         DeviceError: they do not fit in the device's memory.

@@ -61,7 +61,6 @@ class ProofContext:
         """Return (A, B as stored) from N(0, scale^2) on the context's device. Do not write to them.
 
         Args:
-            seed: seed of the draw.
             scale: standard deviation.
             problem: problem that gives shapes and dtype; None: the context's.
         """

@@ -24,8 +24,6 @@ def normal_inputs(problem: Problem, seed: int, device: str = "cpu", scale: float
 
     Args:
         problem: the problem; its dtype is that of the operands.
-        seed: seed of the draw.
-        device: device of the operands.
         scale: standard deviation.
 
     Returns:
@@ -83,7 +81,6 @@ def integer_inputs(problem: Problem, device: str = "cpu") -> Iterator[tuple[str,
 
     Args:
         problem: the problem; its dtype is that of the operands.
-        device: device of the operands.
     """
     return ((what, *draw()) for what, draw in integer_draws(problem, device))
 
@@ -96,7 +93,6 @@ def integer_draws(
     The function takes no arguments and returns (A, B as stored). Nothing is drawn before it is called.
 
     Args:
-        device: device of the operands.
         seed: added to the fixed seeds.
     """
     k, (top, _) = problem.k, _integer_range(problem)
@@ -178,7 +174,6 @@ def put_special_values(problem: Problem, a: Any, b: Any, seed: int) -> None:
     Args:
         a: (M, K), finite.
         b: B as stored, finite, on the same device.
-        seed: seed of the places.
     """
     import random
 

@@ -62,7 +62,6 @@ def serve_requests(
         calls: bound calls; request i uses number ``i % len(calls)``. At least one.
         stream: raw CUstream of the current context.
         arrivals_ns: arrival of each request, nanoseconds after the first moment, rising.
-        libcuda: file name of the driver's library.
 
     Raises:
         UsageError: there are no calls, or arrivals fall or are below 0.
@@ -90,7 +89,6 @@ def clock_us(stream: int, arrivals_ns: Sequence[int], libcuda: str = native.LIBC
     Args:
         stream: raw CUstream, which must be idle.
         arrivals_ns: as for :func:`serve_requests`; at least one.
-        libcuda: file name of the driver's library.
 
     Raises:
         DeviceError: as :func:`serve_requests`.

@@ -108,7 +108,6 @@ def time_in_rounds(
 
     Args:
         one: function of a list of names; it times each of them once and returns {name: microseconds}.
-        names: the entries.
         rounds: timed rounds, at least.
         warmup_seconds: seconds of untimed rounds.
         benchmark_seconds: seconds of timed rounds, at least.
@@ -143,7 +142,6 @@ def timing_of_samples(mode: str, samples: Sequence[float], repeats: int = 1, ope
         mode: mode of the Timing, e.g. ``offline``; not checked.
         samples: microseconds per call, in the order of measuring, which is kept.
         repeats: calls per graph.
-        operand_sets: number of operand copies.
 
     Raises:
         DeviceError: there are no samples, or one is not a positive finite number.
@@ -165,7 +163,6 @@ def speedup(timings: Mapping[str, Timing], ours: str, baselines: Iterable[str], 
         timings: name -> Timing.
         ours: name of the candidate in ``timings``.
         baselines: names of the baselines; those that are not in ``timings`` are ignored.
-        seed: seed of the bootstrap.
 
     Raises:
         UsageError: ours or every baseline is missing; or, offline, both have fewer than 3 rounds in common.

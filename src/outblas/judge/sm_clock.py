@@ -33,7 +33,6 @@ class SmClock:
     ``(180000.0, 100000.0)``: 100 us at 1800 MHz.
 
     Args:
-        gpu_index: CUDA ordinal.
         slots: number of stamps that are kept at once.
         arch: architecture to compile for, e.g. ``"sm_90a"``.
 

@@ -148,7 +148,6 @@ def prove_task(tasks: Iterable[SmallTask], run: TaskRunner) -> Verdict:
 
     Args:
         tasks: the tasks, at least one.
-        run: runs the kernel.
 
     Returns:
         A verdict: PASSED, WRONG, NOT_REPEATABLE or MEMORY_VIOLATION. ``max_err_ratio`` is the largest error / bound.

@@ -31,7 +31,6 @@ class StreamClock:
         max_plug_us: longest plug, microseconds.
 
     Attributes:
-        torch_stream: the stream.
         stream: its raw CUstream.
     """
 

@@ -35,9 +35,6 @@ def time_offline(
     """Time every entry in the same interleaved rounds, by the protocol of outblas.judge.gpu_clock.
 
     Args:
-        entries: entries by name.
-        problem: the problem that they compute.
-        gpu_index: CUDA ordinal.
         effort: amount of timing; None: ``TimingEffort()``.
         seed: seed of the order within a round, and of the operands.
         cold: evict L2 before every call.

@@ -85,11 +85,7 @@ class TrialCache:
 
     @classmethod
     def of_gpu(cls, gpu_index: int) -> TrialCache:
-        """Return an empty cache with the limit 4 GiB, or 1/8 of this GPU's free memory if that is less.
-
-        Args:
-            gpu_index: CUDA ordinal.
-        """
+        """Return an empty cache with the limit 4 GiB, or 1/8 of this GPU's free memory if that is less."""
         import torch
 
         free, _ = torch.cuda.mem_get_info(gpu_index)

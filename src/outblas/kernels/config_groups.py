@@ -14,9 +14,6 @@ def by_family(configs: Sequence[KernelConfig]) -> Iterator[tuple[str, NDArray[np
     """Yield, for each family among the configs: its name, the places of its configs in rising order, these configs.
 
     Families come in the order of their first config. Without configs, nothing is yielded.
-
-    Args:
-        configs: configs of any families.
     """
     families = np.array([config.family for config in configs])
     for family in dict.fromkeys(config.family for config in configs):

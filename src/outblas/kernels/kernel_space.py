@@ -34,7 +34,6 @@ class KernelSpace:
 
     Attributes:
         members: the configs, a tuple.
-        knobs: the choices.
         vectors: int16[members, knobs], rows as from :meth:`Knobs.encode`; columns are contiguous.
     """
 
@@ -65,7 +64,6 @@ class KernelSpace:
         once per layout, dtype, accumulator, GPU and launch option, and are kept.
 
         Args:
-            gpu: the GPU.
             launch: ``plain``, ``pdl`` or ``weights``.
         """
         found = self._possible_for(problem, gpu, launch).copy()
@@ -112,9 +110,6 @@ def one_knob_away(config: KernelConfig, knobs: Knobs) -> Iterator[KernelConfig]:
     """Yield the configs of the same family that differ from a config in one knob, launch options aside.
 
     Some may be illegal for every problem.
-
-    Args:
-        knobs: the values of each knob.
     """
     options = {knob.name: knob.launch_option for knob in knob_schema(type(config))}
     for knob in knobs.knobs[1:]:

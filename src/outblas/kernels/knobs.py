@@ -49,7 +49,6 @@ class Knobs:
         knobs: the knob ``family``, whose values are family names; then every other knob.
 
     Attributes:
-        knobs: the same as a tuple.
         nvec: int64[knobs], number of choices of each.
     """
 

@@ -60,11 +60,7 @@ def never_legal(problem: Problem, config: KernelConfig, gpu: Gpu) -> bool:
 
 
 def knob_columns(configs: Sequence[KernelConfig]) -> list[KnobColumns]:
-    """Return for each family of configs: its name, its places, and an object with an array of values per knob.
-
-    Args:
-        configs: configs of any families.
-    """
+    """Return for each family of configs: its name, its places, and an object with an array of values per knob."""
     found = []
     for name, rows, own in by_family(configs):
         names = {"split_k", "even", "bk", *(knob.name for knob in knob_schema(type(own[0])))}
@@ -77,10 +73,6 @@ def surely_illegal(problem: Problem, configs: tuple[KernelConfig, ...], gpu: Gpu
     """Return bool[configs]: True for those that break a rule about M, N and K. Others may be illegal, too.
 
     It costs as much as :func:`why_illegal` of a few configs. The columns of the last tuples are kept.
-
-    Args:
-        configs: configs of any families.
-        gpu: the GPU.
     """
     found = np.zeros(len(configs), np.bool_)
     for family, rows, columns in _kept_knob_columns(SameObject(configs)):
@@ -104,7 +96,6 @@ def breaks_extent_rule(
     Args:
         family: name of the family of all configs.
         columns: an object with an array [configs] per knob, as an attribute of that name.
-        gpu: the GPU.
     """
     broken = np.zeros(len(columns.bm), np.bool_)
     for rule, _ in _extent_rules(problem, family, columns):

@@ -23,7 +23,6 @@ def neighbours(problem: Problem, config: KernelConfig, gpu: Gpu) -> list[KernelC
     Args:
         problem: the problem that the configs must be able to run.
         config: a legal config of any family.
-        gpu: the GPU.
     """
     ideas = [_early(config), _even(problem, config, gpu), *FAMILIES[config.family].neighbours(problem, config)]
     # The first suggestion of each idea, then the second of each: so a short list has some of every idea.

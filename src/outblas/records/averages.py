@@ -86,7 +86,6 @@ def table_label(suite: str, row: Mapping[str, Any]) -> str:
     """Return the name of a row's table for notes, e.g. ``llm TN fp16/fp32, offline``.
 
     Args:
-        suite: name of the suite.
         row: mapping with ``layout``, ``dtype``, ``acc`` and ``mode``.
     """
     return f"{suite} {row['layout']} {row['dtype']}/{row['acc']}, {row['mode']}"
@@ -128,7 +127,6 @@ def extended_figures(rows: Sequence[Row], suite: str) -> Row:
 
     Args:
         rows: at least one row, all of the same mode.
-        suite: name of their suite.
 
     Returns:
         A dictionary of these entries.
@@ -226,7 +224,6 @@ def ratio_over(rows: Iterable[Row], column: str) -> float | None:
     """Return the geometric mean of (another's time / time of what ``outblas.matmul`` runs, :func:`published_us`).
 
     Args:
-        rows: result rows.
         column: column of the other's time, microseconds, e.g. ``torch_us``. Rows without it are left out.
 
     Returns:
@@ -268,7 +265,6 @@ def figures_by_key(
     """Return ``{key: {n, geomean of published}}`` of rows grouped by a key.
 
     Args:
-        rows: result rows.
         key: function that returns a row's group.
         order: sort key of the groups' names.
     """

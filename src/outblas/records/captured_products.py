@@ -33,9 +33,6 @@ class CapturedProduct:
     """A kind of product that a program ran.
 
     Attributes:
-        m: extent M of one product.
-        n: extent N of one product.
-        k: extent K of one product.
         layout: ``TN`` or ``NN`` as in :class:`outblas.core.problem.Problem`. ``NT`` or ``TT`` if A is the transpose of
             a row-major matrix. ``strided`` if an operand is neither row-major nor a transpose.
         dtype: ``fp16`` or ``bf16``, of A and B.

@@ -44,8 +44,6 @@ class Contribution:
     """The content of a contribution.
 
     Attributes:
-        library: the tuned rows.
-        record: the GPU's record.
         provenance: of the figures, with their ``stamp``.
         proofs: proof summary, see :func:`proof_summary`.
     """
@@ -138,9 +136,6 @@ def contribution_faults(found: Contribution) -> list[str]:
     """Return the faults of a contribution, one line each; empty if its content is consistent.
 
     Kernels are not run here. The rows are a proposal: a judging run on such a GPU decides.
-
-    Args:
-        found: the contribution.
     """
     gpu, faults = found.record.gpu, []
     if found.library.is_empty:

@@ -24,7 +24,6 @@ class KernelRelease(NamedTuple):
     """The identity of a release's kernels.
 
     Attributes:
-        release: the package's version.
         sha: hash of the kernel files, by the rule of that release.
     """
 

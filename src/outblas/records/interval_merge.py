@@ -20,7 +20,6 @@ def replace_intervals(old: Sequence[LibraryInterval], new: Sequence[LibraryInter
     The rest of an old interval with a kernel ends at measured M, because its kernels must be proved at both ends.
 
     Args:
-        old: intervals of the file.
         new: intervals of the run. They win where both hold an M.
     """
     before, after = IntervalIndex(intervals_outside(old, new)), IntervalIndex(new)
@@ -40,7 +39,6 @@ def intervals_outside(intervals: Sequence[LibraryInterval], taken: Sequence[Libr
     """Return what some intervals leave of others. With a kernel, the parts end at measured M.
 
     Args:
-        intervals: intervals of a library.
         taken: intervals whose M are left out.
     """
     index = IntervalIndex(taken)
@@ -52,7 +50,6 @@ def parts_outside(one: LibraryInterval, taken: Iterable[tuple[int, int]]) -> Ite
     """Yield the parts of an interval outside of some spans of M. With a kernel, they end at measured M.
 
     Args:
-        one: the interval.
         taken: (first, last) of each span, in rising order.
     """
     first = one.first

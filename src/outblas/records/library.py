@@ -216,7 +216,6 @@ class Library:
         """Return the library of a GPU that comes with the package.
 
         Args:
-            gpu: short name of the GPU.
             missing_ok: return an empty library if the package has none.
 
         Raises:

@@ -26,7 +26,6 @@ class LibraryInterval:
     Attributes:
         row: the decision. Its problem is the one of the smallest M. The figures of each kernel are those of the
             measured M with the lowest lower bound.
-        last: the largest M.
         measured: each M at which the kernels were proved and timed, in rising order.
         owner: the library that holds the interval, in words, e.g. ``the user's library``. It is not saved.
 

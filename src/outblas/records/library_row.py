@@ -40,10 +40,8 @@ class LibraryChoice:
     """An installed kernel.
 
     Attributes:
-        config: the kernel.
         speedup: paired speed-up over the row's baseline.
         low: lower end of the speed-up's 95% interval.
-        high: upper end of the interval.
     """
 
     config: KernelConfig
@@ -75,7 +73,6 @@ class SecondWinner:
         config: the kernel; None: ``algorithm``, or the row's fall-back.
         speedup: speed-up over the plain choice, timed in the workload's mode.
         low: lower end of the speed-up's 95% interval.
-        high: upper end of the interval.
         algorithm: without a kernel, the algorithm of cuBLASLt (:func:`outblas.runtime.cublas.describe`) that runs.
             Empty: the row's fall-back (:attr:`LibraryRow.fallback`).
     """

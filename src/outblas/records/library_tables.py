@@ -32,9 +32,7 @@ def with_table_rows(library: Library, rows: Sequence[LibraryRow], table: Table, 
     """Return the library with more rows.
 
     Args:
-        library: the library so far.
         rows: rows of one table, not yet in the library.
-        table: their table.
         measured: provenance of the table; must have ``gpu``, ``driver``, ``toolchain``, ``date`` and ``commit``.
     """
     provenance = _with_part(library, "tables", table, measured)
@@ -50,9 +48,7 @@ def with_intervals(
     table's provenance then has that of the other search as ``earlier``.
 
     Args:
-        library: the library so far.
         intervals: the intervals; those of a weight in rising order of M.
-        table: their table.
         measured: provenance of the intervals, as for :func:`with_table_rows`.
     """
     merged = replace_intervals(library.intervals, intervals)
@@ -64,9 +60,7 @@ def with_gates(library: Library, gates: Sequence[LibraryInterval], table: Table,
     """Return the library with the gates of a table's weights, in place of those that it has of the same weights.
 
     Args:
-        library: the library so far.
         gates: the intervals; those of a weight in rising order of M.
-        table: their table.
         measured: provenance of the gates, as for :func:`with_intervals`.
     """
     merged = replace_weights(library.gates, gates)
@@ -103,9 +97,7 @@ def replace_rows(library: Library, rows: Sequence[LibraryRow], table: Table, abo
     """Return the library with other rows for some of its problems, and another provenance of their table.
 
     Args:
-        library: the library so far.
         rows: the new rows. A row of a problem that is not in the library is ignored.
-        table: their table.
         about: provenance of the table, as for :func:`with_table_rows`.
     """
     new = {row.problem: row for row in rows}
@@ -140,7 +132,6 @@ def with_kernels(provenance: Mapping[str, Any], old: str, new: str) -> dict[str,
     """Return a library's provenance in which a hash of kernel sources replaces one of equal kernels, tables included.
 
     Args:
-        provenance: of a library or of a part of it.
         old: the hash that is replaced in each field ``kernels``.
         new: the hash that replaces it.
     """

@@ -43,7 +43,6 @@ def collect_provenance(command: str, gpu_index: int | None = 0) -> dict[str, Any
     """Return the provenance of a run as JSON values.
 
     Args:
-        command: the command line.
         gpu_index: CUDA index; None asks for no GPU. A query initialises CUDA.
 
     Returns:

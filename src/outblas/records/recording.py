@@ -52,8 +52,6 @@ class Recording:
     """The matrix in memory, with P problems and C candidates.
 
     Attributes:
-        suite: name of the suite of problems.
-        problems: the rows.
         catalogue: the candidates; the columns.
         status: int8[P, C], indices into :data:`outblas.records.recording_files.STATUSES`.
         median_us: float32[P, C], GPU time per call, microseconds; NaN unless passed.

@@ -49,7 +49,6 @@ def write_table(path: Path, suffix: str, columns: list[Any], metadata: Mapping[s
     """Write one of the two files atomically.
 
     Args:
-        path: the file.
         suffix: :data:`CELLS` or :data:`BASELINES`; decides the columns' names.
         columns: Arrow arrays in the order of :data:`COLUMNS`; one more is :data:`CHOSEN_COLUMN`.
         metadata: stored as JSON in the schema, with the format and the kind of file.
@@ -70,7 +69,6 @@ def read_table(path: Traversable, suffix: str) -> tuple[pa.Table, dict[str, Any]
     """Return (table, metadata) of one of the two files. The table has at least the columns of its kind.
 
     Args:
-        path: the file.
         suffix: :data:`CELLS` or :data:`BASELINES`.
 
     Raises:

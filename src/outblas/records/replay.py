@@ -74,7 +74,6 @@ class ReplayEvaluator(Evaluator):
         """Return one line on a baseline, e.g. the chosen algorithm; empty if it was not measured for the problem.
 
         Args:
-            problem: a recorded problem.
             name: a name of :data:`outblas.core.rivals.BASELINE_NAMES`, e.g. ``lt_auto``. Another raises KeyError.
         """
         return self.recording.baseline_detail[name][self.recording.row(problem)]

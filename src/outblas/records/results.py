@@ -98,7 +98,6 @@ class Result:
     """A result file that was read and checked.
 
     Attributes:
-        path: the file.
         meta: its metadata: ``suite``, ``provenance``, ``format``, ``kind`` and possibly more.
         rows: its rows in file order; one dictionary per row with the columns of :data:`COLUMNS`.
     """
@@ -177,7 +176,6 @@ def write_result(rows: Sequence[Mapping[str, Any]], meta: Mapping[str, Any], pat
     Args:
         rows: one mapping per row with every column of :data:`COLUMNS`; nullable columns may be omitted.
         meta: ``suite`` and ``provenance``; ``format`` and ``kind`` are added.
-        path: the file.
 
     Raises:
         RecordError: a row lacks a column or contradicts itself, or the disk refuses. The old file is kept.

@@ -11,9 +11,6 @@ class RunDirectory:
     """Paths in a run's directory; nothing is made or checked.
 
     Example: ``RunDirectory(Path("runs/a"))``.
-
-    Attributes:
-        path: the directory itself.
     """
 
     path: Path

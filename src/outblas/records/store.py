@@ -62,10 +62,8 @@ class StoredRun:
     """A run in a store.
 
     Attributes:
-        run_id: its name.
         started: UTC time of its start, ISO 8601, e.g. ``2026-11-22T16:57:26.123+00:00``.
         settings: its settings; JSON values.
-        evaluations: number of recorded evaluations.
     """
 
     run_id: str
@@ -78,9 +76,6 @@ class Store:
     """A store file, opened for appending. It is created with its folders if it does not exist.
 
     Use it as a context manager, or call :meth:`close`.
-
-    Args:
-        path: the file.
 
     Raises:
         RecordError: the file is no store, is truncated, is of another version or cannot be opened.
@@ -105,7 +100,6 @@ class Store:
         """Register a run, or resume one that was started with the same settings.
 
         Args:
-            run_id: name of the run.
             settings: JSON values.
 
         Raises:
@@ -155,7 +149,6 @@ class Store:
         counters count.
 
         Args:
-            run_id: name of the run.
             counters: (problem, config) -> counter name -> finite number.
             about: origin of the counters; JSON values.
 
@@ -199,7 +192,6 @@ class Store:
         """Record that a piece of a run's work is finished. The last outcome of a piece counts.
 
         Args:
-            run_id: name of the run.
             piece: name of the piece of work.
             outcome: what came of it; JSON values.
 
@@ -231,7 +223,6 @@ class Store:
         """Return config -> evaluation of one problem in a run. If a pair was recorded twice, the first counts.
 
         Args:
-            run_id: name of the run.
             profiled: add the counters of :meth:`add_counters`. False returns evaluations as the search saw them.
         """
         found: dict[Candidate, Evaluation] = {}

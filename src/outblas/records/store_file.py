@@ -106,7 +106,6 @@ def connect(path: Path, mode: str) -> sqlite3.Connection:
     """Return a connection to an existing store.
 
     Args:
-        path: the file.
         mode: "rw", or "ro" for a connection that cannot write.
     """
     uri = f"{path.absolute().as_uri()}?mode={mode}"
@@ -117,7 +116,6 @@ def store_failure(path: Path, what: str, error: Exception) -> RecordError:
     """Return the RecordError, on one line, for an error of SQLite or of the file system.
 
     Args:
-        path: the store.
         what: past participle of the failed action, e.g. "opened".
     """
     text = str(error)

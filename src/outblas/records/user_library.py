@@ -53,9 +53,6 @@ def user_library_path(gpu: str) -> Path | None:
 
     ``$OUTBLAS_LIBRARY`` names a file (``*.json``) or a folder; if it is set but empty, the result is None. By default
     the folder is ``$XDG_DATA_HOME/outblas/libraries``, or ``~/.local/share/outblas/libraries`` without that variable.
-
-    Args:
-        gpu: short name of the GPU.
     """
     named = os.environ.get(LIBRARY_VARIABLE)
     if named is not None and (not named.strip() or named.endswith(".json")):
@@ -125,10 +122,7 @@ class InstalledLibrary:
     """Result of :func:`install`.
 
     Attributes:
-        path: the library file.
         changed: number of rows that are new or changed.
-        rows: number of rows in the file.
-        intervals: number of intervals in the file.
         aside: new path of an old file that could not be merged; None if there was no such file.
     """
 
@@ -150,8 +144,6 @@ def install(
     not deleted.
 
     Args:
-        library: the tuned rows and intervals.
-        provenance: of their figures.
         path: the file; None: the user's (:func:`user_library_path`).
         launch: launch option whose kernels the run searched. Intervals of the file with a kernel that it does not allow
             stay.
@@ -191,9 +183,6 @@ def install(
 
 def check_installable(gpu: str) -> None:
     """Return None if a library of a GPU could be installed now, so that no long search is for nothing.
-
-    Args:
-        gpu: short name of the GPU.
 
     Raises:
         UsageError: ``$OUTBLAS_LIBRARY`` is empty.
@@ -251,10 +240,6 @@ def load(gpu: str, index: int) -> tuple[Library, Path] | None:
     """Return the user's library for a device and its path; None if there is no file or it may not be used.
 
     A file that may not be used gives one RuntimeWarning per process.
-
-    Args:
-        gpu: short name of the GPU.
-        index: CUDA device.
     """
     path = user_library_path(gpu)
     if path is None:
@@ -293,7 +278,6 @@ def library_for_device(packaged: Library, index: int) -> tuple[Library, tuple[st
 
     Args:
         packaged: library of the package for this GPU.
-        index: CUDA device.
 
     Returns:
         The merged library, and one text per source, the user's file first.

@@ -54,8 +54,6 @@ class Cubin:
     """Machine code of one kernel, with facts that the compiler reported.
 
     Attributes:
-        image: the ELF file.
-        entry: name of the kernel function.
         arch: e.g. ``sm_90a``.
         registers: registers per thread.
         spill_bytes: bytes of spill stores plus spill loads.

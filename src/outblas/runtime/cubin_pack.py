@@ -68,14 +68,10 @@ class CubinPack:
 
     Example: ``CubinPack("kernels.pack").get(pack_key(source, "sm_90a"))`` returns a Cubin or None.
 
-    Args:
-        path: the file.
-
     Attributes:
         path: the file, as a Path.
         about: origin of the cubins, a dict of JSON values such as ``"nvrtc": "13.0 (wheel 13.0.88)"``. Other keys:
             ``outblas``, ``kernels``, ``libraries``, ``any_shape``, ``architectures``.
-        bytes: size of the file.
         images: number of different cubins.
 
     Raises:

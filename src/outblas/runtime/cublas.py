@@ -142,7 +142,6 @@ class Cublas:
         """Enqueue cublasGemmEx with the default algorithm.
 
         Args:
-            shape: the problem's arguments.
             scalars: of :meth:`BlasShape.scalars`.
             a: address of our A.
             b: address of our B.
@@ -249,7 +248,6 @@ class LtPlan:
         :class:`outblas.runtime.cublas_loading.HeuristicResult`.
 
         Args:
-            count: maximum number of algorithms.
             alignment: alignment of every operand's address, bytes.
 
         Raises:
@@ -289,7 +287,6 @@ class LtPlan:
         """Enqueue one product with a given algorithm.
 
         Args:
-            algo: the algorithm.
             a: address of our A.
             b: address of our B.
             c: address of our C, overwritten.

@@ -82,8 +82,6 @@ def native_call(lib: ctypes.CDLL, name: str, arguments: tuple[Any, ...], owner: 
     """Return a call of a library's function for a caller in C.
 
     Args:
-        lib: the library.
-        name: name of the function.
         arguments: its arguments: integers, ``c_void_p`` or results of ``byref``.
         owner: what keeps the handles among them alive.
     """

@@ -157,8 +157,6 @@ class LtAlgorithms:
         key, e.g. ``64_64_64_TN_fp16_fp32``.
 
         Args:
-            problem: the product.
-            algorithm: the algorithm's description.
             why: the reason, one line.
         """
         self._found.pop((problem, algorithm), None)
@@ -172,7 +170,6 @@ class LtAlgorithms:
         Only the host works: the heuristic neither launches nor allocates. Opening cuBLASLt may allocate on the GPU.
 
         Args:
-            problem: the product.
             may_open: open cuBLASLt if it is not open yet; False while a CUDA graph is captured.
 
         Returns:
@@ -201,9 +198,6 @@ class LtAlgorithms:
         """Return the algorithms that :meth:`find` finds, the heuristic's first in front; empty if cuBLASLt is missing.
 
         The last ones are kept, as for :meth:`first_answer`.
-
-        Args:
-            problem: the product.
         """
         with self._lock:
             if problem not in self._all_answers:

@@ -25,10 +25,6 @@ class Device:
 
     Its text is what :func:`parse_device` reads: ``str(Device(gpu_index=1))`` is ``"cuda:1"``,
     ``str(Device(recording="h200"))`` is ``"replay:h200"``.
-
-    Attributes:
-        gpu_index: CUDA index.
-        recording: name or path.
     """
 
     gpu_index: int | None = None
@@ -59,9 +55,6 @@ def pci_bus_id(gpu_index: int) -> str | None:
     """Return the PCI address of a GPU, for tools that ignore ``CUDA_VISIBLE_DEVICES``; None if there is no such GPU.
 
     Its form is domain:bus:device.function in hexadecimal digits, as the driver writes it, e.g. ``0000:65:00.0``.
-
-    Args:
-        gpu_index: CUDA index.
     """
     if not 0 <= gpu_index < gpu_count():
         return None

@@ -26,9 +26,6 @@ _MAJOR, _MINOR = 75, 76
 def device_attributes(index: int) -> DeviceAttributes:
     """Return the driver's answers about a CUDA device; each device is asked once.
 
-    Args:
-        index: CUDA index.
-
     Raises:
         DeviceError: no driver, no such device, or the driver refuses a question.
     """

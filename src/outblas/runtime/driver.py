@@ -130,9 +130,6 @@ def new_stream() -> int:
 def use_primary_context(index: int) -> None:
     """Make the primary context of a CUDA device, which torch uses, current in this thread. The call does not wait.
 
-    Args:
-        index: CUDA index.
-
     Raises:
         DeviceError: there is no such device, or it has no context.
     """

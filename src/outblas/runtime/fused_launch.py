@@ -62,8 +62,6 @@ def why_unfit(
     ``bias has shape (4,), expected (8,)``.
 
     Args:
-        config: the kernel.
-        extra: operands of the epilogue.
         a: operand A, for dtype and device.
         out: output that must not overlap the operands; None: newly allocated memory.
     """
@@ -99,7 +97,6 @@ class FusedKernel:
 
     Args:
         cubin: compiled from ``make_source(problem, config, epilogue)``.
-        config: the kernel.
 
     Attributes:
         name: ``<config name> with <epilogue name>``, e.g. ending in ``with bias+gelu``.

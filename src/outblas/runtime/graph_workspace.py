@@ -48,10 +48,8 @@ class CapturedWorkspace(NamedTuple):
     :meth:`outblas.runtime.launch.LoadedKernel.bind`.
 
     Attributes:
-        capture: id of the capture.
         address: device address; 0 if this capture can have no workspace.
         nbytes: size, bytes.
-        device: device of the memory.
     """
 
     capture: int

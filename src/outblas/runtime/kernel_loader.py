@@ -30,7 +30,6 @@ class KernelCode:
     """Machine code of a kernel that is not loaded yet.
 
     Attributes:
-        cubin: the machine code.
         name: name of the kernel, for logs.
         packaged: whether it was shipped.
         seconds: of compilation; 0 if it was shipped or cached.
@@ -53,10 +52,6 @@ def load_kernel(problem: Problem, config: KernelConfig, arch: str = ARCHITECTURE
 
     The shipped cubin is used if it was built from exactly this source. Otherwise, or if the driver refuses it, the
     kernel is compiled here.
-
-    Args:
-        config: the kernel.
-        arch: architecture of that device.
 
     Returns:
         (bindable kernel, seconds of compilation); 0 seconds if it was shipped or cached.
@@ -90,9 +85,7 @@ def kernel_code(
     """Return the machine code of a kernel: the shipped cubin, else from the compile cache or NVRTC. No CUDA is called.
 
     Args:
-        source: the kernel's source.
         name: name of the kernel, for logs.
-        arch: architecture of the device.
         refused: why the driver refused the shipped cubin, which is then left out.
         else_say: as for :func:`outblas.runtime.nvrtc.compile_tuned`.
 

@@ -363,7 +363,6 @@ def launch_config(ctas: tuple[int, int, int], shape: Geometry, smem_bytes: int, 
         shape: geometry of the kernel: threads and cluster.
         smem_bytes: dynamic shared memory per CTA.
         pdl: use programmatic dependent launch, if the GPU has it (sm_90).
-        gpu: the GPU.
     """
     cu = driver()
     config = cu.CUlaunchConfig()

@@ -129,9 +129,7 @@ def command(ncu: str, target: Sequence[str], metrics: Sequence[str], cache: Cach
     It ends with ``--log-file``, the log and the words of ``target``. Nothing is run.
 
     Args:
-        ncu: path of ncu.
         target: the program and its arguments, e.g. ``["python", "t.py"]``.
-        metrics: ncu's names.
         cache: content of the caches before each replay: ``flushed`` or ``warm``; KeyError for another.
         log: file for the CSV.
     """
@@ -150,7 +148,6 @@ def profile(
     start and stop are not profiled.
 
     Args:
-        ncu: path of ncu.
         target: the program and its arguments.
         metrics: ncu's names, e.g. ``["dram__bytes_read.sum"]``.
         cache: content of the caches before each replay: ``flushed``, or ``warm``, as the replay before left them.
@@ -182,7 +179,6 @@ def known_metrics(
     ncu does not list them; it refuses a profile with an unknown one. So the target runs again without the unknown ones.
 
     Args:
-        ncu: path of ncu.
         target: a short program that profiles any kernel.
         metrics: ncu's names to try.
         timeout_s: time limit of each run, seconds.

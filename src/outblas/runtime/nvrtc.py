@@ -120,7 +120,6 @@ def compile_many(
     Work begins with the first item. A refused source does not end the batch, even if the compiler dies.
 
     Args:
-        sources: the batch.
         arch: one of :data:`ARCHITECTURES`.
         jobs: number of processes; None: one per usable core.
         progress: called as ``progress(done, total)`` after each source, also a cached one; ``(1, 2)`` first of two.

@@ -44,7 +44,6 @@ def combs_of(rows: int, cols: int) -> tuple[Comb, ...]:
 
     Args:
         rows: rows of the matrix, 8 or more.
-        cols: columns of the matrix.
     """
     unit = ROW_ALIGN_BYTES // ELEMENT_BYTES
     found = []
@@ -64,8 +63,6 @@ def encode_map(address: int, rows: int, cols: int, box_rows: int, box_cols: int,
 
     Args:
         address: device address.
-        rows: rows of the matrix.
-        cols: columns of the matrix.
         box_rows: rows of a box.
         box_cols: columns of a box: 8, 16, 32 or 64. Its row then has 16, 32, 64 or 128 bytes. KeyError for another.
         dtype: ``fp16`` or ``bf16``.

@@ -68,7 +68,6 @@ def zeroed(nbytes: int, device: torch.device | str) -> Any:
 
     Args:
         nbytes: its size, at least 64 KiB.
-        device: CUDA device.
     """
     import torch
 

@@ -30,7 +30,6 @@ class CompileAhead:
     Example: ``for _ in CompileAhead(H200).compile(pairs): pass`` compiles the kernels of ``pairs`` and waits for them.
 
     Args:
-        gpu: target of the compilation.
         jobs: number of processes; None: one per usable core.
         least: smallest number of new kernels that are compiled in one call; fewer are left to their users. Default: 4.
         epilogue: what the kernels compute after the product.
@@ -77,7 +76,6 @@ class BackgroundCompiler:
     Example: ``compiler.begin(pairs)``, other work, then ``compiler.wait(pairs[:1])`` before the first kernel is used.
 
     Args:
-        gpu: target of the compilation.
         jobs: number of processes; None: one per usable core but two, from 1 to 16.
         least: number of new kernels that must have come together before the processes start. Default: 4.
     """
@@ -173,9 +171,6 @@ class BaselineKernels:
     """Kernels of this package that are timed as baseline ``nvmmh``: the choices of nvMatmulHeuristics.
 
     The one method is :meth:`of`; a second call with the same problems returns an empty list.
-
-    Args:
-        gpu: GPU of the choices.
     """
 
     def __init__(self, gpu: Gpu) -> None:

@@ -53,7 +53,6 @@ class FollowedEntry:
 
     Args:
         product: a baseline, or a kernel of this package.
-        gpu_index: CUDA ordinal.
     """
 
     def __init__(self, product: Bindable, gpu_index: int) -> None:
@@ -88,7 +87,6 @@ class GateReference:
     """The gate of one (A, B) in fp64 with its bound, made once and used for every candidate.
 
     Args:
-        problem: the product.
         a: (M, K).
         b: B as stored, (N, K), with the rows of gate above those of up.
     """

@@ -363,9 +363,7 @@ class ProvenCandidate:
     """A candidate that is proved and captured, and waits to be timed.
 
     Attributes:
-        config: the candidate.
         graph: its captured graph, or a free kernel's :class:`outblas.jail.judged_clock.JudgedEntry`.
-        verdict: outcome of the proof.
         counters: ``{"registers": R, "compile_seconds": S}``: registers per thread, and seconds that its compilation
             took (0.0 from the cache).
     """

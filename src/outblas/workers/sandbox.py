@@ -108,7 +108,6 @@ class WorkerLoss:
     Attributes:
         status: ``Status.HANG`` (silence, or the batch's time was over), ``FAULT`` (context lost, fatal signal, too much
             memory) or ``EXITED`` (any other end).
-        detail: one line on it.
     """
 
     status: Status
@@ -375,7 +374,6 @@ def serve_sandbox(connection: Connection, codec: str | None = None, prepare: str
     The turn is the sandbox's first message: the factory and its arguments. A worker without a turn ends with the pipe.
 
     Args:
-        connection: pipe to the sandbox.
         codec: module that encodes answers as JSON, see :class:`Sandbox`; None: they are pickled.
         prepare: ``module:function`` that is called before the turn. It must not touch a GPU, which another worker may
             be using.

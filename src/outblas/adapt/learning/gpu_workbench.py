@@ -49,12 +49,8 @@ class GpuWorkbench:
     Make and use it with the clock's stream as torch's current one.
 
     Args:
-        gpu: the GPU.
         kernels: the kernels among the contenders, loaded.
-        lt: finds the algorithms among them.
         clock: clock of the learning thread's stream.
-        limits: limits of a slice.
-        device: torch device.
 
     Raises:
         DeviceError: the scratch memory cannot be had.

@@ -35,7 +35,6 @@ class Finalist:
     Attributes:
         speedup: its speed-up over torch.
         low: lower end of the 95% interval.
-        high: upper end of it.
     """
 
     contender: Contender
@@ -72,10 +71,7 @@ def learn_product(
     """Prove and time contenders; yield after each slice.
 
     Args:
-        bench: the product's bench.
-        contenders: ways to compute it.
         record: is kept up to date: stage, contenders and refused.
-        effort: the rounds.
 
     Returns:
         The outcome. There is no winner if an operand changed while contenders were timed.
@@ -167,7 +163,6 @@ def row_of(record: LearnedProduct, winner: Finalist | None) -> LibraryRow:
     """Return the library row of a product: its winner, or torch.
 
     Args:
-        record: the product.
         winner: None: torch goes on computing it.
     """
     source = f"cuda:{record.index}"

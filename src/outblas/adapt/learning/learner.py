@@ -49,7 +49,6 @@ class Learner:
     """Learns products and remembers the results.
 
     Args:
-        budget: GPU time of all products.
         make_machine: makes the machine of (CUDA index, the device's own chooser, GPU).
         capturing: returns True if the calling thread captures a CUDA graph.
         clock: returns the seconds that this thread took of a processor. A wait for the interpreter costs the program
@@ -90,10 +89,6 @@ class Learner:
 
         Without it the first product's slices load it, beside the program. A failure only costs that.
         Nothing is done for a device that never asked for its chooser: the program has given its library.
-
-        Args:
-            index: CUDA index of the device.
-            gpu: its GPU.
         """
         if index not in self._choosers:
             return

@@ -18,8 +18,6 @@ class LearningChooser:
     """The chooser of a CUDA device while learning is on; see :meth:`outblas.adapt.learning.learner.Learner.row_for`.
 
     Args:
-        learner: the process's learner.
-        index: CUDA index of the device.
         own: the device's own chooser; None: it has none.
     """
 

@@ -51,10 +51,8 @@ class Opened(NamedTuple):
     """A product that is ready to be learned.
 
     Attributes:
-        bench: its bench.
         contenders: the ways to compute it, at least one.
         unmeasured: what runs without learning; None: torch.
-        effort: the rounds that it gets.
     """
 
     bench: GpuWorkbench
@@ -64,13 +62,7 @@ class Opened(NamedTuple):
 
 
 class LearningDevice:
-    """A CUDA device on which products are learned. All methods but the first two belong to the learning thread.
-
-    Args:
-        index: CUDA index.
-        own: the device's own chooser.
-        gpu: the GPU.
-    """
+    """A CUDA device on which products are learned. All methods but the first two belong to the learning thread."""
 
     def __init__(self, index: int, own: Choose | None, gpu: Gpu) -> None:
         self._index, self._own, self._gpu = index, own, gpu
@@ -145,7 +137,6 @@ class LearningDevice:
         """Find the contenders and make a bench for them; yield after each slice.
 
         Args:
-            launch: launch option of its calls.
             limits: of a slice: ``RUNNING``, or those of ``settle()``.
 
         Returns:

@@ -72,8 +72,6 @@ def find_ready(
 
     Args:
         launch: launch option of its calls, ``plain`` or ``pdl``.
-        gpu: the GPU.
-        library: the library in use.
         lt: cuBLASLt of the device, whose context is current.
         own: chooser of the device; a kernel that it chooses is the first contender.
         most: the most kernels, and algorithms of cuBLASLt.
@@ -154,8 +152,6 @@ def ready_cubin(problem: Problem, config: KernelConfig, arch: str) -> Cubin | No
 
     Args:
         problem: gives layout, dtype and accumulator.
-        config: the kernel.
-        arch: architecture of the GPU.
     """
     source = make_source(problem, config)
     packaged = PACKAGED.get(source, arch)

@@ -41,7 +41,6 @@ class SliceLimits:
         scratch_bytes: GPU memory of one product's operands, references and workspace at most.
         block_us: microseconds of a step of a reference.
         block_bytes: memory of a block of a reference, and of the operand sets that a step fills or sums up.
-        graphs: time calls in CUDA graphs.
     """
 
     work_us: float
@@ -89,9 +88,6 @@ class SliceLimits:
 
     def scratch_sets(self, problem: Problem, gpu: Gpu) -> int:
         """Return how many operand sets of a problem fit into the scratch memory; timing rotates over them.
-
-        Args:
-            gpu: the GPU.
 
         Returns:
             At most as many as the offline clock uses. 0: not even one fits.

@@ -21,11 +21,7 @@ GRAPH_NODES = (64, 512)
 
 
 def base_record(found: DeviceAttributes) -> GpuRecord:
-    """Return the record to start from: the packaged one of the device, else a derived one. The user's does not count.
-
-    Args:
-        found: the driver's answers.
-    """
+    """Return the record to start from: the packaged one of the device, else a derived one. The user's does not count."""
     fitting = (r for r in packaged_records().values() if r.fits(found.product, found.sms, found.memory_bytes))
     return next(fitting, None) or derived_record(found)
 
@@ -39,7 +35,6 @@ def calibrate(
     """Measure a GPU and return its record; nothing is written.
 
     Args:
-        gpu_index: CUDA index.
         provenance: of the measurement, as from :func:`outblas.records.provenance.collect_provenance`.
         report: receives one line for each figure.
         open_runner: opens the runner of a GPU; tests pass another.

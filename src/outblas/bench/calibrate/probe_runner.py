@@ -23,7 +23,6 @@ class ProbeRunner:
     """Runs probes on one GPU; a context manager that holds the GPU's primary context and a buffer.
 
     Args:
-        gpu_index: CUDA index.
         gpu: the GPU as it is known so far.
 
     Raises:

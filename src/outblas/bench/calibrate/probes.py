@@ -44,8 +44,6 @@ class Probe:
 
     Attributes:
         figure: the figure of the record that it measures, e.g. ``mma_tflops``.
-        source: the kernel.
-        ctas: CTAs of a launch.
         smem_bytes: dynamic shared memory of a CTA, bytes.
         buffer_bytes: size of the buffer, bytes; 0 for tensor probes.
         read_bytes: bytes that a round reads, all CTAs together; 0 for tensor probes.

@@ -189,11 +189,7 @@ class PoolEvaluator(Evaluator):
         return self._notes_of(problem).details.get(name, "")
 
     def provenance(self, command: str) -> dict[str, Any]:
-        """Return the provenance of one worker's machine; the key ``workers`` has one line per worker.
-
-        Args:
-            command: the command line to record.
-        """
+        """Return the provenance of one worker's machine; the key ``workers`` has one line per worker."""
         return {**self._ask("provenance", [command])[0], "workers": self.workers}
 
     def _open(self) -> None:

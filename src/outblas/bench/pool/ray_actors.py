@@ -20,7 +20,6 @@ class RayTransport:
     An actor is asked for one message at a time, so answers arrive promptly with any version of Ray.
 
     Args:
-        spec: spec of every worker.
         size: number of workers; None: one per GPU of the cluster.
         gpus: GPUs per worker, 1 or 0.
         address: ``auto`` for the running cluster, ``local`` for a new one for this run. A process that is in a cluster

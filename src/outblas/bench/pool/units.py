@@ -121,7 +121,6 @@ class WorkUnits:
         A unit that has cost ``worker`` is left to ``others``, if one of them was not lost by it yet.
 
         Args:
-            worker: number of the worker.
             others: the other workers that are not given up.
             elsewhere: kernels that other workers have loaded.
         """

@@ -102,9 +102,7 @@ class WorkerPlan:
     Attributes:
         kind: ``local`` or ``ray``.
         device: what each worker works on; a GPU stands for any GPU.
-        gpus: CUDA ordinals of local workers.
         count: number of workers of a replay or of a cluster; None: one per GPU of the cluster.
-        ray_address: address of the cluster.
         judging: what live workers prove and time.
     """
 

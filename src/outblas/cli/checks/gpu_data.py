@@ -39,9 +39,6 @@ class GpuPart:
 def gpu_record_part(index: int) -> GpuPart:
     """Return the record of a GPU in words; without a calibrated or packaged record the command is a calibration.
 
-    Args:
-        index: CUDA index.
-
     Raises:
         DeviceError: no such GPU, or one older than sm_80.
         RecordError: a record in the user's folder cannot be read.
@@ -55,9 +52,6 @@ def gpu_record_part(index: int) -> GpuPart:
 
 def gpu_library_part(index: int) -> GpuPart:
     """Return the libraries and the learned data of a GPU in words; without a library the command is a tuning run.
-
-    Args:
-        index: CUDA index.
 
     Raises:
         DeviceError: no such GPU, or one older than sm_80.

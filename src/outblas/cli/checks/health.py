@@ -43,7 +43,6 @@ class Check:
     """A check of one part of the installation or machine.
 
     Attributes:
-        name: the part.
         found: the finding, one line.
         ok: True if it works; False if it is broken, or missing and needed here; None if it is absent and optional here.
         do: the remedy, one line; empty if ok is True.

@@ -20,7 +20,6 @@ class MachineVerdict:
     Attributes:
         can: working abilities, in words.
         cannot: missing abilities, each with its reason in parentheses.
-        next: the command to run next.
     """
 
     can: tuple[str, ...]

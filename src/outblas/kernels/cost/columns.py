@@ -71,7 +71,6 @@ def columns_by_family(configs: Sequence[KernelConfig], gpu: Gpu) -> Iterator[tup
     those of :func:`config_columns`. Without configs, nothing is yielded. The columns of the last tuples are kept.
 
     Args:
-        configs: configs of any families.
         gpu: GPU whose SMs decide ``occupancy``.
     """
     if isinstance(configs, tuple):

@@ -71,7 +71,6 @@ def predict_with(
         residual: coefficients of :mod:`outblas.kernels.cost.residual`, float64[len(FEATURE_NAMES)]; None: no
             correction.
         configs: legal configs of any families.
-        gpu: the GPU.
 
     Raises:
         KeyError: a family or a coefficient is missing.
@@ -106,7 +105,6 @@ def pruned_mask(problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu, fac
 
     Args:
         configs: legal configs.
-        gpu: the GPU.
         factor: the limit, 1 or more; then the best with and the best without PDL are kept.
 
     Raises:
@@ -207,7 +205,6 @@ def time_us(x: Mapping[str, float], family: str, p: Columns, c: Columns, gpu: Gp
         family: name of the family, a key of :data:`FAMILIES`, e.g. ``"sm90_wgmma_gemm"``.
         p: columns of the problem, as from :func:`outblas.kernels.cost.columns.problem_columns`.
         c: columns of the configs, as from :func:`outblas.kernels.cost.columns.config_columns`.
-        gpu: the GPU.
 
     Raises:
         KeyError: no family has that name.

@@ -24,7 +24,6 @@ def modelled_hit_rates(problem: Problem, configs: Sequence[KernelConfig], gpu: G
 
     Args:
         configs: legal configs of families with tiles in stages. Another family has operands that are read once.
-        gpu: the GPU.
 
     Raises:
         RecordError: the model's file is damaged, of another version, or lacks a coefficient.

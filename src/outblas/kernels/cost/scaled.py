@@ -44,7 +44,6 @@ def ratios(family: str, gpu: Gpu, base: Gpu) -> dict[str, float]:
     lacks wgmma.
 
     Args:
-        family: name of the family.
         gpu: the GPU of the predictions.
         base: the GPU of the coefficients.
     """
@@ -65,7 +64,6 @@ def scaled(family: str, coefficients: Mapping[str, float], gpu: Gpu, base: Gpu) 
     """Return a family's coefficients for a GPU, scaled from those of another; equal values if the rates are equal.
 
     Args:
-        family: name of the family.
         coefficients: name -> value, of ``base``.
         gpu: the GPU of the predictions.
         base: the GPU of the coefficients.

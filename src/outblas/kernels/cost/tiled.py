@@ -69,7 +69,6 @@ class TiledCost(ABC):
         Args:
             x: coefficients.
             c: columns of the configs.
-            rounds: the rounds and the parts of one round.
             plain: time of all rounds if each CTA has one tile.
         """
         return plain
@@ -94,7 +93,6 @@ class TiledCost(ABC):
         Args:
             x: coefficients.
             c: columns of the configs.
-            tiles: number of tiles of C.
             sums: time of sums in clusters, microseconds.
         """
         return sums
@@ -121,11 +119,9 @@ def tiled_us(cost: TiledCost, x: Mapping[str, float], p: Columns, c: Columns, gp
     """Return the predicted time, microseconds, over columns that broadcast together; never below the column ``floor``.
 
     Args:
-        cost: the family's part of the model.
         x: coefficients of the family.
         p: columns of the problem, as from :func:`outblas.kernels.cost.columns.problem_columns`.
         c: columns of the configs, as from :func:`outblas.kernels.cost.columns.config_columns`.
-        gpu: the GPU.
 
     Raises:
         KeyError: a coefficient or a column is missing.

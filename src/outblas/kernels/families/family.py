@@ -148,7 +148,6 @@ class Family(ABC, Generic[C]):
         """Return the number of CTAs along x, y and z. All CTAs of clusters count.
 
         Args:
-            config: the kernel.
             sms: number of SMs, for kernels that launch only as many CTAs as are resident.
         """
 
@@ -263,7 +262,6 @@ class Family(ABC, Generic[C]):
         By default, and for every family without :attr:`any_alignment`, the result is empty.
 
         Args:
-            gpu: the GPU.
             listed: the family's configs in the catalogue.
         """
         return ()
@@ -308,7 +306,6 @@ class Family(ABC, Generic[C]):
 
         Args:
             problem: gives layout, dtype and accumulator.
-            config: the kernel.
             shape: the config's :meth:`geometry`.
         """
 
@@ -320,7 +317,6 @@ class Family(ABC, Generic[C]):
 
         Args:
             problem: gives layout, dtype and accumulator.
-            config: the kernel.
             shape: the config's :meth:`geometry`.
         """
 
@@ -332,7 +328,6 @@ class Family(ABC, Generic[C]):
             x: coefficients: name -> value, with the names of :attr:`start`.
             p: columns of the problem, as from :func:`outblas.kernels.cost.columns.problem_columns`.
             c: columns of the configs, as from :func:`outblas.kernels.cost.columns.config_columns`.
-            gpu: the GPU.
         """
 
     def kind_index(self, c: Columns) -> NDArray[np.intp]:

@@ -228,10 +228,6 @@ class Sm80MmaGemm(Family[Sm80MmaConfig]):
 
         ``vec`` is the largest of 8, 4, 2 and 1 that divides K and the row length of B as stored. Each config comes
         without PDL, then with PDL. Below sm_90 it comes twice without PDL.
-
-        Args:
-            gpu: the GPU.
-            listed: the family's configs in the catalogue.
         """
         vec = _widest_loads(problem)
         for config in (*listed, *self.pool()):

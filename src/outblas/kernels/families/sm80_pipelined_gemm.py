@@ -197,10 +197,6 @@ class Sm80PipelinedGemm(Family[Sm80PipelinedConfig]):
         """Yield listed kernels and :meth:`special_candidates` with the widest loads that the rows allow.
 
         ``vec`` is the largest of 8, 4, 2 and 1 that divides K and the row length of B as stored.
-
-        Args:
-            gpu: the GPU.
-            listed: the family's configs in the catalogue.
         """
         vec = next(v for v in (8, 4, 2, 1) if problem.k % v == 0 and problem.b_shape[1] % v == 0)
         for config in (*listed, *self.special_candidates(problem, gpu)):

@@ -42,7 +42,6 @@ class JudgedAnswer:
         name: canonical name of the candidate, empty for a refused answer.
         outcome: a status such as ``passed`` or ``wrong``, or ``refused:<kind>`` such as ``refused:empty``. A kernel
             faster than its problem's floor is ``rule_broken``. It is ``unjudged`` if the batch ran out of time.
-        detail: one line on the outcome.
         parts: parts of the reward; None for an unjudged answer.
         speedup: lower bound of the speed-up of a proven kernel that was timed beside a baseline; else None.
         us: median time of a timed kernel, microseconds; else None.
@@ -66,12 +65,9 @@ class AnswerJudge:
     """Judge batches of answers with ``judge(answers)``. The constructor evaluates nothing. It is no context manager.
 
     Args:
-        evaluator: evaluates their candidates.
-        language: reads the answers.
         timed: whether the stage rewards speed.
         store: store of evaluations under ``run_id``; None: none is kept on disk. A kernel is evaluated once per run,
             except that ``launch_error`` in the store is tried again.
-        run_id: name of the run in the store.
         batch_seconds: after this time no new candidate begins, and the rest stays unjudged. A candidate in progress
             ends within the sandbox's own limits.
         clock: time in seconds; tests replace it.

@@ -66,10 +66,6 @@ class Language(Protocol):
     def read(self, problem: Problem, answer: str) -> Read:
         """Return the candidate of an answer, or the reason for its lack. No text of a model raises an error.
 
-        Args:
-            problem: the problem of the prompt.
-            answer: the model's text.
-
         Returns:
             The candidate, or a :class:`outblas.llm.train.rewards.RefusedAnswer`.
         """
@@ -84,6 +80,5 @@ class Language(Protocol):
         """Return options of transformers' GenerationConfig that keep answers inside the language; mostly empty.
 
         Args:
-            tokenizer: the model's tokenizer.
             vocabulary: number of ids that the model can emit: rows of its embedding, which may exceed the tokenizer's.
         """

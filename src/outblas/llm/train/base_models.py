@@ -39,7 +39,6 @@ class LoadedModel:
 
     Attributes:
         model: the transformers or peft model.
-        tokenizer: its tokenizer.
         lora: peft configuration of a new adapter; None if all weights are trained or the model has its adapter.
     """
 
@@ -60,7 +59,6 @@ def starting_model(run: Path, stage: str, model: str) -> str:
     exists. If no earlier stage has one, it returns ``"m"``.
 
     Args:
-        run: folder of the run.
         stage: name of the stage: ``supervised``, ``correctness`` or ``speed``, in this order.
         model: model for a run without an earlier finished stage.
 
@@ -86,8 +84,6 @@ def load_model(run: Path, settings: TrainSettings, bf16: bool) -> LoadedModel:
     rank.
 
     Args:
-        run: folder of the run.
-        settings: settings of the stage.
         bf16: whether the device trains under bf16 autocast.
 
     Raises:

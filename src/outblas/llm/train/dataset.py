@@ -88,7 +88,6 @@ def supervised_rows(path: str | Path, language: Language, chat: bool) -> list[di
         path: a store (SQLite) of evaluations. Or JSON lines, each ``{"prompt": ..., "completion": ...}``, ``{"problem":
             "512_512_512", "answer": ...}``, ``{"problem": ..., "config": ...}`` or an evaluation
             (``Evaluation.to_json``). A config is that of ``to_json``, with every knob. A header line is skipped.
-        language: makes prompts and answers.
         chat: prompts and completions are messages; False: text.
 
     Raises:
@@ -110,9 +109,6 @@ def supervised_rows(path: str | Path, language: Language, chat: bool) -> list[di
 def proven_evaluations(path: str | Path) -> list[Evaluation]:
     """Return the proven evaluations of an archive of :func:`supervised_rows`, in order; lines without a status are
     skipped.
-
-    Args:
-        path: the archive.
 
     Raises:
         RecordError: the file is missing or cannot be read, or an evaluation is damaged.

@@ -135,7 +135,6 @@ class KnobWords:
         sentence, only the words of the next place are allowed. The end of text follows the last place.
 
         Args:
-            tokenizer: the model's tokenizer.
             vocabulary: number of ids that the model can emit.
         """
         words_at = [["answer", *self.reasons()], *self.words(), [tokenizer.eos_token]]

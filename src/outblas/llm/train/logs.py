@@ -69,7 +69,6 @@ def row_of(step: int, logs: dict[str, Any]) -> dict[str, Any]:
     {"mean": -1.0, "std": None}}, "loss": 0.5}``.
 
     Args:
-        step: number of the step.
         logs: what the trainer logs, by its names.
 
     Returns:
@@ -96,7 +95,6 @@ def line_of(row: dict[str, Any], steps: int, best: float | None) -> str:
 
     Args:
         row: result of :func:`row_of`.
-        steps: number of steps of the stage.
         best: best speed-up so far; None: not said.
     """
     said = [f"step {row['step']}/{steps}"]

@@ -45,7 +45,6 @@ class TrainSettings:
         lr: learning rate; None chooses by the kind of model: 3e-3 for ``random:tiny``, 1e-5 with LoRA, else 1e-6.
         lora: rank of LoRA's matrices; 0 trains all weights.
         kl: weight of the KL divergence from the model at the beginning of the stage.
-        temperature: temperature of sampling.
         max_tokens: most tokens of an answer; None takes the language's.
         least_std: see :func:`outblas.llm.train.rewards.advantages`.
         clip: see :func:`outblas.llm.train.rewards.advantages`.
@@ -53,9 +52,6 @@ class TrainSettings:
         save_every: steps between two checkpoints.
         batch_seconds: time limit of a step's evaluations, seconds.
         memory_fraction: share of the GPU's memory for training, above 0 to 1, if candidates are timed on the same GPU.
-        tensorboard: report to TensorBoard.
-        wandb: report to Weights & Biases.
-        cpu: train on the CPU.
         contrast: prompts of GRPO show two earlier kernels of different speed, once two were proven.
         turns: most turns of a conversation of GRPO. Each is a step that shows the outcome of the best answer before.
         vllm: address of a vLLM server that generates the answers of GRPO; None: the training processes do.

@@ -41,8 +41,6 @@ class TrainedStage:
     """The result of a stage. Example: ``TrainedStage(Path("runs/t/speed/final"), 100, 100, 1.2)``.
 
     Attributes:
-        final: folder of the trained model.
-        steps: steps in all.
         taken: steps of this call; 0 if the stage was finished before.
         best: best lower bound of a speed-up in this call; None if nothing was timed.
     """
@@ -65,8 +63,6 @@ def train(
     language_of("knobs"))`` trains the stage ``correctness``.
 
     Args:
-        run: folder of the run.
-        settings: settings of the stage.
         language: prompts and answers, of the name ``settings.language``.
         resume: go on from the last checkpoint of a killed training. Its kernels are not evaluated again. Nothing is
             trained if all steps were taken. Without a checkpoint the stage begins anew.

@@ -49,7 +49,6 @@ class StepPrompts:
 
     Args:
         asked: problems, or small tasks, by their index, which rows carry.
-        language: makes the prompts.
         chat: prompts are messages; False: text.
         group: answers per prompt.
         turns: most turns of a conversation.
@@ -94,7 +93,6 @@ class StepPrompts:
         Args:
             step: number of steps that were taken before.
             texts: the answers, in order.
-            verdicts: their verdicts.
         """
         for number, one in enumerate(self._now):
             problem = self._asked[one.problem]

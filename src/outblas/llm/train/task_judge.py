@@ -52,12 +52,7 @@ def tasks_on(problems: Sequence[Problem]) -> list[SmallTask]:
 
 
 class TaskEvaluator(Evaluator):
-    """Evaluate kernels of one kind of task on a GPU, in jailed workers. The problem of a pair gives the extents.
-
-    Args:
-        name: name of the task.
-        gpu_index: CUDA ordinal.
-    """
+    """Evaluate kernels of one kind of task on a GPU, in jailed workers. The problem of a pair gives the extents."""
 
     def __init__(self, name: str, gpu_index: int) -> None:
         self._options = Options(gpu_index, gpu_of_device(gpu_index), baselines=())
@@ -83,7 +78,6 @@ def task_evaluator(name: str, device: str) -> Evaluator:
     """Return the evaluator of one kind of task.
 
     Args:
-        name: name of the task.
         device: ``compile`` or ``cuda:<index>``.
 
     Raises:
@@ -146,11 +140,7 @@ def _paid(judged: JudgedAnswer) -> JudgedAnswer:
 
 
 class FreeKernelsOnly:
-    """A language whose answers are free kernels; the others are refused.
-
-    Args:
-        language: reads and writes the answers.
-    """
+    """A language whose answers are free kernels; the others are refused."""
 
     def __init__(self, language: Language) -> None:
         self._language = language

@@ -25,7 +25,6 @@ def make_tiny(folder: Path, language: Language, seed: int = 0) -> Path:
     Args:
         folder: the folder; if it exists, nothing in it is read or changed.
         language: language whose words it knows; must be :class:`outblas.llm.train.knob_words.KnobWords`.
-        seed: seed of the weights.
 
     Raises:
         UsageError: the language is another, even if the folder exists.

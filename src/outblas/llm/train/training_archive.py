@@ -42,7 +42,6 @@ class TrainingArchive:
     """Proven kernels of a training's problems, by speed.
 
     Args:
-        seed: seed of the draws.
         entries: first entries, in order.
     """
 
@@ -79,7 +78,6 @@ def begin_archive(folder: Path, entries: Iterable[Entry]) -> None:
     """Write the entries with which a stage begins into its folder; return None. An existing file is replaced.
 
     Args:
-        folder: the stage's folder.
         entries: the entries, in order.
 
     Raises:
@@ -92,11 +90,6 @@ def earlier_entries(run: Path, settings: TrainSettings, language: Language) -> I
     """Yield what a stage begins with: the settings' archive, then what passed in earlier stages of the run.
 
     Only the settings' problems count, and kernels that the language can express.
-
-    Args:
-        run: folder of the run.
-        settings: settings of the stage.
-        language: reads the answers of earlier stages.
 
     Raises:
         RecordError: a file is damaged.
@@ -116,8 +109,6 @@ def archive_of_stage(folder: Path, language: Language, seed: int) -> TrainingArc
 
     Args:
         folder: the stage's folder. Missing files count as empty.
-        language: reads the answers.
-        seed: seed of the draws.
 
     Raises:
         RecordError: a file is damaged.
@@ -131,7 +122,6 @@ def logged_entries(path: Path, language: Language) -> Iterator[Entry]:
 
     Args:
         path: the file ``answers.jsonl`` of a stage.
-        language: reads the answers.
 
     Raises:
         RecordError: the file is damaged.
@@ -173,7 +163,6 @@ def json_rows(path: Path, read: Callable[[dict[str, Any]], Read]) -> Iterator[Re
     A last line that a kill has cut off is left out.
 
     Args:
-        path: the file.
         read: takes a row; a KeyError, TypeError or ValueError means that the row is damaged.
 
     Raises:

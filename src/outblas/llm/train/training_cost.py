@@ -32,13 +32,9 @@ class ModelShape:
     """Shape of a dense language model, as its configuration says.
 
     Attributes:
-        name: its name.
-        parameters: number of parameters.
-        layers: number of layers.
         hidden: width.
         kv_heads: heads of keys and values.
         head: size of a head.
-        vocabulary: number of tokens.
     """
 
     name: str
@@ -120,7 +116,6 @@ def training_cost(model: ModelShape, plan: TrainingPlan, gpu: Gpu) -> TrainingCo
     """Return the computed memory and time of a training with LoRA, by the formulas of this module.
 
     Args:
-        plan: sizes and shares.
         gpu: the GPU, whose sustained rates are used.
     """
     sequence = plan.prompt_tokens + plan.answer_tokens

@@ -123,7 +123,6 @@ def append_line(path: Path, row: dict[str, Any]) -> None:
     Example: ``append_line(path, {"step": 1, "loss": 0.5})`` adds the line ``{"step": 1, "loss": 0.5}``.
 
     Args:
-        path: the file.
         row: the row; NaN and infinity raise ValueError.
 
     Raises:

@@ -24,9 +24,7 @@ class DatasetColumn:
     """A column of a table.
 
     Attributes:
-        name: its name.
         unit: unit of its values; empty if it has none.
-        meaning: meaning in words.
     """
 
     name: str
@@ -79,11 +77,7 @@ COLUMNS: dict[str, tuple[DatasetColumn, ...]] = {
 
 
 def cells_table(recording: Recording, problems: Sequence[Problem]) -> pa.Table:
-    """Return one row per problem and kernel, problem after problem: len(problems) x C rows.
-
-    Args:
-        problems: recorded problems.
-    """
+    """Return one row per problem and kernel, problem after problem: len(problems) x C rows."""
     import pyarrow as pa
 
     part = recording.restricted_to(problems)

@@ -49,9 +49,6 @@ def command_of_file(result: Result) -> str:
 
     Example: ``BUILD --tables grid1000:TN:fp16:fp32 --steps bench --modes server``, or ``--steps judge,merge`` for a
     file of three starts. A suite that no build makes has ``python benchmarks/SCRIPT.py --out FILE``.
-
-    Args:
-        result: the file.
     """
     if result.suite not in SUITES:  # a script of benchmarks/ made it
         return f"python benchmarks/{_script(result)} --out {result.path.as_posix()}"

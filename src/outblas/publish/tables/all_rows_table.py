@@ -28,7 +28,6 @@ def markdown_table(rows: Sequence[dict[str, Any]], more_notes: Sequence[str] = (
     """Return the table of every summary row in Markdown, with its notes and its provenance.
 
     Args:
-        rows: rows of summary.json.
         more_notes: lines of Markdown that follow the table's own notes.
     """
     head = ["suite", "layout", "types", "mode", "PDL", "problems", "geometric mean", "FLOP-weighted", "worst"]

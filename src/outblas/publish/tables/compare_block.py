@@ -104,11 +104,7 @@ def _source(comparison: Comparison) -> str:
 
 
 def quality_table(comparison: Comparison, split: str) -> list[str]:
-    """Return the lines of a table of agents and budgets, with the best of each column in bold.
-
-    Args:
-        split: name of the split.
-    """
+    """Return the lines of a table of agents and budgets, with the best of each column in bold."""
     made, budgets = figures(comparison, split), comparison.budgets
     best = {budget: best_agents(made, budget) for budget in budgets}
     lines = ["| agent | " + " | ".join(f"{b}" for b in budgets) + " |", "| --- |" + " ---: |" * len(budgets)]

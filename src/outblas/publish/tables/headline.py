@@ -44,7 +44,6 @@ class HeadlineRow:
     """A row of the table.
 
     Attributes:
-        gpu: product name of the GPU.
         use: the use, in words.
         problems: number of problems, or of steps of a model.
         geomean: geometric mean of the speed-ups; a fall-back counts as measured.

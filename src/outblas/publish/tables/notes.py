@@ -40,7 +40,6 @@ def notes_of_replaced(directory: Path, results: Sequence[Result]) -> list[str]:
 
     Args:
         directory: result files of a GPU, whose name it has, e.g. ``results/h200``.
-        results: its bench files.
 
     Returns:
         An empty list if no library is packaged for the GPU. Benches outside the named suites are left out.
@@ -121,10 +120,8 @@ def note_of(path: Path, form: str, made_by: str, note: Callable[[dict[str, Any]]
     """Return the lines of a note on a result file in JSON; an empty list if the file is missing.
 
     Args:
-        path: the file.
         form: what its key ``format`` has to be.
         made_by: the script that writes it, for the error.
-        note: function of the file's content that returns the note.
 
     Raises:
         RecordError: the file is there and cannot be used.
@@ -177,9 +174,6 @@ CUTLASS_FILE = "cutlass_peer.json"
 
 def cutlass_means(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Return geometric means over the problems on which an instance of CUTLASS passed.
-
-    Args:
-        rows: rows of the result file.
 
     Returns:
         ``cutlass_over_baseline``, ``ours_over_baseline`` (a fall-back counts as 1 in older files, and as measured in

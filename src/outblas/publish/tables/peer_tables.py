@@ -21,9 +21,6 @@ _MODES = {"eager": "eager", "compile": "torch.compile", "graph": "CUDA graph"}
 def transformer_table(folder: Path) -> str:
     """Return the table of a model's steps, or one line if they are not measured.
 
-    Args:
-        folder: folder of a GPU's result files.
-
     Raises:
         RecordError: the file is there and cannot be read.
     """
@@ -70,9 +67,6 @@ def _mean(steps: Sequence[Mapping[str, Any]], name: str) -> str:
 
 def cutlass_table(folder: Path) -> str:
     """Return CUTLASS beside OutBLAS by regime, or one line if it is not measured.
-
-    Args:
-        folder: folder of a GPU's result files.
 
     Raises:
         RecordError: the file is there and cannot be read.

@@ -164,7 +164,6 @@ def _each(gpus: Sequence[Measured], text: Callable[[Measured], str], heading: st
     """Return the texts of some GPUs; each below the GPU's name if there are several.
 
     Args:
-        gpus: the GPUs.
         text: function that returns the text of one.
         heading: marks of a heading, e.g. ``"## "``; empty: the name is bold.
     """
@@ -246,9 +245,6 @@ def with_block(page: str, name: str, text: str, where: str) -> str:
     own.
 
     Args:
-        page: the page's text.
-        name: the block's name.
-        text: the block's new text.
         where: the page's name, for the error.
 
     Raises:

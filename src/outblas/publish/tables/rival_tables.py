@@ -35,7 +35,6 @@ class Mean(NamedTuple):
 
     Attributes:
         ratio: the mean; above 1 the first named is faster.
-        problems: number of problems.
         ahead: problems on which the whole interval is above 1.
     """
 
@@ -45,11 +44,7 @@ class Mean(NamedTuple):
 
 
 def ampere_means(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str, Mean]]:
-    """Return (limit in KiB, accumulator, rival, mean of ours over the rival), where both were timed.
-
-    Args:
-        rows: rows of the result file of benchmarks/ampere_peers.py.
-    """
+    """Return (limit in KiB, accumulator, rival, mean of ours over the rival), where both were timed."""
     found = []
     for limit in _LIMITS:
         for acc in ("fp32", "fp16"):
@@ -96,9 +91,6 @@ def _mean(ratios: Sequence[Mapping[str, Any]]) -> Mean:
 
 def ampere_table(results: Path) -> str:
     """Return the table of Ampere's kernels for every GPU that has one, or one line if no file is there.
-
-    Args:
-        results: folder of the GPUs' result folders.
 
     Raises:
         RecordError: a file cannot be used.

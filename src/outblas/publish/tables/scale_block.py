@@ -17,9 +17,6 @@ SCALE_FILES = {"scale_out_free.json": "free kernels", "scale_out_ray.json": "can
 def scale_block(folder: Path) -> str:
     """Return the table of runs on one and on several GPUs; one line if nothing was measured.
 
-    Args:
-        folder: folder of a GPU's result files.
-
     Raises:
         RecordError: a file is there and cannot be used.
     """

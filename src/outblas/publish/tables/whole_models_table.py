@@ -51,9 +51,6 @@ _GB = 1e9
 def whole_models_block(folder: Path) -> str:
     """Return the tables of all measured models, or one line if nothing is measured.
 
-    Args:
-        folder: folder of a GPU's result files.
-
     Raises:
         RecordError: the file is there and cannot be read, has another format, or is of tiny models.
     """
@@ -69,9 +66,6 @@ def whole_models_block(folder: Path) -> str:
 
 def read_whole_models(path: Path) -> dict[str, Any]:
     """Return the content of a result file.
-
-    Args:
-        path: the file.
 
     Raises:
         RecordError: it cannot be read, has another format, or lacks a part.

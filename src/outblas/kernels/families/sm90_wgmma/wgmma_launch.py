@@ -175,7 +175,6 @@ class WgmmaLaunch(Family[Sm90WgmmaConfig], ABC):
         counted in clusters. The parts of a workspace multiply z.
 
         Args:
-            config: the kernel.
             sms: number of SMs; only a persistent kernel depends on it.
         """
         problem, config = self.as_computed(problem, config)
