@@ -8,9 +8,8 @@ import pytest
 
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.problem import Problem
-from outblas.jail.build import build
+from outblas.jail.build import build, own_words
 from outblas.jail.carried_builds import CarriedBuilds
-from outblas.jail.compiler_words import own_words
 from outblas.jail.static_gate import examine
 from outblas.jail.text_rules import refusal
 from outblas.kernels.custom.examples.example_kernels import all_examples

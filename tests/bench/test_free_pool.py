@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
-from outblas.bench.pool.gpu_pool import PoolEvaluator
+from outblas.bench.pool.gpu_pool import PoolEvaluator, WorkerSlot
 from outblas.bench.pool.transport import EvaluateTask, EvaluatorSpec, Event, Task
 from outblas.bench.pool.units import WorkUnit, WorkUnits
 from outblas.bench.pool.worker_plan import LocalTransport
-from outblas.bench.pool.worker_slot import WorkerSlot
 from outblas.core.errors import UsageError
 from outblas.core.evaluation import Status
 from outblas.core.problem import Problem

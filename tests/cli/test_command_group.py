@@ -12,11 +12,10 @@ import pytest
 from typer.testing import CliRunner
 
 from outblas.cli import common
-from outblas.cli.checks.gpu_data import TUNE
-from outblas.cli.checks.health import Check
-from outblas.cli.checks.verdict import REPLAY, verdict_of
+from outblas.cli.checks.health import TUNE, Check
 from outblas.cli.command_group import PARTS, SUMMARIES
 from outblas.cli.common import err
+from outblas.cli.doctor import REPLAY, verdict_of
 from outblas.cli.main import app
 from outblas.core.errors import unknown_name
 from outblas.publish.tables import publish_results

@@ -91,7 +91,7 @@ def test_device_kernels_share_workers_and_host_kernels_are_alone(evaluated):
     for box in Box.made:
         assert box.limits == HostLimits(5, box.cell.folder, 6) and box.cell.jailed and box.spawn is None
         assert (box.factory, box.step_s, box.codec) == (
-            "outblas.jail.jailed_worker:make_handler", 7.0, "outblas.jail.answers"
+            "outblas.jail.jailed_worker:make_handler", 7.0, "outblas.jail.jailed_evaluator"
         )  # fmt: skip
         assert box.options.baselines == ("cublas",) and box.options.algorithms is None
         assert all(item.problem == P and not item.proved and item.nvmmh is None for item in box.items)

@@ -26,8 +26,8 @@ from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.kernels.geometry import geometry, launch_smem, may_exceed_even_share
 from outblas.kernels.geometry_terms import SMEM_LIMIT
+from outblas.kernels.kernel_space import neighbours
 from outblas.kernels.legality import why_illegal
-from outblas.kernels.neighbours import neighbours
 from outblas.kernels.pool import pool
 from support.gpus.known import H200
 from support.helpers import synthetic_recording

@@ -13,8 +13,8 @@ from outblas.kernels.cost import cost_model
 from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig, direct_registers
 from outblas.kernels.geometry import launch_smem
 from outblas.kernels.geometry_terms import CTA_SMEM, SM_SMEM
+from outblas.kernels.kernel_space import neighbours
 from outblas.kernels.legality import why_illegal
-from outblas.kernels.neighbours import neighbours
 from support.family_tools import assert_device_agrees
 from support.gpus.known import H200
 

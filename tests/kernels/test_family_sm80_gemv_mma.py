@@ -16,8 +16,8 @@ from outblas.kernels.cost.columns import config_columns
 from outblas.kernels.cost.terms import ctas_on_busiest_sm
 from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig, gemv_blocks_per_sm
 from outblas.kernels.geometry import geometry, grid
+from outblas.kernels.kernel_space import neighbours
 from outblas.kernels.legality import why_illegal
-from outblas.kernels.neighbours import neighbours
 from outblas.kernels.pool import pool
 from support.family_tools import assert_device_agrees
 from support.gpus.known import H200

@@ -18,8 +18,8 @@ from outblas.kernels.cost.columns import config_columns
 from outblas.kernels.cost.terms import workspace_us
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.kernels.geometry import geometry, grid
+from outblas.kernels.kernel_space import neighbours
 from outblas.kernels.legality import why_illegal
-from outblas.kernels.neighbours import neighbours
 from outblas.kernels.pool import pool
 from outblas.search.refine import neighbours_of_winners, winners
 from support.family_tools import assert_device_agrees

@@ -9,8 +9,8 @@ import pytest
 from outblas.core.config import LAUNCHES, KernelConfig
 from outblas.core.problem import Problem
 from outblas.kernels.catalogue import candidates, catalogue, first_search_candidates, launch_options
+from outblas.kernels.kernel_space import neighbours
 from outblas.kernels.legality import why_illegal
-from outblas.kernels.neighbours import neighbours
 from support.gpus.known import H200
 
 

@@ -14,8 +14,8 @@ from outblas.kernels.cost.cost_model import predict_us
 from outblas.kernels.families.sm90_wgmma.sm90_wgmma_gemm import with_shifted_edges
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.kernels.geometry import geometry
+from outblas.kernels.kernel_space import neighbours
 from outblas.kernels.legality import why_illegal
-from outblas.kernels.neighbours import neighbours
 from outblas.kernels.source import make_source
 from outblas.runtime.cubin import Cubin
 from outblas.runtime.nvrtc import compile_source

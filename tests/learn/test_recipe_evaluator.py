@@ -10,7 +10,7 @@ import pytest
 from outblas.core.config import config_name
 from outblas.core.errors import RecordError, UsageError
 from outblas.core.evaluation import Status
-from outblas.kernels.cost.hit_rates import modelled_hit_rates
+from outblas.kernels.cost.cost_model import modelled_hit_rates
 from outblas.learn.reward import reward
 from outblas.learn.train.hit_rate_file import read_hit_rates
 from outblas.learn.train.recipe_evaluator import (

@@ -26,7 +26,7 @@ from outblas.learn.features import CANDIDATE_FEATURES
 from outblas.llm.compact import describe_offered, read_config, write_config
 from outblas.llm.prompt import choice_prompt
 from outblas.llm.train.knob_words import KnobWords
-from outblas.publish.tables.counter_table import short_config
+from outblas.publish.tables.study_blocks import short_config
 from outblas.search.agents import evolution, tpe, transfer
 from outblas.search.kernel_tuner import knob_space, t4_files
 from support.gpus.known import H200

@@ -11,8 +11,8 @@ from outblas.core.config import config_name, launch_of
 from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
+from outblas.kernels.kernel_space import neighbours
 from outblas.kernels.legality import why_illegal
-from outblas.kernels.neighbours import neighbours
 from outblas.records.library import Library
 from outblas.search.build_library import finalist_trials as trials
 from outblas.search.build_library import open_rows

@@ -176,7 +176,7 @@ def test_a_compiler_that_dies_is_told_where_its_kernel_is_used(tmp_path: Path, m
     monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(tmp_path))
     compiler = BackgroundCompiler(H200, jobs=2)
     with monkeypatch.context() as broken:
-        broken.setattr("outblas.runtime.compile_processes.compile_processes", lambda *_: DyingPool())
+        broken.setattr("outblas.runtime.nvrtc.compile_processes", lambda *_: DyingPool())
         compiler.begin(PAIRS)
         compiler.wait(PAIRS)
     monkeypatch.syspath_prepend(str(TESTS))
@@ -204,7 +204,7 @@ def test_without_nvrtc_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_compiling_processes_end_with_a_driver_that_was_killed() -> None:
     script = (
         "import os, time\n"
-        "from outblas.runtime.compile_processes import compile_processes\n"
+        "from outblas.runtime.nvrtc import compile_processes\n"
         "if __name__ == '__main__':\n"
         "    pool = compile_processes(2, 5)\n"
         "    print(pool.submit(os.getpid).result(60), pool.submit(os.nice, 0).result(60), flush=True)\n"

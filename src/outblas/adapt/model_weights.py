@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import nn
 
-from outblas.adapt.layer_weight import LayerWeight
 from outblas.adapt.module_draft import plan_of
+from outblas.adapt.parts import LayerWeight
 from outblas.core.errors import UsageError
 
 

@@ -6,13 +6,13 @@ A part knows the layers that it computes. ``intact`` says whether they are still
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.nn import functional as F
 
 from outblas.adapt.joined_weights import JoinedWeights
-from outblas.adapt.layer_weight import LayerWeight
 from outblas.adapt.plain_linears import is_inactive_dropout, is_observed, is_plain, is_untouched
 from outblas.dispatch import device_registry
 from outblas.dispatch.linear import linear, run_fused
@@ -174,7 +174,7 @@ class FusedNorm(_Part):
     """The whole ``forward`` of an RMS norm; it reads weight and epsilon at each call.
 
     Args:
-        epsilon: name of its epsilon, see :func:`outblas.adapt.norms.epsilon_of_norm`.
+        epsilon: name of its epsilon, see :func:`outblas.adapt.optimize.epsilon_of_norm`.
     """
 
     def __init__(self, module: Any, epsilon: str) -> None:
@@ -247,3 +247,36 @@ def module_code_must_run() -> bool:
         or torch.jit.is_tracing()
         or torch.nn.modules.module._has_any_global_hook()
     )
+
+
+@dataclass(frozen=True, eq=False)
+class LayerWeight:
+    """A weight with the operations that its kernel may compute, too.
+
+    Attributes:
+        name: name of the layer or layers, e.g. ``layers.0.attn: q_proj, k_proj, v_proj``.
+        weight: (N, K) tensor.
+        bias: (N) tensor, or None.
+        activation: activation that follows; None: none.
+        gated: the rows are those of gate and up by turns.
+    """
+
+    name: str
+    weight: Any
+    bias: Any = None
+    activation: ActivationName | None = None
+    residual: bool = False
+    gated: bool = False
+
+    @property
+    def is_followed(self) -> bool:
+        """A kernel of OutBLAS may compute more than the product."""
+        return self.activation is not None or self.residual or self.gated
+
+    @property
+    def words(self) -> str:
+        """The operations after the product, e.g. ``gated silu``, or an empty text."""
+        found = ["gated"] if self.gated else []
+        found += [self.activation] if self.activation else []
+        found += ["+ residual"] if self.residual else []
+        return " ".join(found)

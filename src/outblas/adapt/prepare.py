@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from outblas.adapt.layer_weight import LayerWeight
 from outblas.adapt.model_weights import model_weights
+from outblas.adapt.parts import LayerWeight
 from outblas.core.errors import UsageError
 from outblas.core.gpu_records import reference_gpu
 from outblas.core.problem import Problem

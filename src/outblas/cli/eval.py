@@ -62,7 +62,7 @@ def evaluate(
 
 def _free(problem: Problem, file: Path, base_dir: Path, gpu_index: int, json_out: bool) -> None:
     """Evaluate a free kernel. Exit with 2 unless it passed, or compiled on a machine without a GPU."""
-    from outblas.bench.eval_file import eval_file
+    from outblas.bench.eval_problem import eval_file
     from outblas.core.evaluation import Status
     from outblas.jail.confinement import report
     from outblas.runtime.device import gpu_count

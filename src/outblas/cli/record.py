@@ -13,7 +13,7 @@ from outblas.core.errors import UsageError
 from outblas.runtime.device import require_gpus
 
 if TYPE_CHECKING:
-    from outblas.bench.record_candidates import CandidateDraw
+    from outblas.bench.record_suite import CandidateDraw
 
 #: Share within which a candidate is near the best, unless ``--near`` says otherwise.
 DEFAULT_NEAR = 0.03
@@ -97,7 +97,7 @@ def recorded_suite(suite: str, sample: int | None, candidates: int | None, seed:
 
 def _draw(candidates: int | None, random: int, seed: int) -> CandidateDraw | None:
     """Return the draw of each problem's candidates; None if every one of the catalogue is wanted."""
-    from outblas.bench.record_candidates import CandidateDraw
+    from outblas.bench.record_suite import CandidateDraw
 
     if candidates is not None:
         return CandidateDraw(candidates, random, seed)

@@ -16,11 +16,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from outblas.core.clean_text import clean_text
 from outblas.core.errors import CompileError, ToolchainMissing
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu, architecture
 from outblas.core.scratch_folder import scratch_folder
-from outblas.jail.compiler_words import own_words
 from outblas.jail.confined_compiler import LOG_BYTES, CompileLimits, memory_limit, run_confined
 from outblas.jail.confinement import installation_parts
 from outblas.jail.elf import cubins
@@ -357,3 +357,34 @@ HEADERS = (
     ("cassert", _NOTHING),
     ("type_traits", _TRAITS),
 )
+
+
+#: A line below a quoted one that points into it.
+_POINTER = re.compile(r"^[\s~]*\^[\s~^]*$")
+#: What the host's compiler puts before a line that it quotes, its number, and before a pointer.
+_NUMBERED = re.compile(r"^\s*\d*\s*\|(.*)$")
+
+
+def own_words(said: str, text: str, limit: int) -> str:
+    """Return a compiler's output without lines quoted from other files.
+
+    File names in the output are not trusted, because a text can make a compiler print any name. A quoted line stays if
+    it occurs in the text. Example: of the lines ``a.cu(1): error``, ``1 | int x`` and ``2 | root:x:0``, the last is
+    left out for the text ``int x``.
+
+    Args:
+        said: the compiler's whole output.
+        text: the compiled text.
+        limit: most characters of ``said`` that are read, from its beginning.
+    """
+    own = {line.strip() for line in clean_text(text).split("\n")}
+    kept: list[str] = []
+    for line in clean_text(said, limit).split("\n"):
+        if found := _NUMBERED.match(line):
+            if found[1].strip() not in own and not _POINTER.match(found[1]):
+                continue
+        elif _POINTER.match(line) and kept and kept[-1].strip() not in own:
+            kept.pop()
+            continue
+        kept.append(line)
+    return "\n".join(kept)

@@ -183,7 +183,7 @@ class BenchCell:
         return self.report(self.measure(self.graphs, options))
 
     def usual_rounds(self, options: Options) -> int:
-        """Return the rounds of a candidate that is not near the fastest: ``rounds``, or ``long_rounds`` of long calls."""
+        """Return the rounds of a candidate not near the fastest: ``rounds``, or ``long_rounds`` of long calls."""
         if options.long_rounds is not None and self.bench.repeats == 1:
             return options.long_rounds
         return options.rounds

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,8 @@ from outblas.core.config import KernelConfig, Launch, knob_schema
 from outblas.core.gpu_records import reference_gpu
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
-from outblas.kernels.catalogue import catalogue, with_launch
+from outblas.kernels.catalogue import catalogue, even_twin, with_launch
+from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.knobs import Knobs, all_knobs, reference_knobs
 from outblas.kernels.legality import KnobColumns, breaks_extent_rule, knob_columns, never_legal, why_illegal
 from outblas.kernels.pool import pool
@@ -116,3 +118,33 @@ def one_knob_away(config: KernelConfig, knobs: Knobs) -> Iterator[KernelConfig]:
         if options.get(knob.name) is False:
             now = getattr(config, knob.name)
             yield from (config.with_knobs(**{knob.name: value}) for value in knob.values if value != now)
+
+
+def neighbours(problem: Problem, config: KernelConfig, gpu: Gpu) -> list[KernelConfig]:
+    """Return legal configs that differ from a config in one idea, as a list without duplicates and without the config.
+
+    Ideas: early loads of B, evenly spread CTAs, then the ideas of the config's family. The list has the first
+    suggestion of each idea, then the second of each, and so on. Illegal suggestions are left out, so the list may be
+    empty. Early loads and even spreading are suggested only for a config with ``pdl``.
+
+    Args:
+        problem: the problem that the configs must be able to run.
+        config: a legal config of any family.
+    """
+    ideas = [_early(config), _even(problem, config, gpu), *FAMILIES[config.family].neighbours(problem, config)]
+    # The first suggestion of each idea, then the second of each: so a short list has some of every idea.
+    mixed = dict.fromkeys(c for turn in zip_longest(*ideas) for c in turn if c is not None)
+    return [c for c in mixed if c != config and why_illegal(problem, c, gpu) is None]
+
+
+def _early(c: KernelConfig) -> Iterator[KernelConfig]:
+    """Yield the config with early loads of B if it has PDL and lacks them."""
+    if c.pdl and not c.early:
+        yield c.with_knobs(early=True)
+
+
+def _even(problem: Problem, c: KernelConfig, gpu: Gpu) -> Iterator[KernelConfig]:
+    """Yield the config with the other value of ``even``, if that changes its launch."""
+    twin = even_twin(problem, c, gpu)
+    if twin is not None:
+        yield twin

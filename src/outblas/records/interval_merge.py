@@ -7,8 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from outblas.core.weight import Weight
-from outblas.records.library_interval import IntervalIndex, LibraryInterval
-from outblas.records.library_row import LibraryRow
+from outblas.records.library_row import IntervalIndex, LibraryInterval, LibraryRow
 
 #: Returns the decision where both libraries have one, from the row that goes first and the other row.
 MergeRows = Callable[[LibraryRow, LibraryRow], LibraryRow]

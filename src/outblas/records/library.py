@@ -1,7 +1,7 @@
 """The library of one GPU: for every tuned problem the kernel to use, or the decision to use the baseline.
 
 A library has rows, one for each tuned problem (:mod:`outblas.records.library_row`), and intervals of M, each for many
-problems of a weight (:mod:`outblas.records.library_interval`). A row goes before an interval.
+problems of a weight (:mod:`outblas.records.library_row`). A row goes before an interval.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from outblas.core.problem import Dtype, Layout, Problem
 from outblas.core.workload import SECOND_WORKLOADS
 from outblas.kernels.fixed_order import FixedOrderKernels
 from outblas.records.library_file import LibraryContent, library_to_json, parse_content
-from outblas.records.library_interval import IntervalIndex, LibraryInterval
-from outblas.records.library_row import LibraryChoice, LibraryRow
+from outblas.records.library_row import IntervalIndex, LibraryChoice, LibraryInterval, LibraryRow
 
 
 @dataclass(frozen=True)

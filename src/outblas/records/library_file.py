@@ -14,8 +14,7 @@ from outblas.core.problem import Problem
 from outblas.core.weight import Weight
 from outblas.core.workload import SECOND_WORKLOADS
 from outblas.kernels.config_text import config_from_name
-from outblas.records.library_interval import IntervalIndex, LibraryInterval
-from outblas.records.library_row import LibraryChoice, LibraryRow, SecondWinner
+from outblas.records.library_row import IntervalIndex, LibraryChoice, LibraryInterval, LibraryRow, SecondWinner
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

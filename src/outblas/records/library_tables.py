@@ -17,8 +17,7 @@ from outblas.core.workload import workload_of_mode
 from outblas.records.averages import launch_of_row
 from outblas.records.interval_merge import replace_intervals, replace_weights
 from outblas.records.library import Library
-from outblas.records.library_interval import LibraryInterval
-from outblas.records.library_row import LibraryChoice
+from outblas.records.library_row import LibraryChoice, LibraryInterval
 from outblas.records.library_row import LibraryRow as LibraryRow
 from outblas.records.results import read_result
 

@@ -14,8 +14,7 @@ from outblas.core.problem import ELEMENT_BYTES, ROW_ALIGN_BYTES, Problem
 from outblas.kernels.epilogue import Epilogue, alignment, why_not_fused
 from outblas.kernels.families.registry import FAMILIES
 from outblas.runtime.cubin import Cubin
-from outblas.runtime.launch import KernelCall, load
-from outblas.runtime.overlap import may_overlap
+from outblas.runtime.launch import KernelCall, load, may_overlap
 
 if TYPE_CHECKING:
     import torch

@@ -9,16 +9,16 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Union
 
+from outblas.core.child_process import LoneContext, LoneProcess, end_with_parent
 from outblas.core.errors import CompileError, ToolchainMissing
 from outblas.core.install_hint import install_hint
 from outblas.kernels.source import Source
-from outblas.runtime.compile_processes import compile_processes
 from outblas.runtime.cubin import FORMAT, Cubin, CubinCache
 from outblas.runtime.sass import check_static, sass_facts
 
@@ -394,3 +394,33 @@ def _missing(why: str) -> ToolchainMissing:
         "the cuda-bindings and nvidia-cuda-nvrtc wheels",
         install_hint("compile"),
     )
+
+
+def compile_processes(jobs: int, nice: int = 0) -> ProcessPoolExecutor:
+    """Return a pool of compiling processes that end with this one, even if it is killed.
+
+    Args:
+        jobs: most processes.
+        nice: as for os.nice; 0: no change.
+    """
+    return ProcessPoolExecutor(jobs, _KillingContext(), _begin, (os.getpid(), nice))
+
+
+class _KilledProcess(LoneProcess):
+    """A process that its pool ends by SIGKILL, if another one of the pool has died.
+
+    NVRTC catches SIGTERM while it compiles, and its handler frees memory. A process that was just allocating would wait
+    for itself forever, with a lock of the cache, and the pool would wait for the process.
+    """
+
+    def terminate(self) -> None:
+        self.kill()
+
+
+class _KillingContext(LoneContext):
+    Process = _KilledProcess  # type: ignore[assignment]
+
+
+def _begin(parent: int, nice: int) -> None:
+    end_with_parent(parent)
+    os.nice(nice)

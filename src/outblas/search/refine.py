@@ -9,7 +9,7 @@ from outblas.core.evaluation import Evaluation, Status
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.kernels.catalogue import launch_options
-from outblas.kernels.neighbours import neighbours
+from outblas.kernels.kernel_space import neighbours
 from outblas.search.agents.base import Agent, interleave, unexplored
 
 

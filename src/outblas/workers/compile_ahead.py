@@ -136,8 +136,7 @@ class BackgroundCompiler:
             pool.shutdown(wait=False, cancel_futures=True)
 
     def _submit(self, arch: str) -> None:
-        from outblas.runtime.compile_processes import compile_processes
-        from outblas.runtime.nvrtc import fill_cache, usable_cores
+        from outblas.runtime.nvrtc import compile_processes, fill_cache, usable_cores
 
         self._pool = self._pool or compile_processes(
             self._jobs or max(1, min(MAX_IDLE_COMPILERS, usable_cores() - CORES_LEFT)), BACKGROUND_NICENESS

@@ -14,12 +14,12 @@ from outblas.core.roofline import Gpu
 from outblas.kernels.catalogue import candidates, catalogue, catalogue_of, pool_name
 from outblas.kernels.cost import cost_model
 from outblas.kernels.families.registry import FAMILIES
-from outblas.kernels.families.sm80_pipelined_kernels import Sm80PipelinedConfig
+from outblas.kernels.families.sm80_pipelined_gemm import Sm80PipelinedConfig
 from outblas.kernels.geometry import geometry, grid, workspace_bytes
 from outblas.kernels.geometry_terms import COUNTERS_BYTES
+from outblas.kernels.kernel_space import neighbours
 from outblas.kernels.knobs import all_knobs
 from outblas.kernels.legality import breaks_extent_rule, never_legal, why_illegal
-from outblas.kernels.neighbours import neighbours
 from outblas.kernels.pool import mma_pool, pool
 from support.family_tools import device_constants
 from support.gpus.fake_driver import DEVICES

@@ -23,7 +23,6 @@ from time import thread_time
 from outblas.adapt.learning.gpu_budget import HOST_SHARE, MAX_PRODUCT_SECONDS, SEARCH_SHARE, GpuBudget, pause_after
 from outblas.adapt.learning.learn_product import Finalist, Outcome, learn_product, row_of
 from outblas.adapt.learning.learned_products import IN_WORK, LearnedProduct, LearningReport, Stage
-from outblas.adapt.learning.learning_chooser import LearningChooser
 from outblas.adapt.learning.learning_device import LearningDevice, Opened, SliceTimer
 from outblas.adapt.learning.slice_limits import RUNNING, SETTLING, SETTLING_IN_GRAPHS
 from outblas.core.config import Launch
@@ -390,3 +389,22 @@ def _is_capturing() -> bool:
     import torch
 
     return bool(torch.cuda.is_current_stream_capturing())
+
+
+class LearningChooser:
+    """The chooser of a CUDA device while learning is on; see :meth:`outblas.adapt.learning.learner.Learner.row_for`.
+
+    Args:
+        own: the device's own chooser; None: it has none.
+    """
+
+    def __init__(self, learner: Learner, index: int, own: Choose | None) -> None:
+        self._learner, self._index, self._own = learner, index, own
+
+    def __call__(self, problem: Problem, gpu: Gpu, launch: Launch) -> LibraryRow | LibraryChoice | AnswerChoice | None:
+        return self._learner.row_for(self._index, self._own, problem, gpu, launch)
+
+    @property
+    def rows_id(self) -> str:
+        """Return a text that changes with the rows that were learned."""
+        return repr(self._learner.rows(self._index))

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from multiprocessing.connection import wait
 
 from outblas.bench.pool import worker_host
-from outblas.bench.pool.compile_queue import Compile
 from outblas.bench.pool.gpu_pool import PoolEvaluator
 from outblas.bench.pool.transport import DEFAULT_JUDGING, EvaluatorSpec, Event, Judging, Pair, Task, Transport
+from outblas.bench.pool.units import Compile
 from outblas.bench.pool.worker_host import serve_connection
 from outblas.core.child_process import ChildProcess
 from outblas.core.config import KernelConfig

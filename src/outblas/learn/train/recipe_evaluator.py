@@ -13,7 +13,7 @@ from outblas.core.errors import UsageError
 from outblas.core.evaluation import Evaluation, Status, Verdict
 from outblas.core.problem import Problem
 from outblas.kernels.catalogue import with_launch
-from outblas.kernels.cost.hit_rates import modelled_hit_rates
+from outblas.kernels.cost.cost_model import modelled_hit_rates
 from outblas.learn.reward import CLAIMED_SPEED, HIT_RATE
 from outblas.records.recording import Recording
 from outblas.records.replay import ReplayEvaluator

@@ -12,9 +12,8 @@ from outblas.core.problem import Problem
 from outblas.judge.small_tasks import SmallTask
 from outblas.llm.train.answer_judge import JudgedAnswer
 from outblas.llm.train.dataset import completion_text
-from outblas.llm.train.first_process import on_first_process
 from outblas.llm.train.rewards import PART_NAMES, advantages
-from outblas.llm.train.training_folder import append_line
+from outblas.llm.train.training_folder import append_line, on_first_process
 
 #: What the trainer calls: keyword arguments in, one figure an answer out (None: not judged).
 RewardFunction = Callable[..., list["float | None"]]

@@ -22,14 +22,20 @@ from outblas.llm.train.answer_judge import COMPILE_ONLY, AnswerJudge, evaluator_
 from outblas.llm.train.answer_language import Language, Text
 from outblas.llm.train.base_models import LoadedModel, check_installed, load_model
 from outblas.llm.train.dataset import prompt_rows, proven_evaluations, supervised_rows
-from outblas.llm.train.logs import set_callbacks
 from outblas.llm.train.reward_functions import Judge, RewardFunctions
 from outblas.llm.train.settings import GENERAL, TrainSettings, claim_folder
 from outblas.llm.train.step_prompts import CONVERSATIONS, StepPrompts, step_trainer
 from outblas.llm.train.task_judge import TaskJudge, task_evaluator, tasks_on
 from outblas.llm.train.tiny import RANDOM_TINY, make_tiny
 from outblas.llm.train.training_archive import archive_of_stage, begin_archive, earlier_entries
-from outblas.llm.train.training_folder import FINAL, drop_later_lines, last_checkpoint, publish_folder, trained_steps
+from outblas.llm.train.training_folder import (
+    FINAL,
+    drop_later_lines,
+    last_checkpoint,
+    publish_folder,
+    set_callbacks,
+    trained_steps,
+)
 
 Say = Callable[[str], None]
 #: Rows of a step of the supervised stage, over all processes.

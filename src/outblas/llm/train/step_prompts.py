@@ -17,9 +17,8 @@ from outblas.llm.prompt import FOLLOW_UPS
 from outblas.llm.train.answer_judge import JudgedAnswer
 from outblas.llm.train.answer_language import Language, Text
 from outblas.llm.train.dataset import prompt_messages
-from outblas.llm.train.first_process import on_first_process
 from outblas.llm.train.training_archive import TrainingArchive, json_rows
-from outblas.llm.train.training_folder import append_line
+from outblas.llm.train.training_folder import append_line, on_first_process
 
 #: File of the conversations, in the stage's folder.
 CONVERSATIONS = "conversations.jsonl"

@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ from outblas.core.files import json_text, write_atomic
 from outblas.core.problem import Problem
 from outblas.core.suites import sample
 from outblas.core.version import __version__
-from outblas.publish.dataset.dataset_card import dataset_card
 from outblas.publish.dataset.dataset_tables import (
     COLUMNS,
     baselines_table,
@@ -30,9 +29,8 @@ from outblas.publish.dataset.dataset_tables import (
 )
 from outblas.records.parquet import check_parquet, parquet_bytes
 from outblas.records.provenance import provenance_field, source_commit, utc_now
-from outblas.records.recording import Recording
+from outblas.records.recording import Recording, recording_sha
 from outblas.records.recording_files import STATUSES
-from outblas.records.recording_hash import recording_sha
 from outblas.search.compare.public_split import PUBLIC_SEED, PUBLIC_SHARE, PUBLIC_SPLIT, public_split
 from outblas.search.kernel_tuner.t4_files import task_of, to_cache, to_t4
 
@@ -230,4 +228,114 @@ def _limits(recording: Recording, counts: dict[str, int]) -> list[str]:
         f"The median spread of a cell is {spread:.2%}. {once:.0%} of the timed cells have one round.",
         "The fastest recorded time of a problem is a minimum over noisy times, so it is slightly too good.",
         "Clocks were not locked. Compare a time with the baselines of its own problem only.",
+    ]
+
+
+#: Hugging Face's classes of size: number of rows below which each applies.
+_SIZES = ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000_000, "100K<n<1M"))
+_LARGEST = "1M<n<10M"
+
+
+def dataset_card(sheet: Mapping[str, Any]) -> str:
+    """Return the text of README.md.
+
+    Args:
+        sheet: the data sheet of :func:`outblas.publish.dataset.dataset_export.export_recording`.
+    """
+    recording, split = sheet["recording"], sheet["split"]
+    lines = [
+        *_header(sheet),
+        f"# Kernels for matrix products, measured on {sheet['gpu']}",
+        "",
+        f"The dense matrix of {sheet['problems']} matrix products and {sheet['candidates']} candidate kernels. "
+        "Each cell has a GPU time, or the reason why it has none.",
+        "",
+        "```python",
+        "from datasets import load_dataset",
+        "",
+        'cells = load_dataset("PATH_OF_THIS_FOLDER", "cells")  # splits train and test',
+        'kernels = load_dataset("PATH_OF_THIS_FOLDER", "kernels", split="train")  # kernel_id and every knob',
+        "```",
+        "",
+        "## Measurement",
+        "",
+        "| | |",
+        "| --- | --- |",
+        *(f"| {name} | {value} |" for name, value in _facts(sheet).items()),
+        "",
+        *(f"- {line}" for line in sheet["protocol"]),
+        "",
+        "## Split",
+        "",
+        f"`test` holds out {split['share']:.0%} of the (M, N, K), drawn with seed {split['seed']}: {split['test']} of "
+        f"{sheet['problems']} problems. `outblas recording score` scores an agent on them.",
+        "",
+        "## Columns",
+    ]
+    for table, columns in sheet["columns"].items():
+        lines += ["", f"### {table}", "", "| column | unit | meaning |", "| --- | --- | --- |"]
+        lines += [f"| `{c['name']}` | {c['unit'] or '–'} | {c['meaning']} |" for c in columns]
+    lines += [
+        "",
+        "Table `kernels` has a column for each knob besides, null for a knob that the family lacks.",
+        "",
+        "## Limits",
+        "",
+        *(f"- {line}" for line in sheet["limits"]),
+        "",
+        *_kernel_tuner(sheet),
+        "## Integrity",
+        "",
+        f"The recording is `{recording['name']}`, SHA-256 `{recording['sha256']}`. `datasheet.json` has the SHA-256 of "
+        "every file, and all of this page in a form for programs.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _header(sheet: Mapping[str, Any]) -> list[str]:
+    """Return the YAML header: licence, tags and the tables. Texts in it are quoted as JSON, which is YAML, too."""
+    rows = sum(f["rows"] for path, f in sheet["files"].items() if path.startswith("data/cells"))
+    size = next((name for below, name in _SIZES if rows < below), _LARGEST)
+    lines = ["---", f"license: {sheet['licence'].lower()}", f'pretty_name: "GEMM kernels on {sheet["gpu"]}"']
+    lines += ["tags:", *(f"- {tag}" for tag in ("gemm", "cuda", "autotuning", "kernel-tuner", "tabular"))]
+    lines += ["task_categories:", "- tabular-regression", "size_categories:", f"- {size}", "configs:"]
+    for table in sheet["columns"]:
+        lines += [f"- config_name: {table}", *(["  default: true"] if table == "cells" else []), "  data_files:"]
+        if table == "kernels":
+            lines += ["  - split: train", f"    path: data/{table}.parquet"]
+        else:
+            for part in ("train", "test"):
+                lines += [f"  - split: {part}", f"    path: data/{table}-{part}.parquet"]
+    return [*lines, "---", ""]
+
+
+def _facts(sheet: Mapping[str, Any]) -> dict[str, str]:
+    measured, toolchain = sheet["measured"], sheet["toolchain"]
+    versions = toolchain
+    if isinstance(toolchain, Mapping):
+        versions = ", ".join(f"{name} {version}" for name, version in toolchain.items() if version)
+    return {
+        "GPU": str(sheet["gpu"]),
+        "driver": str(sheet["driver"]),
+        "toolchain": str(versions),
+        "clocks": sheet["clocks"],
+        "date": str(measured["date"]),
+        "commit": str(measured["commit"]),
+        "licence": sheet["licence"],
+    }
+
+
+def _kernel_tuner(sheet: Mapping[str, Any]) -> list[str]:
+    """Return the section on the files of Kernel Tuner; empty without such files."""
+    count = sum(path.endswith(".cache.json") for path in sheet["files"])
+    if not count:
+        return []
+    return [
+        "## Kernel Tuner",
+        "",
+        f"`kernel_tuner/` has {count} pairs of T4 results and caches for the simulation mode, in milliseconds: a pair "
+        "for each of a few problems of `test` and each launch option. `outblas export-t4` writes those of any other "
+        "problem.",
+        "",
     ]

@@ -33,8 +33,7 @@ from outblas.publish.html.tune_tables import (
 )
 from outblas.publish.words import date_words, short_config
 from outblas.records.averages import figures_of
-from outblas.records.library_interval import LibraryInterval
-from outblas.records.library_row import LibraryChoice
+from outblas.records.library_row import LibraryChoice, LibraryInterval
 from outblas.records.results import PROVENANCE_FIELDS, read_meta
 from outblas.search.compare.compare_result import KIND as COMPARE_KIND
 from outblas.search.compare.compare_result import read_comparison

@@ -17,15 +17,18 @@ from outblas.core.files import write_atomic
 from outblas.kernels.families.registry import FAMILIES
 from outblas.llm.train.training_cost import cost_table
 from outblas.publish.tables import reference_blocks
-from outblas.publish.tables.across_block import across_block, across_files
-from outblas.publish.tables.again_table import again_table
-from outblas.publish.tables.all_rows_table import markdown_table
+from outblas.publish.tables.all_rows_table import again_table, markdown_table, notes_of_rows
 from outblas.publish.tables.any_shape_block import NOT_MEASURED, any_shape_text
 from outblas.publish.tables.compare_block import PICTURE as COMPARE_PICTURE
-from outblas.publish.tables.compare_block import compare_block, comparison_of
+from outblas.publish.tables.compare_block import (
+    RECIPE,
+    across_block,
+    across_files,
+    compare_block,
+    comparison_of,
+    recipe_block,
+)
 from outblas.publish.tables.compare_picture import compare_svg
-from outblas.publish.tables.counter_table import counters_text
-from outblas.publish.tables.draws_block import DRAWS, draws_block
 from outblas.publish.tables.gpu_folders import gpu_folders, name_of_gpu, refuse_files_of_another_gpu
 from outblas.publish.tables.headline import MODEL_STEPS, HeadlineRow, headline_rows, headline_table, short_rows
 from outblas.publish.tables.notes import (
@@ -38,15 +41,11 @@ from outblas.publish.tables.notes import (
     notes_of_replaced,
     notes_of_retune,
 )
-from outblas.publish.tables.peer_tables import cutlass_table, transformer_table
-from outblas.publish.tables.recipe_block import RECIPE, recipe_block
-from outblas.publish.tables.rival_tables import ampere_table, cuda_l2_table
-from outblas.publish.tables.row_notes import notes_of_rows
-from outblas.publish.tables.scale_block import scale_block
+from outblas.publish.tables.rival_tables import ampere_table, cuda_l2_table, cutlass_table, transformer_table
 from outblas.publish.tables.speedup_picture import speedup_svg
-from outblas.publish.tables.vllm_block import vllm_block
+from outblas.publish.tables.study_blocks import DRAWS, counters_text, draws_block, scale_block
 from outblas.publish.tables.weak_spots import gpus_with_library, weak_spots
-from outblas.publish.tables.whole_models_table import WHOLE_MODELS, whole_models_block
+from outblas.publish.tables.whole_models_table import WHOLE_MODELS, vllm_block, whole_models_block
 from outblas.records.averages import Row
 from outblas.records.results import Result, bench_files, read_result
 from outblas.records.summary import VLLM, engine_rows, rows_of_results, text_of_rows, why_stale

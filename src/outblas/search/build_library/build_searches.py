@@ -16,8 +16,8 @@ from outblas.core.roofline import Gpu
 from outblas.core.suites import Table
 from outblas.judge.bench_cell import Options
 from outblas.kernels.catalogue import first_search_candidates, launch_options
+from outblas.kernels.kernel_space import neighbours
 from outblas.kernels.legality import why_illegal
-from outblas.kernels.neighbours import neighbours
 from outblas.records.library import Library
 from outblas.records.library_tables import merge_rows, rows_of_table, with_table_rows
 from outblas.records.provenance import collect_provenance

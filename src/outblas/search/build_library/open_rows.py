@@ -11,8 +11,8 @@ from outblas.core.suites import Table
 from outblas.kernels.catalogue import first_search_candidates
 from outblas.kernels.cost.cost_model import rank
 from outblas.kernels.families.registry import FAMILIES
+from outblas.kernels.kernel_space import neighbours
 from outblas.kernels.legality import why_illegal
-from outblas.kernels.neighbours import neighbours
 from outblas.kernels.pool import pool
 from outblas.records.library_row import LibraryRow
 from outblas.runtime.device import gpu_of_device

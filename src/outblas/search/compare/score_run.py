@@ -11,8 +11,7 @@ from pathlib import Path
 from outblas.core.errors import UsageError
 from outblas.core.version import __version__
 from outblas.records.provenance import source_commit
-from outblas.records.recording import Recording
-from outblas.records.recording_hash import recording_sha
+from outblas.records.recording import Recording, recording_sha
 from outblas.search.agents.agent_file import SUFFIX, check_agent_file, is_agent_file
 from outblas.search.compare.compare_result import Comparison, read_comparison
 from outblas.search.compare.compare_run import CompareRequest, Progress, run_compare

@@ -15,13 +15,13 @@ from outblas.core.problem import Problem
 from outblas.core.rivals import RIVALS
 from outblas.kernels.epilogue import STACKED_GATE
 from outblas.records.library import Library
-from outblas.records.library_interval import LibraryInterval
+from outblas.records.library_row import LibraryInterval
 from outblas.search.intervals.model_ranges import ModelWeight
 from outblas.search.intervals.range_choice import engine_ranges
 from outblas.search.intervals.range_search import RangesRequest
 
 #: Files that decide what a rival's pass takes, and what is compared with it.
-_CODE = ("dispatch/fusion/silu_kernel.py", "workers/gate_cell.py", "workers/gate_handler.py")
+_CODE = ("dispatch/fusion/silu_kernel.py", "workers/gate_handler.py", "workers/gate_handler.py")
 
 
 def lacking_gates(weights: Iterable[ModelWeight], library: Library) -> RangesRequest:

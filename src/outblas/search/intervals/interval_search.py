@@ -20,8 +20,7 @@ from outblas.core.evaluator import Evaluator
 from outblas.core.weight import WeightRange
 from outblas.kernels.catalogue import launch_options, with_launch
 from outblas.kernels.kernel_space import without_launch
-from outblas.records.library_interval import LibraryInterval
-from outblas.records.library_row import LEVEL_ABOVE, LibraryChoice, LibraryRow, choose_kernel
+from outblas.records.library_row import LEVEL_ABOVE, LibraryChoice, LibraryInterval, LibraryRow, choose_kernel
 from outblas.records.store import Store
 from outblas.search.agents.base import Agent, FixedOrder
 from outblas.search.intervals.cells import Ask, Cells

@@ -19,8 +19,7 @@ from outblas.learn.train.recipe_training import RecipeSettings, train_by_reward
 from outblas.learn.train.train_ppo import TrainingRun
 from outblas.learn.train.training_part import TrainingPart
 from outblas.records.provenance import source_commit
-from outblas.records.recording import Recording
-from outblas.records.recording_hash import recording_sha
+from outblas.records.recording import Recording, recording_sha
 from outblas.search.compare.held_out import HeldOutTask, Plan, held_out_tasks
 from outblas.search.recipe.recipe_choices import judge_policy
 from outblas.search.recipe.recipe_result import recipe_result
