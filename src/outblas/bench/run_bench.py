@@ -35,13 +35,7 @@ from outblas.records.averages import launch_columns
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryRow
 from outblas.records.parquet import check_parquet
-from outblas.records.provenance import (
-    collect_provenance,
-    gpu_state,
-    shared_conditions,
-    source_commit,
-    start_of_machine,
-)
+from outblas.records.provenance import collect_provenance, gpu_state, shared_conditions, source_commit, start_of_machine
 from outblas.records.results import COLUMNS, Row, write_result
 from outblas.runtime.device import gpu_of_device
 

@@ -32,8 +32,7 @@ TablesOption = Annotated[
     str | None, typer.Option(help="Tables as SUITE:LAYOUT:DTYPE:ACC, separated by commas; by default all published.")
 ]
 StepsOption = Annotated[
-    str | None,
-    typer.Option(help="Steps, separated by commas; by default all but those that run only when named."),
+    str | None, typer.Option(help="Steps, separated by commas; by default all but those that run only when named.")
 ]
 ModesOption = Annotated[
     str | None,

@@ -101,10 +101,7 @@ PARTS = (
     ),
     Part(
         "Develop",
-        {
-            "build-library": "Build the packaged library from measurements",
-            "fit": "Fit packaged models to measurements",
-        },
+        {"build-library": "Build the packaged library from measurements", "fit": "Fit packaged models to measurements"},
     ),
 )
 #: Commands that keep what an interrupted run has recorded; the same command goes on.

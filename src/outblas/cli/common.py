@@ -93,8 +93,6 @@ QpsOption = Annotated[
 def command_line() -> str:
     """Return the command as typed, shell-quoted, for provenance. It begins with ``outblas`` whatever the program's
     path.
-
-    Example: ``outblas tune --suite llm``.
     """
     return shlex.join(["outblas", *sys.argv[1:]])
 
@@ -131,10 +129,7 @@ def at_least(option: str, value: int, least: int) -> int:
 
 
 def existing(path: Path) -> Path:
-    """Return the absolute path if it exists, else the nearest folder above it that exists.
-
-    Example: ``existing(Path("/tmp/none/a"))`` returns ``Path("/tmp")``.
-    """
+    """Return the absolute path if it exists, else the nearest folder above it that exists."""
     return next(one for one in (path.absolute(), *path.absolute().parents) if one.exists())
 
 

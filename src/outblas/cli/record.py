@@ -77,7 +77,8 @@ def record(
             how=how,
         )
     out.print(f"recording: {out_dir}", markup=False)
-    out.print(f"use it: outblas tune{_tuned(suite, sample, seed)} --device replay:{out_dir}", markup=False)
+    drawn = "" if sample is None else f" --sample {sample} --seed {seed}"
+    out.print(f"use it: outblas tune --suite {suite}{drawn} --device replay:{out_dir}", markup=False)
 
 
 def recorded_suite(suite: str, sample: int | None, candidates: int | None, seed: int) -> str:
@@ -104,8 +105,3 @@ def _draw(candidates: int | None, random: int, seed: int) -> CandidateDraw | Non
     if random:
         raise UsageError(f"--random {random} alone", "it with --candidates", "e.g. --candidates 150 --random 120")
     return None
-
-
-def _tuned(suite: str, sample: int | None, seed: int) -> str:
-    """Return the options of ``outblas tune`` for the recorded problems."""
-    return f" --suite {suite}" + ("" if sample is None else f" --sample {sample} --seed {seed}")

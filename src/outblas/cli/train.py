@@ -57,8 +57,7 @@ def train(
     quick: Annotated[
         bool,
         typer.Option(
-            "--quick",
-            help="A trial: 200 problems, one epoch of the regressor and 1024 steps. The policy is weak.",
+            "--quick", help="A trial: 200 problems, one epoch of the regressor and 1024 steps. The policy is weak."
         ),
     ] = False,
 ) -> None:

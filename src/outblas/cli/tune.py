@@ -58,8 +58,7 @@ CapturedOption = Annotated[
     Path | None, typer.Option(help="Tune the problems of a file of `outblas capture`, by their share of its time.")
 ]
 LinearOption = Annotated[
-    list[str] | None,
-    typer.Option(help="Tune the weight N_K for every M of --m instead of a suite; may be repeated."),
+    list[str] | None, typer.Option(help="Tune the weight N_K for every M of --m instead of a suite; may be repeated.")
 ]
 RangeOption = Annotated[str | None, typer.Option("--m", help="Smallest and largest M of --linear; by default 1:8192.")]
 ModelOption = Annotated[

@@ -132,8 +132,6 @@ class KernelConfig:
     def with_knobs(self, **values: Any) -> Self:
         """Return a copy with some knobs changed; this config stays as it is.
 
-        Example: ``config.with_knobs(stages=3, pdl=True)``.
-
         Args:
             values: knob=value; the values are not checked.
 

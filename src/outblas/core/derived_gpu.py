@@ -100,10 +100,8 @@ def _free_name(product: str) -> str:
 
 def _architecture_row(found: DeviceAttributes) -> dict[str, Any]:
     """Return the bounds of a device's architecture; the last row is for architectures that are not listed."""
-    fitting = (
-        row for row in _architecture_rows() if row["arch"] in (found.arch, None) and row["contains"] in found.product
-    )
-    return next(fitting)
+    rows = _architectures()["rows"]
+    return next(row for row in rows if row["arch"] in (found.arch, None) and row["contains"] in found.product)
 
 
 def never_ran_on(arch: int) -> bool:
@@ -113,10 +111,6 @@ def never_ran_on(arch: int) -> bool:
         arch: compute capability times ten.
     """
     return arch not in _architectures()["ran"]
-
-
-def _architecture_rows() -> list[dict[str, Any]]:
-    return list(_architectures()["rows"])
 
 
 @functools.cache

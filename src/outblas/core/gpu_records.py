@@ -292,8 +292,6 @@ def nearest(gpu: Gpu, among: Iterable[Gpu]) -> Gpu:
 def nearest_with_data(gpu: Gpu, kind: str, ending: str) -> str:
     """Return the short name of the GPU whose packaged data serve a GPU: its own if they exist, else the nearest one's.
 
-    Example: ``nearest_with_data(gpu, "models", ".json")`` names the GPU whose ranking model is scaled.
-
     Args:
         kind: folder of the data in the package, e.g. ``models``, ``policies`` or ``recordings``.
         ending: end of the file's name after the short name, e.g. ``.npz``; empty for a folder.

@@ -161,9 +161,6 @@ class Journal:
 def check_same_settings(what: str, was: Mapping[str, Any], wanted: Mapping[str, Any], do: str) -> None:
     """Refuse to resume a run whose recorded settings differ from the requested ones; return None if they are the same.
 
-    Example: ``check_same_settings("a run", {"x": 1}, {"x": 2}, "go")`` raises UsageError with the message
-    ``a run (x); expected x=1; go``.
-
     Args:
         what: start of the error text, e.g. ``runs/a holds a run with other settings``.
         was: recorded settings, as JSON reads them back (lists, no tuples; keys are strings).

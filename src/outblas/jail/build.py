@@ -68,8 +68,6 @@ class BuiltKernel:
     def counters(self) -> dict[str, float]:
         """Return a new dictionary of the compiled kernel's figures that an evaluation reports, as floats.
 
-        Example: ``built.counters()["registers"]`` is ``32.0``.
-
         Returns:
             Ten keys: ``registers``, ``spill_bytes``, ``stack_bytes``, ``static_shared`` (bytes) and
             ``compile_seconds``. The keys ``hgmma``, ``hmma``, ``ldl``, ``stl`` and ``utmaldg`` say how often the

@@ -39,8 +39,6 @@ class CarriedBuilds:
     def path(self, kernel: FreeKernel, problem: Problem) -> Path:
         """Return the path of a kernel's file, ``<folder>/<kernel name>_<layout>_<dtype>.kernel``, whether it exists or
         not.
-
-        Example: ``CarriedBuilds("c").path(kernel, problem)`` is ``Path("c/free_94f32d2f23c6ea37_TN_fp16.kernel")``.
         """
         return self.folder / f"{kernel.name}_{problem.layout}_{problem.dtype}.kernel"
 

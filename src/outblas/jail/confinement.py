@@ -45,8 +45,6 @@ _DEVICES = ("/dev/nvidia*", "/dev/nvidia-caps", "/dev/null", "/dev/zero")
 class ConfinementLine(NamedTuple):
     """A line of a report on the jail.
 
-    Example: ``ConfinementLine("side channels", False, "timing, caches, power: not covered")``.
-
     Attributes:
         on: True if it holds here.
         words: its effect if it holds, else the effect of its absence.
@@ -263,10 +261,7 @@ def _home() -> str:
 
 
 def devices() -> list[str]:
-    """Return a list of the paths of the device files of CUDA that exist on this machine.
-
-    Example: ``["/dev/null", "/dev/zero"]`` on a machine without a GPU.
-    """
+    """Return a list of the paths of the device files of CUDA that exist on this machine."""
     return [path for pattern in _DEVICES for path in glob.glob(pattern)]
 
 

@@ -181,8 +181,6 @@ _WORDS, _NAME, _GATES, _BASELINES, _SAMPLES, _LARGE = 600, 60, 16, 64, 100_000, 
 def encode(value: tuple[Evaluation | None, Baselines | None]) -> dict[str, Any]:
     """Return the answer of a worker's handler as JSON types.
 
-    Example: ``encode((None, None))`` returns ``{"evaluation": None, "baselines": None}``.
-
     Args:
         value: (evaluation or None, baselines or None).
 
@@ -208,9 +206,6 @@ def decode(data: dict[str, Any]) -> tuple[Evaluation | None, Baselines | None]:
     trusted.
 
     Names and words are cut. The evaluation's ``counters`` are empty and its ``log`` is "", whatever the worker sent.
-    Example: ``decode({"evaluation": None, "baselines": None})`` returns ``(None, None)``; ``decode({})`` raises
-    KeyError.
-
     Raises:
         ValueError: the data are no answer, or inconsistent: a time that is not positive, or a status that contradicts
             the verdict. KeyError, TypeError or OutblasError may be raised instead.

@@ -175,10 +175,7 @@ def why_refused(asked: Iterable[str], offered: Iterable[str]) -> str | None:
 
 
 def allowed(name: str) -> bool:
-    """Return True if a library may import a function or variable of this name.
-
-    Example: ``allowed("malloc")`` and ``allowed("cudaLaunchKernel")`` are True, ``allowed("socket")`` is False.
-    """
+    """Return True if a library may import a function or variable of this name."""
     if name in _CUDART or name in _LIBC or _LIBGCC.fullmatch(name):
         return True
     return bool(_CPP.match(name)) and not _CPP_NOT.search(name)

@@ -71,9 +71,6 @@ _DRIVER = re.compile(r"\b(?:cu(?:Module|Library|Link)\w+|nvrtc\w+)\b")
 def refusal(text: str, host: bool = True) -> str | None:
     """Return why a text is not given to a compiler; None: it is. Nothing is compiled, and no error is raised.
 
-    Example: ``refusal('#include "/etc/passwd"')`` returns ``'#include "/etc/passwd": only headers that are given'``,
-    and ``refusal("int x;")`` returns None.
-
     Args:
         host: whether the host's assembler reads its assembly.
     """
@@ -260,8 +257,6 @@ def runs_of(text: str, plain: Callable[[str], str]) -> list[Run]:
 
 def can_say(word: str, runs: Iterable[Run], macros: dict[str, list[Run]]) -> bool:
     """Return whether some run says a word, in capitals or not, with some texts of its macros.
-
-    Example: ``can_say("abc", [[(True, "a"), (False, "X")]], {"X": [[(True, "BC")]]})`` returns True.
 
     Args:
         word: in small letters.

@@ -34,11 +34,7 @@ def drawn_batches(count: int, seed: int, most: int = MOST_ROWS) -> list[int]:
 
 
 def check_batch_invariance(
-    product: Callable[[Any, Any], Any],
-    weight: Problem,
-    batches: Sequence[int],
-    device: str = "cuda",
-    seed: int = 0,
+    product: Callable[[Any, Any], Any], weight: Problem, batches: Sequence[int], device: str = "cuda", seed: int = 0
 ) -> Verdict:
     """Compare the rows of products of many batches with those of the largest one, bit by bit.
 

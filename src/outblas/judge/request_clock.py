@@ -94,8 +94,4 @@ def clock_us(stream: int, arrivals_ns: Sequence[int], libcuda: str = native.LIBC
         DeviceError: as :func:`serve_requests`.
         ToolchainMissing: as :func:`serve_requests`.
     """
-    return float(np.median(serve_requests([_empty_call], stream, arrivals_ns, libcuda).latency_us))
-
-
-def _empty_call(stream: int) -> None:
-    """Do nothing, as a call of an entry."""
+    return float(np.median(serve_requests([lambda stream: None], stream, arrivals_ns, libcuda).latency_us))

@@ -93,8 +93,6 @@ TASK_NAMES = tuple(_RULES)
 class SmallTask:
     """A small general kernel's task.
 
-    Example: ``SmallTask("softmax", 512, 384)``.
-
     Attributes:
         name: one of :data:`TASK_NAMES`.
         m: rows of A.

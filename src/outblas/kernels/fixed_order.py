@@ -136,10 +136,10 @@ class FixedOrderKernels:
         key = order, launch, problem.layout, problem.dtype, problem.acc, gpu
         found = self._sorted.get(key)
         if found is None:
-            found = [c for c in self._listed if _fits(c, order, launch) and not never_legal(problem, c, gpu)]
+            found = [
+                c
+                for c in self._listed
+                if summation(c) == order and launch_allows(launch, c) and not never_legal(problem, c, gpu)
+            ]
             self._sorted[key] = found
         return found
-
-
-def _fits(config: KernelConfig, order: Summation, launch: Launch) -> bool:
-    return summation(config) == order and launch_allows(launch, config)

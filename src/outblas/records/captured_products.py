@@ -167,7 +167,8 @@ class CapturedProducts:
         except (OutblasError, ValueError, TypeError) as error:
             if isinstance(error, ToolchainMissing):
                 raise
-            raise RecordError(f"{wrong} ({_first_line(error)})", f"the content of format {FORMAT}", do) from error
+            reason = " ".join(str(error).split())[:200]
+            raise RecordError(f"{wrong} ({reason})", f"the content of format {FORMAT}", do) from error
 
 
 def _parse(data: Mapping[str, Any]) -> tuple[dict[CapturedProduct, int], tuple[Mapping[str, Any], ...]]:
@@ -205,11 +206,6 @@ def _parse(data: Mapping[str, Any]) -> tuple[dict[CapturedProduct, int], tuple[M
         count = fields.pop("count")
         counts[CapturedProduct(**fields)] += count
     return dict(counts), tuple(file.provenance)
-
-
-def _first_line(error: Exception) -> str:
-    """Return an error's text on one line, at most 200 characters."""
-    return " ".join(str(error).split())[:200]
 
 
 def layout_of(

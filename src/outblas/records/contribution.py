@@ -171,14 +171,10 @@ def _row_faults(found: Contribution) -> list[str]:
             for problem in problems:
                 if reason := why_illegal(problem, choice.config, found.record.gpu):
                     faults.append(f"{problem.key}: {name} is illegal on {found.record.gpu.name}: {reason}")
-                if not _has_proof(known, problem, name):
-                    faults.append(f"{problem.key}: {name} has no recorded proof")
+                kernels = known.get(problem.key)
+        if not (isinstance(kernels, dict) and kernels.get(name)):
+            faults.append(f"{problem.key}: {name} has no recorded proof")
     return faults
-
-
-def _has_proof(proved: Mapping[str, Any], problem: Problem, name: str) -> bool:
-    kernels = proved.get(problem.key)
-    return isinstance(kernels, dict) and bool(kernels.get(name))
 
 
 def _members(path: Path) -> dict[str, bytes]:

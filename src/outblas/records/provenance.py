@@ -30,8 +30,6 @@ _started: list[Any] = []
 def script_command(script: str, arguments: Sequence[str] | None = None) -> str:
     """Return the command of a script of the checkout, shell-quoted, for :func:`collect_provenance`.
 
-    Example: ``python benchmarks/scale_out.py --gpus 0,1``.
-
     Args:
         script: its path from the root of the checkout.
         arguments: its arguments; None: those of this process.

@@ -8,10 +8,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """Paths in a run's directory; nothing is made or checked.
-
-    Example: ``RunDirectory(Path("runs/a"))``.
-    """
+    """Paths in a run's directory; nothing is made or checked."""
 
     path: Path
 

@@ -89,10 +89,7 @@ class Store:
         with self._guard("opened"):
             self._db = connect(self.path, "rw")
             made = self._db.execute("SELECT DISTINCT type FROM sqlite_master").fetchall()
-            if not {kind for (kind,) in made} <= {
-                "table",
-                "index",
-            }:  # a view could run forever, a trigger delete rows
+            if not {kind for (kind,) in made} <= {"table", "index"}:  # a view could run forever, a trigger delete rows
                 raise store_refused(self.path, "has a view or a trigger")
             self._db.execute("PRAGMA synchronous = NORMAL")
 

@@ -21,24 +21,13 @@ from outblas.core.errors import OutblasError, RecordError, UsageError
 from outblas.core.files import lock_for_update, user_data_folder, write_json
 from outblas.core.plain_files import read_json
 from outblas.core.workload import SECOND_WORKLOADS
-from outblas.records.interval_merge import (
-    intervals_outside,
-    overlay_intervals,
-    replace_intervals,
-    replace_weights,
-)
+from outblas.records.interval_merge import intervals_outside, overlay_intervals, replace_intervals, replace_weights
 from outblas.records.library import Library
 from outblas.records.library_row import IntervalIndex, LibraryInterval, LibraryRow
 
 LIBRARY_VARIABLE = "OUTBLAS_LIBRARY"
 #: Field of a stamp -> its name in messages.
-_FIELDS = {
-    "gpu": "GPU",
-    "driver": "driver",
-    "nvrtc": "NVRTC",
-    "outblas": "outblas",
-    "kernels": "kernel sources",
-}
+_FIELDS = {"gpu": "GPU", "driver": "driver", "nvrtc": "NVRTC", "outblas": "outblas", "kernels": "kernel sources"}
 _DO = f"make it writable, or name another place by {LIBRARY_VARIABLE}"
 #: Commits and commands that a file names at most, the last ones.
 MOST_NAMED = 5

@@ -184,9 +184,6 @@ class Cublas:
 class CublasLt:
     """A cublasLtHandle_t. :meth:`plan` describes a problem; :meth:`close` ends the handle. It is no context manager.
 
-    Example: ``plan = CublasLt(workspace).plan(problem)``, then
-    ``plan.matmul(plan.heuristic(1)[0].algo, a.data_ptr(), b.data_ptr(), c.data_ptr(), stream)``.
-
     Args:
         workspace: address of :data:`WORKSPACE_BYTES` bytes on the current device, which must outlive this object. With
             0 every call brings its own.
@@ -385,10 +382,7 @@ def version() -> str:
 
 
 def check_status(call: str, status: int) -> None:
-    """Raise DeviceError unless a cublasStatus_t is CUBLAS_STATUS_SUCCESS (0); ``call`` names the function.
-
-    Example: ``check_status("cublasCreate", 7)`` raises it with "cublasCreate failed with CUBLAS_STATUS_INVALID_VALUE".
-    """
+    """Raise DeviceError unless a cublasStatus_t is CUBLAS_STATUS_SUCCESS (0); ``call`` names the function."""
     if status:
         raise DeviceError(
             f"{call} failed with CUBLAS_STATUS_{_STATUS.get(status, status)}",

@@ -27,13 +27,7 @@ class HeuristicResult(ctypes.Structure):
     Its fields: ``algo`` (an :class:`Algo`), ``workspace`` (bytes that it needs), ``state`` (0: usable), ``waves``.
     """
 
-    _fields_ = [
-        ("algo", Algo),
-        ("workspace", c_size_t),
-        ("state", c_int),
-        ("waves", c_float),
-        ("reserved", c_int * 4),
-    ]
+    _fields_ = [("algo", Algo), ("workspace", c_size_t), ("state", c_int), ("waves", c_float), ("reserved", c_int * 4)]
 
 
 @functools.cache

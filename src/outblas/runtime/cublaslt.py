@@ -111,7 +111,7 @@ class LtAlgorithms:
     """
 
     def __init__(self, make: Callable[[], Any] = CublasLt, context: Callable[[], int] | None = None) -> None:
-        self._make, self._context = make, context or _current_context
+        self._make, self._context = make, context or (lambda: int(check("cuCtxGetCurrent", driver().cuCtxGetCurrent())))
         self._lt: Any = None
         self._absent = ""
         self._found: OrderedDict[tuple[Problem, str], LtAlgorithm] = OrderedDict()
@@ -246,7 +246,3 @@ class LtAlgorithms:
                 self._absent = error.wrong
                 raise
         return self._lt
-
-
-def _current_context() -> int:
-    return int(check("cuCtxGetCurrent", driver().cuCtxGetCurrent()))

@@ -66,8 +66,6 @@ def pci_bus_id(gpu_index: int) -> str | None:
 def require_gpus(indices: tuple[int, ...]) -> tuple[int, ...]:
     """Return the indices, the same tuple, if each is a GPU of this machine.
 
-    Example: ``require_gpus((0, 1))`` returns ``(0, 1)`` with two GPUs and raises DeviceError with fewer.
-
     Raises:
         UsageError: no index, a negative one, or one given twice.
         DeviceError: no such GPU.
@@ -91,8 +89,6 @@ def require_gpus(indices: tuple[int, ...]) -> tuple[int, ...]:
 
 def parse_device(text: str | None) -> Device:
     """Return the device of a text.
-
-    Example: ``parse_device("replay:h200")`` returns ``Device(gpu_index=None, recording="h200")``.
 
     Args:
         text: ``cuda`` (GPU 0), ``cuda:N`` or ``replay:NAME``. None: GPU 0 if there is a GPU, else the packaged

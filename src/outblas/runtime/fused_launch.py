@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 class Extra(NamedTuple):
     """Operands of an epilogue; None for an operand that the epilogue does not take.
 
-    Example: ``Extra(bias=bias)`` fits ``Epilogue(bias=True)``; ``Extra()`` is for an epilogue without operands.
-
     Attributes:
         bias: tensor of shape (N,).
         residual: tensor of shape (M, N) whose columns are adjacent in memory.

@@ -76,11 +76,7 @@ def load_kernel(problem: Problem, config: KernelConfig, arch: str = ARCHITECTURE
 
 
 def kernel_code(
-    source: Source,
-    name: str,
-    arch: str = ARCHITECTURE,
-    refused: str = "",
-    else_say: tuple[str, str] | None = None,
+    source: Source, name: str, arch: str = ARCHITECTURE, refused: str = "", else_say: tuple[str, str] | None = None
 ) -> KernelCode:
     """Return the machine code of a kernel: the shipped cubin, else from the compile cache or NVRTC. No CUDA is called.
 

@@ -69,12 +69,7 @@ class KernelCall:
     """
 
     def __init__(
-        self,
-        function: Any,
-        configs: StreamConfigs,
-        params: list[Any],
-        keep: tuple[Any, ...],
-        operands: tuple[Any, ...],
+        self, function: Any, configs: StreamConfigs, params: list[Any], keep: tuple[Any, ...], operands: tuple[Any, ...]
     ) -> None:
         self._driver = driver()
         self._function, self._configs = function, configs

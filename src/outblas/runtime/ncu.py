@@ -204,10 +204,7 @@ def known_metrics(
 
 
 def unknown_metrics(output: str) -> list[str]:
-    """Return the sorted names, without suffix, of metrics that ncu's output calls unknown.
-
-    Example: ``unknown_metrics("==ERROR== Failed to find metric dram__nope.sum")`` returns ``["dram__nope"]``.
-    """
+    """Return the sorted names, without suffix, of metrics that ncu's output calls unknown."""
     lines = re.findall(r"Failed to find metrics?:? (.*)", output)
     return sorted({name for line in lines for name in re.findall(r"[a-z0-9]+__[a-z0-9_]+", line)})
 
@@ -289,10 +286,7 @@ def between_marks(launches: Iterable[ProfiledLaunch], mark: str = MARK_KERNEL) -
 
 
 def stall_metric(reason: str) -> str:
-    """Return ncu's name of the metric for one of :data:`STALL_REASONS`: stalled warps per issued instruction.
-
-    Example: ``stall_metric("wait")`` is ``"smsp__average_warps_issue_stalled_wait_per_issue_active.ratio"``.
-    """
+    """Return ncu's name of the metric for one of :data:`STALL_REASONS`: stalled warps per issued instruction."""
     return _STALL.format(reason)
 
 

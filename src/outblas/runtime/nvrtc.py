@@ -390,9 +390,7 @@ def _nvrtc() -> Any:
 def _missing(why: str) -> ToolchainMissing:
     first = (why.strip().splitlines() or ["not installed"])[0][:160]
     return ToolchainMissing(
-        f"NVRTC cannot be loaded ({first})",
-        "the cuda-bindings and nvidia-cuda-nvrtc wheels",
-        install_hint("compile"),
+        f"NVRTC cannot be loaded ({first})", "the cuda-bindings and nvidia-cuda-nvrtc wheels", install_hint("compile")
     )
 
 

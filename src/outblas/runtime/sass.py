@@ -93,8 +93,6 @@ def other_products(image: bytes) -> dict[str, int]:
     Conversions from and to 8-bit floats count, because the compiler makes ``mma.sync`` of e4m3 an HMMA behind them.
     tf32 does not count: every fp16 and bf16 value is exact in it.
 
-    Example: ``other_products(cubin.image)`` is ``{}`` for a half-precision kernel, and ``{"IMMA": 4}`` for one of int8.
-
     Returns:
         Mnemonic -> count. The keys are ``IMMA``, ``BMMA``, ``DMMA``, ``QMMA``, ``IGMMA``, ``BGMMA``, ``QGMMA``,
         ``HMMA.SP``, ``HGMMA.SP`` and ``F2FP of 8-bit floats``; those with a count of 0 are absent.
@@ -149,8 +147,6 @@ def check_static(facts: SassFacts, source: Source, cubin: Cubin) -> str | None:
     The accumulator in the SASS must be ``source.acc``. The SASS must have matrix instructions (HGMMA or HMMA, no
     QGMMA). Nothing may use local memory. Only the first reason is returned, e.g.
     ``the SASS accumulates in fp16, the source claims fp32``.
-
-    Example: ``check_static(cubin.facts, source, cubin)``.
     """
     if facts.qgmma:
         return f"the SASS multiplies in 8 bits ({facts.qgmma} QGMMA)"

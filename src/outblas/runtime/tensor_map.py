@@ -147,12 +147,7 @@ def described_maps(boxes: Boxes, dtype: str, combs: int) -> tuple[tuple[int, ...
 
 
 def encode_boxes(
-    address: int,
-    extents: tuple[int, int],
-    box: tuple[int, int],
-    dtype: str,
-    swizzle: str,
-    pitch: int | None = None,
+    address: int, extents: tuple[int, int], box: tuple[int, int], dtype: str, swizzle: str, pitch: int | None = None
 ) -> Any:
     """Return the descriptor (CUtensorMap) of a row-major matrix.
 
@@ -196,8 +191,6 @@ def _encode(
 
 def map_kinds(dtype: str, swizzle: str) -> tuple[Any, Any, Any]:
     """Return (element type, swizzle, L2 promotion) of a TMA map as the driver's enumerations.
-
-    Example: ``map_kinds("fp16", "128B")`` returns members with the values 6, 3 and 3.
 
     Args:
         dtype: ``fp16`` or ``bf16``; KeyError for another.

@@ -27,8 +27,6 @@ class CompileAhead:
 
     Compile errors are not reported. The later use of a kernel raises them.
 
-    Example: ``for _ in CompileAhead(H200).compile(pairs): pass`` compiles the kernels of ``pairs`` and waits for them.
-
     Args:
         jobs: number of processes; None: one per usable core.
         least: smallest number of new kernels that are compiled in one call; fewer are left to their users. Default: 4.
@@ -72,8 +70,6 @@ class BackgroundCompiler:
     processes; call it after use, for this is no context manager. The first :meth:`begin` with enough kernels starts
     them.
     Compile errors are not reported. The later use of a kernel raises them.
-
-    Example: ``compiler.begin(pairs)``, other work, then ``compiler.wait(pairs[:1])`` before the first kernel is used.
 
     Args:
         jobs: number of processes; None: one per usable core but two, from 1 to 16.

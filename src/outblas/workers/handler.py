@@ -70,9 +70,6 @@ class Handler:
     is None for an item without a config. The baselines are None if the candidate failed before it was timed. A bad
     candidate raises nothing: ``evaluation.status`` tells.
 
-    Example: ``handler([(0, WorkItem(problem, config))], emit)`` calls ``emit.done(0, (evaluation, baselines))`` at
-    last.
-
     Args:
         options: GPU, proof and timing.
     """

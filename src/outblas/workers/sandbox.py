@@ -355,10 +355,7 @@ class Sandbox:
 
 
 def factory_name(factory: Callable[..., Any]) -> str:
-    """Return the name of a module's function or class for :func:`make_from_name`, ``module:name``.
-
-    Example: ``factory_name(make_handler)`` returns ``"outblas.workers.handler:make_handler"``.
-    """
+    """Return the name of a module's function or class for :func:`make_from_name`, ``module:name``."""
     return f"{factory.__module__}:{factory.__qualname__}"
 
 

@@ -203,7 +203,7 @@ class Learner:
             record.gpu_seconds += 1e-6 * timer.us
             record.proof_seconds += 1e-6 * timer.us * (record.stage is Stage.PROVING)
             self.budget.charge(timer.us)
-        if self._job is not None and self._is_spent(record):
+        if self._job is not None and (self.budget.is_used_up or record.gpu_seconds >= MAX_PRODUCT_SECONDS):
             self._abandon(record, steps)
         host_us, share = 1e6 * (self._clock() - begin), SEARCH_SHARE if searching else HOST_SHARE
         return 0.0 if self._is_settling else pause_after(timer.us, host_us, share)
@@ -356,9 +356,6 @@ class Learner:
         with self._lock:
             record.stage, record.detail = Stage.LEFT_ALONE, reason
         _LOG.info("%s is not learned: %s", record.problem.key, reason)
-
-    def _is_spent(self, record: LearnedProduct) -> bool:
-        return self.budget.is_used_up or record.gpu_seconds >= MAX_PRODUCT_SECONDS
 
     def _abandon(self, record: LearnedProduct, steps: Generator[None, None, None], reason: str = "") -> None:
         """End a product, by default as its time is up, and with the budget all others that are in work."""

@@ -208,17 +208,13 @@ def read_launch(text: str) -> LaunchBlock:
         raise ContractError("the launch block names no form", '"form": "device" or "host"', _DO)
     try:
         if data["form"] == "host":
-            return _host(_Host.model_validate(data))
+            host = _Host.model_validate(data)
+            return LaunchBlock("host", host.acc, "outblas_launch", tuple(sorted(set(host.uses))), _all(host.requires))
         return _device(_Device.model_validate(data))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise ContractError(f"launch block: {where}: {first['msg'].lower()}", "the keys of the contract", _DO) from None
-
-
-def _host(block: _Host) -> LaunchBlock:
-    """Return the launch block of form ``host``."""
-    return LaunchBlock("host", block.acc, "outblas_launch", tuple(sorted(set(block.uses))), _all(block.requires))
 
 
 def _device(block: _Device) -> LaunchBlock:

@@ -189,11 +189,7 @@ class Sm80DirectGemm(Family[Sm80DirectConfig]):
         """
         bm, bn, bk = config.bm, config.bn, config.bk
         together = config.wk * config.unroll * bk
-        return [
-            (9 * bm + 1, bn + 8, together + 8),
-            (bm - 1, 2 * bn - 8, 2 * together - 24),
-            (3, bn + 8, bk - 8),
-        ]
+        return [(9 * bm + 1, bn + 8, together + 8), (bm - 1, 2 * bn - 8, 2 * together - 24), (3, bn + 8, bk - 8)]
 
     def registers(self, problem: Problem, config: Sm80DirectConfig, shape: Geometry) -> int:
         operands = config.unroll * (config.bm // config.wm // 2 + config.bn // config.wn // 2)

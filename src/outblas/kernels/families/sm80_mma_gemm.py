@@ -12,14 +12,7 @@ from outblas.core.roofline import Gpu
 from outblas.kernels.cost.terms import Columns, Floats, cluster_split, smooth_max
 from outblas.kernels.cost.tiled import TiledCost, tiled_us
 from outblas.kernels.families.family import Family, Summation
-from outblas.kernels.geometry_terms import (
-    MAX_CLUSTER,
-    SM80_GROUP,
-    Geometry,
-    banded_grid,
-    ceil_div,
-    warp_sums,
-)
+from outblas.kernels.geometry_terms import MAX_CLUSTER, SM80_GROUP, Geometry, banded_grid, ceil_div, warp_sums
 
 #: Registers per thread in addition to accumulators: operand fragments and addresses.
 NON_ACCUMULATOR_REGISTERS = 70
@@ -255,13 +248,7 @@ class Sm80MmaGemm(Family[Sm80MmaConfig]):
         return shape.accumulators + NON_ACCUMULATOR_REGISTERS
 
     def cost_columns(self, problem: Problem, config: Sm80MmaConfig, shape: Geometry) -> dict[str, Any]:
-        return {
-            "stages": config.stages,
-            "wm": config.wm,
-            "wn": config.wn,
-            "wk": config.wk,
-            "vec": config.vec,
-        }
+        return {"stages": config.stages, "wm": config.wm, "wn": config.wn, "wk": config.wk, "vec": config.vec}
 
     def time_us(self, x: Mapping[str, float], p: Columns, c: Columns, gpu: Gpu) -> Floats:
         return tiled_us(_COST, x, p, c, gpu)

@@ -35,9 +35,6 @@ _Key = tuple[str, str]
 class JudgedAnswer:
     """A judged answer, as :meth:`AnswerJudge.judge` returns it.
 
-    Example: ``JudgedAnswer("", "refused:malformed", "...", RewardParts(-0.25, -0.25, -0.25, -2.0))`` for an answer
-    without a candidate.
-
     Attributes:
         name: canonical name of the candidate, empty for a refused answer.
         outcome: a status such as ``passed`` or ``wrong``, or ``refused:<kind>`` such as ``refused:empty``. A kernel
@@ -93,8 +90,6 @@ class AnswerJudge:
 
         Equal kernels of a problem are evaluated once, also over several calls. No verdict is an error: a refused answer
         gets ``refused:<kind>``, one that was out of time ``unjudged``. A later call may judge that one.
-
-        Example: ``judge.judge([(problem, "hello")])[0].outcome`` is ``"refused:malformed"``.
 
         Args:
             answers: pairs (problem, text of the answer).

@@ -55,9 +55,6 @@ class LoadedModel:
 def starting_model(run: Path, stage: str, model: str) -> str:
     """Return the model with which a stage begins, as text.
 
-    Example: ``starting_model(Path("runs/t"), "speed", "m")`` returns ``"runs/t/correctness/final"`` if that folder
-    exists. If no earlier stage has one, it returns ``"m"``.
-
     Args:
         stage: name of the stage: ``supervised``, ``correctness`` or ``speed``, in this order.
         model: model for a run without an earlier finished stage.

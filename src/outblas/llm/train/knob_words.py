@@ -41,9 +41,6 @@ class KnobWords:
     Reading refuses a text that is not one word per knob, in order, each a listed value. ``max_tokens`` is the number of
     knobs plus 2. ``name`` is ``knobs``.
 
-    Example: ``KnobWords().read(problem, "bm=64")`` returns ``RefusedAnswer("'bm=64' is no sentence of bm, bn, stages,
-    consumers", "malformed")``.
-
     Args:
         knobs: knob -> values, in the order of the sentence. A sentence describes the first family that has all of them
             as numbers. Its other knobs keep their defaults, but ``bm`` and ``bn`` are 64.

@@ -28,9 +28,6 @@ LANGUAGES = ("cuda", "knobs")
 def language_of(name: str) -> Language:
     """Return a new language object by its name, ``cuda`` or ``knobs``, in lower case.
 
-    Example: ``language_of("knobs")`` returns a :class:`outblas.llm.train.knob_words.KnobWords`, ``language_of("cuda")``
-    a :class:`outblas.llm.train.languages.CudaAnswers`.
-
     Raises:
         UsageError: no such language.
     """
@@ -53,8 +50,6 @@ class CudaAnswers:
     A prompt is a list of two messages. An answer is text with one code block: ``cuda`` with a free kernel, or ``json``
     with a config. ``prompt(problem)`` and ``read(problem, answer)`` make and read them. ``write`` returns such a block
     alone, or None if ``read`` refuses it. ``generation`` returns ``{}``. ``name`` is ``cuda``.
-
-    Example: ``CudaAnswers().read(problem, "")`` returns ``RefusedAnswer("", "empty")``.
 
     Args:
         gpu: GPU of the requested kernels. A config that is not legal there is refused.

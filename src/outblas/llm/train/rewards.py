@@ -44,9 +44,6 @@ class RefusedAnswer:
 class RewardParts:
     """A reward in parts; their sum, the property ``total``, is the reward.
 
-    Example: ``RewardParts(-0.25, -0.25, -0.25, -2.0).total`` is -2.75. ``RewardParts()`` is that of a proven kernel
-    without a reward for speed.
-
     Attributes:
         format: 0 if the answer is a candidate, else -0.25.
         compiled: 0 if it compiled, else -0.25.

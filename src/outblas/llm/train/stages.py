@@ -65,9 +65,6 @@ def train(
     A stage begins with the model that the last earlier one has left in the same run, else with ``settings.model``. The
     model is left in ``run/<stage>/final``.
 
-    Example: ``train(Path("runs/t"), TrainSettings("random:tiny", (Problem(512, 512, 512),), language="knobs"),
-    language_of("knobs"))`` trains the stage ``correctness``.
-
     Args:
         language: prompts and answers, of the name ``settings.language``.
         resume: go on from the last checkpoint of a killed training. Its kernels are not evaluated again. Nothing is

@@ -20,8 +20,6 @@ def make_tiny(folder: Path, language: Language, seed: int = 0) -> Path:
     vocabulary is that of the language, with ``<pad>``, ``<eos>`` and ``<unk>``. The folder is as ``save_pretrained``
     writes it, with ``config.json`` and ``model.safetensors``.
 
-    Example: ``make_tiny(Path("tiny"), KnobWords())`` returns ``Path("tiny")``.
-
     Args:
         folder: the folder; if it exists, nothing in it is read or changed.
         language: language whose words it knows; must be :class:`outblas.llm.train.knob_words.KnobWords`.

@@ -38,9 +38,6 @@ def publish_folder(folder: Path, save: Callable[[Path], None]) -> Path:
     """Let ``save`` fill a new folder beside ``folder``, then move it there and return ``folder``. An earlier one is
     replaced.
 
-    Example: ``publish_folder(Path("x/y"), lambda new: (new / "a").write_text("b"))`` returns ``Path("x/y")``, which has
-    the file ``a``.
-
     Args:
         folder: path of the result; missing parents are made.
         save: called once with the new folder's path, which exists and is empty; writes its files. Its result is
@@ -121,8 +118,6 @@ def drop_later_lines(path: Path, steps: int) -> None:
 
 def append_line(path: Path, row: dict[str, Any]) -> None:
     """Append one row as a line of JSON and sync it to the disk. A missing file is made; its folder must exist.
-
-    Example: ``append_line(path, {"step": 1, "loss": 0.5})`` adds the line ``{"step": 1, "loss": 0.5}``.
 
     Args:
         row: the row; NaN and infinity raise ValueError.
@@ -241,9 +236,6 @@ def set_callbacks(trainer: Any, path: Path, say: Callable[[str], None], best: Ca
 
 def row_of(step: int, logs: dict[str, Any]) -> dict[str, Any]:
     """Return a line of the log as JSON values.
-
-    Example: ``row_of(3, {"loss": 0.5, "rewards/total/mean": -1.0})`` returns ``{"step": 3, "rewards": {"total":
-    {"mean": -1.0, "std": None}}, "loss": 0.5}``.
 
     Args:
         logs: what the trainer logs, by its names.

@@ -20,13 +20,7 @@ from outblas.core.files import json_text, write_atomic
 from outblas.core.problem import Problem
 from outblas.core.suites import sample
 from outblas.core.version import __version__
-from outblas.publish.dataset.dataset_tables import (
-    COLUMNS,
-    baselines_table,
-    cells_table,
-    kernels_table,
-    problems_table,
-)
+from outblas.publish.dataset.dataset_tables import COLUMNS, baselines_table, cells_table, kernels_table, problems_table
 from outblas.records.parquet import check_parquet, parquet_bytes
 from outblas.records.provenance import provenance_field, source_commit, utc_now
 from outblas.records.recording import Recording, recording_sha

@@ -74,7 +74,8 @@ def _panel(comparison: Comparison, split: str, made: Made, box: Box, low: float,
         return top + height * (1 - quality) / (1 - low)
 
     parts = [f'<text x="{x0:.1f}" y="{top - 14:.1f}">split {escape(split)}</text>']
-    for tick in _ticks(low):
+    step = 0.05 if low >= 0.7 else 0.1
+    for tick in (round(1 - i * step, 2) for i in range(int((1 - low) / step + 1.001))):
         parts.append(f'<line class="grid" x1="{x0:.1f}" x2="{x0 + width:.1f}" y1="{y(tick):.1f}" y2="{y(tick):.1f}"/>')
         if first:
             parts.append(f'<text class="soft end" x="{x0 - 8:.1f}" y="{y(tick) + 4:.1f}">{tick:g}</text>')
@@ -131,11 +132,6 @@ def _describe(comparison: Comparison, made: dict[str, Made]) -> str:
         for agent in comparison.agents
     ]
     return "Geometric means. " + "; ".join(said) + "."
-
-
-def _ticks(low: float) -> list[float]:
-    step = 0.05 if low >= 0.7 else 0.1
-    return [round(1 - i * step, 2) for i in range(int((1 - low) / step + 1.001))]
 
 
 def _points(points: list[tuple[float, float]]) -> str:

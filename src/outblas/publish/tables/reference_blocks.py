@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 
-from outblas.core.config import KernelConfig, Knob, knob_schema
+from outblas.core.config import KernelConfig, knob_schema
 from outblas.core.environment import VARIABLES
 from outblas.kernels.families.registry import FAMILIES
 from outblas.search.agents import agent_registry
@@ -23,7 +23,8 @@ def knob_table(family: str) -> str:
     for knob in knob_schema(config):
         default = "–" if knob.default is None else f"`{_value(knob.default)}`"
         meaning = _markdown(meanings.get(knob.name, "")).replace("|", "\\|")
-        lines.append(f"| `{knob.name}` | {_values(knob)} | {default} | {meaning} |")
+        values = ", ".join(f"`{_value(value)}`" for value in knob.all_values) or "an integer"
+        lines.append(f"| `{knob.name}` | {values} | {default} | {meaning} |")
     return "\n".join(lines)
 
 
@@ -60,10 +61,6 @@ def _markdown(text: str) -> str:
 
 def _value(value: bool | int | str) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _values(knob: Knob) -> str:
-    return ", ".join(f"`{_value(value)}`" for value in knob.all_values) or "an integer"
 
 
 def variable_table() -> str:

@@ -219,7 +219,10 @@ def transformer_table(folder: Path) -> str:
             f"| {step_words(step['step'])} | {mode} | {torch['us'][0] / 1e3:.2f} ms | "
             f"{torch['tokens_per_s']:,.0f} | " + " | ".join(cells) + " |"
         )
-    means = [_ratio_text(data["steps"], name) for name in names]
+    means = [
+        f"{geomean([step['variants'][name]['speedup'][0] for step in data['steps'] if name in step['variants']]):.3f}×"
+        for name in names
+    ]
     lines.append("| geometric mean | | | | " + " | ".join(means) + " |")
     made = data["provenance"]
     lines += [
@@ -237,11 +240,6 @@ def _interval(variant: Mapping[str, Any] | None) -> str:
         return "–"
     ratio, low, high = variant["speedup"]
     return f"{ratio:.3f}× ({low:.3f} to {high:.3f})"
-
-
-def _ratio_text(steps: Sequence[Mapping[str, Any]], name: str) -> str:
-    ratios = [step["variants"][name]["speedup"][0] for step in steps if name in step["variants"]]
-    return f"{geomean(ratios):.3f}×"
 
 
 def cutlass_table(folder: Path) -> str:

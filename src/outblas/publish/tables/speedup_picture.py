@@ -45,7 +45,9 @@ def speedup_svg(result: Result, rows: Sequence[Row]) -> str:
     panels = [(label, [r for r in rows if r["regime"].startswith(kind)]) for kind, label in KINDS]
     panels.append(("other", [r for r in rows if not r["regime"].startswith(tuple(kind for kind, _ in KINDS))]))
     panels = [(label, found) for label, found in panels if found]
-    low, high = _extent(rows)
+    speedups = [row["published"] for row in rows]
+    low = min(0.95, *speedups) / 1.01
+    high = max(1.1, *speedups) * 1.02
     width = (WIDTH - LEFT - RIGHT - GAP * (len(panels) - 1)) / len(panels)
     head = rows[0]
     kind = f"{result.suite} {head['layout']}, {head['dtype']}, {head['acc']} accumulate"
@@ -111,11 +113,6 @@ def _describe(panels: list[tuple[str, list[Row]]], where: str) -> str:
         for pdl in sorted({r["pdl"] for r in rows}):
             said.append(f"{label} {PDL_NAMES[pdl]}: {geomean(r['published'] for r in rows if r['pdl'] is pdl):.3f}")
     return f"Measured on {where}. Geometric means: " + "; ".join(said) + "."
-
-
-def _extent(rows: Sequence[Row]) -> tuple[float, float]:
-    low, high = min(0.95, *(r["published"] for r in rows)), max(1.1, *(r["published"] for r in rows))
-    return low / 1.01, high * 1.02
 
 
 def _css(pdl: bool) -> str:

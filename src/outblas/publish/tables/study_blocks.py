@@ -190,10 +190,7 @@ def _cells(row: Mapping[str, Any], number: int, kernel: Mapping[str, Any]) -> li
 
 
 def short_name(kernel: str) -> str:
-    """Return a kernel's name without its arguments; for CUTLASS's wrapper, the name of the kernel in it.
-
-    Example: ``"void gemm<int>(float*)"`` gives ``"gemm"``.
-    """
+    """Return a kernel's name without its arguments; for CUTLASS's wrapper, the name of the kernel in it."""
     wrapped = re.match(r"(?:void )?cutlass::\w+<(\w+)", kernel)
     return wrapped[1] if wrapped else re.split(r"[<(]", kernel.removeprefix("void "))[0]
 

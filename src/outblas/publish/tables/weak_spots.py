@@ -43,10 +43,7 @@ def gpus_with_library() -> str:
 
 
 _TITLES = {
-    "offline_cold": (
-        "## Cold caches",
-        "L2 is evicted before every call. This bench takes no kernel back.",
-    ),
+    "offline_cold": ("## Cold caches", "L2 is evicted before every call. This bench takes no kernel back."),
     "server": (
         "## Single requests",
         "A request is one call, at Poisson arrivals, to the end of the product. Host time counts here.",
@@ -90,14 +87,11 @@ def _chosen_words(groups: Mapping[Any, Sequence[Row]]) -> str:
 
 
 def _large(results: Sequence[Result], of: str) -> str:
-    lines = [
-        "| table | problems | geometric mean | fall-backs | largest gain |",
-        "| --- | ---: | ---: | ---: | ---: |",
-    ]
+    lines = ["| table | problems | geometric mean | fall-backs | largest gain |", "| --- | ---: | ---: | ---: | ---: |"]
     for result in results:
         kinds: dict[str, list[Row]] = {}
         for row in result.rows:
-            if row["mode"] == "offline" and not row["pdl"] and _flop(row) >= LARGE_FLOP:
+            if row["mode"] == "offline" and not row["pdl"] and 2.0 * row["m"] * row["n"] * row["k"] >= LARGE_FLOP:
                 kinds.setdefault(table_label(result.suite, row), []).append(row)
         for table, rows in kinds.items():
             found = figures_of(rows)
@@ -107,10 +101,6 @@ def _large(results: Sequence[Result], of: str) -> str:
         return ""
     words = "From 10¹¹ FLOP on (about 3700 × 3700 × 3700) the tensor cores are the limit. Without PDL:"
     return f"## Large products{of}\n\n{words}\n\n" + "\n".join(lines)
-
-
-def _flop(row: Row) -> float:
-    return 2.0 * row["m"] * row["n"] * row["k"]
 
 
 def _worst(results: Sequence[Result], of: str) -> str:
