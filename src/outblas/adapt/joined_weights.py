@@ -25,9 +25,6 @@ def separate_before_step(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str
 
     Fused optimisers walk through a parameter's memory and ignore its strides. So they would change other layers.
     Parameters that were loaded may lie by turns, too. Of these, only torch's fused optimisers are known to need it.
-
-    Args:
-        args: arguments of its step; not used.
     """
     found = False
     for group in optimizer.param_groups:

@@ -49,11 +49,7 @@ class _Part:
         """Give the layers' parameters memory of their own again."""
 
     def weights(self, owner: str) -> list[LayerWeight]:
-        """Return the products of the part.
-
-        Args:
-            owner: name of the module in the model.
-        """
+        """Return the products of the part."""
         raise NotImplementedError
 
     def _name(self, owner: str) -> str:
@@ -75,11 +71,7 @@ class _JoinedPart(_Part):
 
 
 class MergedProducts(_JoinedPart):
-    """Merged product of several layers of one input.
-
-    Args:
-        names: names of two or more layers.
-    """
+    """Merged product of several layers of one input."""
 
     def weights(self, owner: str) -> list[LayerWeight]:
         return [LayerWeight(self._name(owner), self._joined.weight, self._joined.bias)]
@@ -97,7 +89,6 @@ class GatedProducts(_JoinedPart):
     """``act(gate(x)) * up(x)``: one fused kernel if there is one, else two products on views of the same weights.
 
     Args:
-        names: names of gate and up.
         activator: attribute of the module that computes it; None: a function does.
     """
 
@@ -124,11 +115,7 @@ class GatedProducts(_JoinedPart):
 
 
 class ActivatedProduct(_Part):
-    """``act(layer(x))``.
-
-    Args:
-        activator: as for :class:`GatedProducts`.
-    """
+    """``act(layer(x))``."""
 
     def __init__(self, module: Any, name: str, activation: ActivationName, activator: str | None = None) -> None:
         super().__init__(module, [name], activator)
@@ -171,11 +158,7 @@ class LastProduct(_Part):
 
 
 class FusedNorm(_Part):
-    """The whole ``forward`` of an RMS norm; it reads weight and epsilon at each call.
-
-    Args:
-        epsilon: name of its epsilon, see :func:`outblas.adapt.optimize.epsilon_of_norm`.
-    """
+    """The whole ``forward`` of an RMS norm; it reads weight and epsilon at each call."""
 
     def __init__(self, module: Any, epsilon: str) -> None:
         super().__init__(module, ())

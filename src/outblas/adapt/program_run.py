@@ -166,9 +166,6 @@ class TrialResult:
     Attributes:
         without: (median, low, high) of the figure without OutBLAS, 95% interval.
         speedup: (ratio, low, high) over pairs of runs; above 1 is better with OutBLAS.
-        ours: products that OutBLAS computed in the last run.
-        torchs: products that it left to torch in that run.
-        reason: why OutBLAS was not on; empty if it was.
     """
 
     without: tuple[float, float, float]

@@ -33,8 +33,6 @@ def has_reader_of_layout(module: Any, flow: Dataflow, parts: Sequence[int], repl
     """Return True if something that gets a part of a merged product may fail for it, or compute something else.
 
     Args:
-        flow: the values of its ``forward``.
-        parts: the values that become parts.
         replaced: values of ``.view(...)`` calls that will be ``.reshape(...)``.
     """
     return _Search(module, flow, replaced).fails(parts)

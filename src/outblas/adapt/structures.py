@@ -73,9 +73,6 @@ class Sum:
 
     Attributes:
         takes_first: the sum is of the first entry of the child's tuple.
-        residual: name of the residual in the source.
-        call: the call of the child.
-        addition: the sum.
         kept: ``left`` or ``right``, the operand that is not the residual.
     """
 
@@ -205,11 +202,8 @@ def _what_may_change(module: Any, flow: Dataflow, moved: Collection[Step], last:
     """Return the first function between moved calls and ``last`` that may change a value in place; empty if none may.
 
     Args:
-        module: owner of the called children.
-        flow: the values of its ``forward``.
         moved: calls that change their place; they themselves do not count.
         last: the last step that may not see a change.
-        value: the value that must stay.
     """
     new = [step.value for step in moved]
     places = [flow.steps.index(step) for step in moved]

@@ -51,7 +51,6 @@ def run_eval(
     """Evaluate one problem; write ``<base_dir>/eval_<problem>_<mode>.json``.
 
     Args:
-        mode: ``offline`` or ``server``.
         target_qps: requests per second, in server mode; else None.
         warmup_seconds: seconds of untimed rounds or requests.
         benchmark_seconds: least seconds of timed ones.
@@ -232,7 +231,6 @@ def eval_file(problem: Problem, path: Path, gpu_index: int | None, base_dir: Pat
 
     Args:
         gpu_index: CUDA ordinal; None: no GPU, so the kernel is only compiled and inspected.
-        base_dir: folder of the result.
 
     Raises:
         UsageError: the file cannot be used.

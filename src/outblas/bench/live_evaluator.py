@@ -307,7 +307,6 @@ def evaluate(problem: Problem, config: Candidate, gpu_index: int = 0, level: Pro
 
     Args:
         config: a template's config, or a free kernel.
-        level: extent of the proof: ``"full"`` or ``"cell"``, see :class:`outblas.judge.bench_cell.Options`.
 
     Returns:
         The evaluation; a candidate that fails has the status of its failure, and None as timing and speed-up.

@@ -280,7 +280,6 @@ def matrix_of(
     Args:
         problems: the rows; each has an entry.
         catalogue: the candidates, in the order of the columns.
-        entries: key of the problem -> entry.
 
     Raises:
         RecordError: the entries contradict each other.

@@ -51,10 +51,7 @@ class BenchRequest:
         library: a library or its file; None: the packaged one.
         gpu_indices: CUDA indices of the GPUs, which share the problems. Mode ``server`` uses those for which the host
             has enough cores (:func:`outblas.bench.request_process.serving_gpus`).
-        mode: ``offline``, ``offline_cold``, ``block`` or ``server``.
-        rounds: interleaved rounds per problem.
         resume: continue from an interrupted run's journal; False: begin anew.
-        target_qps: requests per second, at most, in server mode.
         seed: seed of the operands and of the order within a round.
         baselines: names of the baselines to time. A run without those that are no rivals is quicker.
         one_start: all figures must be of one start of the machine. A journal of an earlier start is refused then.
@@ -85,7 +82,6 @@ def run_bench(request: BenchRequest, progress: Progress | None = None) -> Path:
     provenance names all of them, joined by ``; ``. Several GPUs share the problems.
 
     Args:
-        request: what to time, against what and how.
         progress: called after every newly timed problem with (problems done, all problems, geometric mean so far).
 
     Returns:

@@ -170,9 +170,6 @@ def over_chosen_rival(times: ServerTimes, name: str) -> Speedup:
     """Return the speed-up of an entry over the baseline of the least median on the half that chooses.
 
     The figures are of the half that judges: no luck of the choice is in them.
-
-    Args:
-        times: both halves.
     """
     medians = {each: times.choosing[each].median_us for each in SERVER_BASELINES if each in times.choosing}
     return speedup(times.judging, name, (fastest_baseline(medians),))
@@ -185,10 +182,6 @@ def server_rows(problem: Problem, library: Library, gpu_index: int, gpu: Gpu, ta
     ``single``: if the library has a second winner for it, columns ``plain_...`` have the row's plain choice. A row with
     ``fallback`` has latencies, too: ``ours_us`` is the latency of ``outblas.matmul``, by any kernel that it ran. A row
     whose kernel could not be loaded falls back, with status ``launch_error``.
-
-    Args:
-        library: library of the bench.
-        target_qps: requests per second, at most; must be given.
 
     Raises:
         UsageError: ``target_qps`` is missing or <= 0.

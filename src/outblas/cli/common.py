@@ -100,9 +100,6 @@ def command_line() -> str:
 def positive(option: str, value: float) -> float:
     """Return ``value`` unchanged.
 
-    Args:
-        option: name of the option for the error, e.g. ``"--timeout"``.
-
     Raises:
         UsageError: the value is 0, negative, infinite or NaN.
     """
@@ -161,7 +158,6 @@ def output_file(option: str, path: Path, kind: str, read: Callable[[Path], objec
     """Return ``path`` unchanged if a command may write there: it is new, empty, or an earlier output of its kind.
 
     Args:
-        option: name of the option for the error, e.g. ``"--out"``.
         kind: its content in words, e.g. ``"report"``.
         read: reads an earlier output; raises OutblasError, OSError or ValueError for anything else.
 
@@ -207,10 +203,6 @@ def check_mode(mode: str, target_qps: float | None, modes: Sequence[str] = MODES
 def parse_indices(option: str, text: str) -> tuple[int, ...]:
     """Return integers separated by commas: ``"0"`` gives ``(0,)`` and ``"0, 1,3"`` gives ``(0, 1, 3)``.
 
-    Args:
-        option: name of the option for the message, e.g. ``--gpus``.
-        text: the integers; blanks around them are allowed.
-
     Raises:
         UsageError: a part is no integer; so for the empty string.
     """
@@ -228,9 +220,6 @@ def words(text: str) -> list[str]:
 def integers(option: str, text: str) -> tuple[int, ...]:
     """Return the integers of a text that commas separate; an empty text gives none.
 
-    Args:
-        option: name of the option for the message, e.g. ``--budgets``.
-
     Raises:
         UsageError: a part is no integer.
     """
@@ -244,13 +233,6 @@ def worker_plan(
     workers: str | None, device: str | None, gpus: str | None, count: int | None, ray_address: str | None
 ) -> WorkerPlan | None:
     """Return the workers that the options name; None means the single worker of ``--device``.
-
-    Args:
-        workers: text of ``--workers``.
-        device: text of ``--device``.
-        gpus: text of ``--gpus``.
-        count: number of ``--worker-count``.
-        ray_address: text of ``--ray-address``.
 
     Raises:
         UsageError: the options contradict each other, or one of them needs ``--workers``.
@@ -273,8 +255,6 @@ def suite_problems(
     """Return the problems of a suite in every given layout, layout after layout. Names may have any case.
 
     Args:
-        layouts: layouts, ``TN`` or ``NN``.
-        dtype: type of A, B and C.
         count: size of a stratified sample of each layout, the same shapes in each; None takes all.
 
     Raises:
@@ -295,9 +275,6 @@ def suite_problems(
 @contextmanager
 def progress_bar(what: str) -> Iterator[ProgressFn]:
     """Show progress on stderr: a bar with ETA on a terminal, else a line for each tenth of the work or 30 s.
-
-    Args:
-        what: words in front.
 
     Yields:
         A function to call with (done, total), or with a note as third argument. A float is shown as a geometric mean.

@@ -67,7 +67,6 @@ class MachineVerdict:
     """The abilities of a machine.
 
     Attributes:
-        can: working abilities, in words.
         cannot: missing abilities, each with its reason in parentheses.
     """
 
@@ -87,9 +86,6 @@ def verdict_of(checks: Sequence[Check]) -> MachineVerdict:
     """Return what a machine with these checks can do.
 
     Only ``ok=True`` counts as working. Without checks, the machine can do nothing, and it cannot run kernels.
-
-    Args:
-        checks: of :func:`outblas.cli.checks.health.diagnose`; a missing one counts as absent.
     """
     state = {check.name: check for check in checks}
 

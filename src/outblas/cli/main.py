@@ -74,11 +74,7 @@ EPILOGS = {"build-library": "build_library:STEPS_HELP"}
 
 
 def app_of(names: Iterable[str]) -> typer.Typer:
-    """Return the ``outblas`` command with some of its commands; only they are imported.
-
-    Args:
-        names: names in :data:`COMMANDS`.
-    """
+    """Return the ``outblas`` command with some of its commands; only they are imported."""
     app = typer.Typer(
         name="outblas",
         cls=OutblasGroup,
@@ -102,7 +98,6 @@ def names_for(arguments: Sequence[str], environment: Mapping[str, str]) -> Itera
     """Return the commands that a call can need: one if its arguments begin with it, after global options; else all.
 
     Args:
-        arguments: the words behind ``outblas``.
         environment: environment variables. A shell that completes a command needs all.
     """
     options = list(takewhile(lambda word: word.startswith("-"), arguments))

@@ -435,8 +435,6 @@ def ranges_and_others(
     """Return the ranges to tune, and the captured problems that are tuned by themselves.
 
     Args:
-        kind: layout, dtype and accumulator.
-        problems: those of :func:`named_problems`.
         ranked: captured problems, the largest share of the time first.
         where: the GPU or the recording that measures.
     """

@@ -241,11 +241,6 @@ class KernelKind(NamedTuple):
 
     Equal kinds share a loaded kernel. Kinds that differ only in ``even`` have the same source and cubin, but different
     launches.
-
-    Attributes:
-        layout: ``TN`` or ``NN``.
-        dtype: ``fp16`` or ``bf16``.
-        acc: ``fp32`` or ``fp16``.
     """
 
     config: KernelConfig

@@ -105,11 +105,7 @@ def _architecture_row(found: DeviceAttributes) -> dict[str, Any]:
 
 
 def never_ran_on(arch: int) -> bool:
-    """Return True if no kernel of this release was run on GPUs of an architecture; they only compile for it.
-
-    Args:
-        arch: compute capability times ten.
-    """
+    """Return True if no kernel of this release was run on GPUs of an architecture; they only compile for it."""
     return arch not in _architectures()["ran"]
 
 

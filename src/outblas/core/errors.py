@@ -47,9 +47,6 @@ class CompileError(OutblasError, RuntimeError):
     """NVRTC or ptxas refused a source. The message does not contain the log.
 
     Args:
-        wrong: as for :class:`OutblasError`.
-        expected: as for :class:`OutblasError`.
-        do: as for :class:`OutblasError`.
         log: the compiler's output; also an attribute.
     """
 

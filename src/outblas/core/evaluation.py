@@ -75,7 +75,6 @@ class Verdict:
     """Outcome of the proof. A plain record: it checks nothing.
 
     Attributes:
-        status: PASSED, or the failure.
         gates: names of the gates that were passed, in order, e.g. ``("static", "memory")``.
         detail: one line on the failure; empty if passed.
         max_err_ratio: largest |error| / error bound; at most 1 if passed. None if no numbers were compared.

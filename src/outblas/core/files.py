@@ -26,9 +26,6 @@ def user_data_folder(kind: str) -> Path:
     """Return the user's folder for one kind of data: ``$XDG_DATA_HOME/outblas/<kind>``. It need not exist.
 
     Without that variable it is ``~/.local/share/outblas/<kind>``.
-
-    Args:
-        kind: name of the folder, e.g. ``libraries``.
     """
     data = os.environ.get("XDG_DATA_HOME") or os.path.join(os.path.expanduser("~"), ".local", "share")
     return Path(data, "outblas", kind)
@@ -212,9 +209,6 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
     It does not wait. The lock is the file ``.driver.lock`` in the folder; the file stays.
 
-    Args:
-        folder: the folder; missing parents are made, too.
-
     Yields:
         None.
 
@@ -242,7 +236,6 @@ def lock_run_folder(folder: Path, name: str = "run.json") -> Iterator[None]:
     the lock file and unfinished copies of ``name``. The file ``name`` itself is not made.
 
     Args:
-        folder: the folder; it is made if missing.
         name: the file that marks a folder as a run's.
 
     Yields:

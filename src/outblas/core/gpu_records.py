@@ -88,7 +88,6 @@ def record_from_json(data: Any, where: str, origin: str) -> GpuRecord:
     """Return the record of a file's content.
 
     Args:
-        where: name of the file, for errors.
         origin: origin of the record: ``user`` or ``packaged``.
 
     Raises:
@@ -223,9 +222,6 @@ def gpu_of_product(product: str) -> Gpu | None:
     """Return the GPU with a record for a product name, e.g. ``NVIDIA H200``; None if no record names it.
 
     A remark in parentheses at the end of the name does not count. A short name, e.g. ``h200``, is accepted, too.
-
-    Args:
-        product: name of the product, as files give it.
     """
     plain = product.strip()
     head, opened, remark = plain.rpartition("(")
@@ -256,9 +252,6 @@ def short_name(product: str) -> str:
     """Return the short name of a product without a record: ``NVIDIA GeForce RTX 4090`` gives ``rtx-4090``.
 
     It has lower-case letters, digits and hyphens. A name without any of them gives ``gpu``.
-
-    Args:
-        product: name of the product, as the driver spells it.
     """
     words = re.sub(r"[^a-z0-9]+", "-", product.lower()).strip("-")
     return re.sub(r"^(nvidia-|geforce-)+", "", words)[:80].strip("-") or "gpu"
@@ -269,9 +262,6 @@ def nearest(gpu: Gpu, among: Iterable[Gpu]) -> Gpu:
 
     The distance is the sum of the absolute logarithms of the ratios of SMs, clock, peak, both bandwidths and shared
     memory. The first of equally near GPUs is returned.
-
-    Args:
-        among: at least one other GPU, or the same.
 
     Raises:
         UsageError: ``among`` is empty.
@@ -310,10 +300,6 @@ def data_of_architecture(name: str, kind: str, ending: str) -> Any | None:
 
     It is the GPU's own file, else that of the nearest GPU of the same architecture. Return None without such a file, or
     if the package does not know the GPU.
-
-    Args:
-        kind: folder of the data in the package, as for :func:`nearest_with_data`.
-        ending: end of the file's name, as for :func:`nearest_with_data`.
     """
     record = packaged_records().get(name)
     if record is None:
@@ -324,11 +310,6 @@ def data_of_architecture(name: str, kind: str, ending: str) -> Any | None:
 
 
 def has_data(name: str, kind: str, ending: str) -> bool:
-    """Return True if the package has data of a GPU.
-
-    Args:
-        kind: folder of the data in the package, as for :func:`nearest_with_data`.
-        ending: end of the file's name, as for :func:`nearest_with_data`.
-    """
+    """Return True if the package has data of a GPU."""
     place = resources.files("outblas") / "data" / kind / f"{name}{ending}"
     return place.is_file() if ending else place.is_dir()

@@ -164,7 +164,6 @@ def check_same_settings(what: str, was: Mapping[str, Any], wanted: Mapping[str, 
     Args:
         what: start of the error text, e.g. ``runs/a holds a run with other settings``.
         was: recorded settings, as JSON reads them back (lists, no tuples; keys are strings).
-        wanted: requested settings in the same form.
 
     Raises:
         UsageError: a key has different values. A missing key counts as None. The message names the keys, sorted, and

@@ -62,9 +62,6 @@ def read_json(path: Path) -> Any:
 def read_object(path: Path, expected: str, do: str) -> dict[str, Any]:
     """Return the object of a JSON file.
 
-    Args:
-        expected: its content in words, for the error.
-
     Raises:
         RecordError: the file is missing, cannot be read, or holds no JSON object.
     """

@@ -54,7 +54,6 @@ class CallFromC(NamedTuple):
     """A call of a C function with all its arguments, as the clock of server mode makes it without Python.
 
     Attributes:
-        name: name of the function, e.g. ``cublasGemmEx``.
         function: its address; it returns 0 for success.
         words: its arguments, at most 19, all integers or pointers.
         keep: what must live as long as the call, e.g. memory whose address is an argument.
@@ -67,11 +66,7 @@ class CallFromC(NamedTuple):
 
 
 class Bindable(Protocol):
-    """An implementation of GEMM: a kernel of this package or a baseline. A Protocol with one method, ``bind``.
-
-    Attributes:
-        name: name for reports, e.g. ``torch`` or a config's name.
-    """
+    """An implementation of GEMM: a kernel of this package or a baseline. A Protocol with one method, ``bind``."""
 
     name: str
 

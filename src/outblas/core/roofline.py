@@ -30,7 +30,6 @@ class Gpu:
     :mod:`outblas.core.gpu_records` has the record of each known GPU.
 
     Attributes:
-        name: short name, e.g. ``h200``.
         arch: compute capability times ten, e.g. 90 for 9.0.
         smem_optin: dynamic shared memory that a block may request, bytes.
         l2_bytes: L2 capacity, bytes.

@@ -105,7 +105,6 @@ def bootstrap_geomean(
 
     Args:
         values: one ratio per problem.
-        confidence: nominal coverage of the interval, 0 to 1.
 
     Raises:
         UsageError: fewer than 3 values, or one that is not finite and positive.
@@ -134,7 +133,6 @@ def paired_speedup(
     Args:
         ours_us: one time per round, microseconds.
         baseline_us: the baseline's times of the same rounds, in the same order.
-        confidence: nominal coverage of the interval, 0 to 1.
 
     Raises:
         UsageError: different lengths, fewer than 3 rounds, or a time that is not finite and positive.

@@ -40,7 +40,6 @@ class AttackOutcome(NamedTuple):
     """The result of one attack.
 
     Attributes:
-        attack: the attempted attack, a key of :data:`ATTACKS`.
         held: True if it was blocked; False if it got through; None if it could not be tried here.
         words: the system's error message if it was blocked; "" if it got through.
     """
@@ -77,10 +76,6 @@ def make_canary(folder: str, victim: str) -> Callable[[list[tuple[int, str]], Em
     """Put this process into a jail like that of free kernels and return the handler of a canary's worker.
 
     The handler is that of :func:`attack_handler`. The jail stays for good.
-
-    Args:
-        folder: the jail's own folder.
-        victim: path of a file outside.
     """
     jail = Jail(folder)
     jail.environment()
@@ -137,7 +132,6 @@ def system_call(number: int, *arguments: object) -> int:
     """Make a Linux system call by its number and return its result, an integer of 0 or more.
 
     Args:
-        number: the call's number on this machine.
         arguments: integers, bytes or ctypes objects.
 
     Raises:

@@ -115,7 +115,6 @@ def _end_with(parent: int, sent: signal.Signals) -> None:
     """Kill this process and its group as soon as the parent is gone. Nobody else would count their seconds.
 
     Args:
-        parent: the parent's process id.
         sent: signal that the system sends then. SIGTERM ends the group, but waits for a library's call.
     """
 

@@ -64,11 +64,7 @@ _SWIZZLES = {0: "NONE", 32: "32B", 64: "64B", 128: "128B"}
 
 
 class _Loaded:
-    """The part that both forms share: a name and guarded workspaces.
-
-    Attributes:
-        config: the kernel, as the proof needs it.
-    """
+    """The part that both forms share: a name and guarded workspaces."""
 
     def __init__(self, built: BuiltKernel, gpu: Gpu, max_workspace: int) -> None:
         self.config: FreeKernel = built.kernel
@@ -282,9 +278,7 @@ def encode_map(address: int, wanted: TensorMap, problem: Problem) -> Any:
     """Return the TMA descriptor of an operand for a launch block's tensor map. Equal requests return the same object.
 
     Args:
-        address: device address of the operand.
         wanted: operand, box and swizzle.
-        problem: decides the extents and the dtype.
 
     Raises:
         DeviceError: the driver refuses it.

@@ -64,7 +64,6 @@ class JailedEvaluator:
     Args:
         options: settings of the workers. Baseline ``nvmmh`` and the file of algorithms are left out.
         step_timeout_s: seconds without a word that count as a hang.
-        free: limits; None: the defaults of :class:`FreeOptions`.
         factory: ``module:function`` that makes the worker's handler from (options, cell); tests pass another.
     """
 
@@ -180,9 +179,6 @@ _WORDS, _NAME, _GATES, _BASELINES, _SAMPLES, _LARGE = 600, 60, 16, 64, 100_000, 
 
 def encode(value: tuple[Evaluation | None, Baselines | None]) -> dict[str, Any]:
     """Return the answer of a worker's handler as JSON types.
-
-    Args:
-        value: (evaluation or None, baselines or None).
 
     Returns:
         A new ``{"evaluation": ..., "baselines": {"timings": ..., "details": ..., "left_out": ...}}``. Both keys are

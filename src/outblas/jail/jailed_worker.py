@@ -89,7 +89,6 @@ def make_handler(
     CUDA and torch are started before the files are confined, so that a GPU is needed.
 
     Args:
-        options: GPU, proof and timing.
         handler_of: makes the handler; None: :class:`FreeHandler`.
     """
     jail = Jail(cell.folder, tuple(os.path.dirname(path) for path in (cell.cudart,) if path))
@@ -108,9 +107,6 @@ class FreeHandler(Handler):
     """The handler for items whose configs are free kernels and whose ``built`` has the compiled kernel.
 
     It is called as :class:`outblas.workers.handler.Handler`. An item with another config gets the status ILLEGAL.
-
-    Args:
-        options: GPU, proof and timing.
     """
 
     def __init__(self, options: Options, cell: JailedCell) -> None:

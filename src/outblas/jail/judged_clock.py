@@ -117,7 +117,6 @@ class JudgedClock:
             rivals: entries that are not judged, by name.
             entries: kernels that are judged, by other names.
             options: ``warmup_seconds`` and ``benchmark_seconds``.
-            rounds: timed rounds, at least.
             prune: drops entries after some rounds; None: all stay.
 
         Raises:

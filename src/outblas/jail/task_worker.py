@@ -28,10 +28,6 @@ class TaskHandler(FreeHandler):
     """The handler of one kind of task. An item's problem gives the extents.
 
     It is called as :class:`outblas.workers.handler.Handler`. No baselines are answered.
-
-    Args:
-        name: name of the task, of :data:`outblas.judge.small_tasks.TASK_NAMES`.
-        options: GPU; nothing is timed.
     """
 
     def __init__(self, name: str, options: Options, cell: JailedCell) -> None:

@@ -237,7 +237,6 @@ def runs_of(text: str, plain: Callable[[str], str]) -> list[Run]:
 
     Args:
         text: with its continued lines joined.
-        plain: called with each literal; returns what it says, without its quotes.
     """
     runs: list[list[tuple[bool, str]]] = [[]]
     for kind, part in split_text(text):
@@ -260,8 +259,6 @@ def can_say(word: str, runs: Iterable[Run], macros: dict[str, list[Run]]) -> boo
 
     Args:
         word: in small letters.
-        runs: as :func:`runs_of` has them.
-        macros: as :func:`literal_macros` has them.
     """
     known: dict[tuple[str, int], frozenset[int]] = {}
     all_of_it = len(word)

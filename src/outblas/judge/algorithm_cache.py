@@ -26,7 +26,6 @@ class AlgorithmCache:
     need not wait until a hung worker ends.
 
     Args:
-        path: the file; it and its folder are made if missing.
         about: the version and GPU for which the choices hold, as JSON values. Another ``about`` empties the file.
 
     Raises:
@@ -57,7 +56,6 @@ class AlgorithmCache:
 
         Args:
             algorithm: the 64 bytes of the cublasLtMatmulAlgo_t.
-            detail: its description, e.g. ``"index=0/8 id=66 tile=20"``.
 
         Raises:
             UsageError: the algorithm has another length. Nothing is written.
@@ -74,9 +72,6 @@ class AlgorithmCache:
         """Open the file for the loaded cuBLASLt and one GPU with its driver.
 
         Choices of another cuBLASLt version, GPU name or driver version are deleted.
-
-        Args:
-            path: the file; it is made if missing.
 
         Raises:
             ToolchainMissing: cuBLASLt is not installed.

@@ -270,9 +270,6 @@ class LtEdges:
 
     cuBLASLt has no public option for it, and its kernels do not wait for their predecessor's writes. So its results may
     be wrong, and nothing may run it but a bench.
-
-    Args:
-        auto: the baseline whose algorithm it runs.
     """
 
     name = LT_EDGES
@@ -292,11 +289,7 @@ class LtEdges:
         return self._auto.bind(problem, a, b, c)
 
     def change_graph(self, graph: Any) -> None:
-        """Make the edges between kernels of a captured graph programmatic, in place; return None.
-
-        Args:
-            graph: the CUgraph, before it is instantiated.
-        """
+        """Make the edges between kernels of a captured graph programmatic, in place; return None."""
         make_edges_programmatic(graph)
 
     def detail(self, problem: Problem) -> str:
@@ -320,11 +313,7 @@ class LtAnswers:
         self._lt = _Lt(gpu_index)
 
     def times(self, clock: GpuClock) -> dict[str, float]:
-        """Return description -> microseconds of each answer that runs, in the heuristic's order.
-
-        Args:
-            clock: the clock of a problem, whose operands are used.
-        """
+        """Return description -> microseconds of each answer that runs, in the heuristic's order."""
         from outblas.runtime.cublas import describe
 
         problem = clock.problem

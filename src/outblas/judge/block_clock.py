@@ -39,7 +39,6 @@ class BlockClock:
     """The stamps of one problem's entries; :meth:`measure` times these in blocks.
 
     Args:
-        clock: clock that captured the entries.
         arch: architecture of the GPU, e.g. ``"sm_90a"``.
     """
 
@@ -51,7 +50,6 @@ class BlockClock:
         """Time captured entries alone, in the given order and in reverse. Each visit lasts about half a second.
 
         Args:
-            graphs: name -> captured entry.
             drop_beyond: factor. An entry that took longer than this times the fastest at its first visit gets no second
                 one. By default infinity: none is dropped.
 
@@ -112,7 +110,6 @@ def entries_to_time(clock: GpuClock, graphs: Mapping[str, GraphEntry], untimed: 
 
     Args:
         clock: clock that captured the entries; it times the rivals in a few rounds.
-        graphs: all entries by name.
         untimed: names of baselines that are no rivals, e.g. ``["nvmmh"]``; they are left out.
     """
     rivals = {name: graph for name, graph in graphs.items() if name in RIVALS}
@@ -139,10 +136,6 @@ class SmClock:
     Example: ``s.stamp(0, stream)``, work, ``s.stamp(1, stream)``, synchronise, then ``s.between(0, 1)`` returns e.g.
     ``(180000.0, 100000.0)``: 100 us at 1800 MHz.
 
-    Args:
-        slots: number of stamps that are kept at once.
-        arch: architecture to compile for, e.g. ``"sm_90a"``.
-
     Raises:
         CompileError: the kernel does not compile.
         DeviceError: no such GPU.
@@ -164,7 +157,6 @@ class SmClock:
 
         Args:
             slot: 0 to ``slots`` - 1.
-            stream: raw stream, an integer.
         """
         parameters = ctypes.addressof(self._parameters[slot])
         grid, block = (self._sms, 1, 1), (1, 1, 1)
@@ -179,10 +171,6 @@ class SmClock:
         """Return (cycles, nanoseconds) from one stamp to the next: the median over the SMs that made both.
 
         Call it after the stream has been synchronised.
-
-        Args:
-            first: slot of the earlier stamp.
-            second: slot of the later stamp.
 
         Raises:
             DeviceError: no SM made both stamps.

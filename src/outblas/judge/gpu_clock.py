@@ -195,9 +195,6 @@ class GpuClock(StreamClock):
 
         Near are those within 1.25 x the fastest. They get 7 rounds with L2 evicted before every call. Only they are in
         the result of a cold clock, unless none of them can be bound again.
-
-        Args:
-            skip: an entry that raises it is left out.
         """
         warm = self.quick(entries, skip=skip)
         if not self.cold or len(warm) < 2:
@@ -216,7 +213,6 @@ class GpuClock(StreamClock):
 
         Args:
             entries: entries by name; :func:`choose_algorithm` is called for each.
-            seed: seed of the order within a round.
 
         Returns:
             What :meth:`measure` returns.
@@ -257,9 +253,7 @@ class GpuClock(StreamClock):
         """Time captured entries in interleaved rounds.
 
         Args:
-            graphs: entries by name; none gives an empty result.
             rounds: timed rounds, at least; more until ``benchmark_seconds`` have passed, but none beyond 2000.
-            seed: seed of the order within a round.
             warmup_seconds: seconds of untimed rounds before; at least one round.
             benchmark_seconds: seconds of timed rounds, at least.
             prune: drops entries after some rounds; None: all stay.

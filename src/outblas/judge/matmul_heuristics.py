@@ -90,10 +90,6 @@ def ranked_choices(
 
     The list is empty if it has no choice or crashes. All lists are empty if the GPU's record has no name for it.
 
-    Args:
-        count: number of choices to request; equal ones are then merged.
-        script: Python program of the subprocess; tests replace it.
-
     Raises:
         ToolchainMissing: nvMatmulHeuristics is not installed; not checked for another ``script``.
     """
@@ -122,9 +118,6 @@ def nearest_config(problem: Problem, choice: TileChoice, gpu: Gpu) -> KernelConf
     """Return the legal config of ``sm90_wgmma_gemm`` that differs least from ``choice``; None if no near one is legal.
 
     Stages are changed first, and only downwards. Then come the cluster, the split, the depth, and the tile last.
-
-    Args:
-        gpu: GPU for which the config must be legal.
     """
     for family in FAMILIES.values():
         for config in family.near_tile_choice(choice):

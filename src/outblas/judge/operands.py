@@ -135,7 +135,6 @@ class Operands:
         """Copy values into A and B of one set, and fill its C with :data:`CANARY`, a NaN. Other sets stay.
 
         Args:
-            index: the set, from 0.
             a: tensor of A's values, (M, K); another dtype is converted.
             b: tensor of B's values as stored (``problem.b_shape``); another dtype is converted.
 

@@ -23,7 +23,6 @@ def normal_inputs(problem: Problem, seed: int, device: str = "cpu", scale: float
     """Return operands drawn from N(0, scale^2).
 
     Args:
-        problem: the problem; its dtype is that of the operands.
         scale: standard deviation.
 
     Returns:
@@ -78,9 +77,6 @@ def integer_inputs(problem: Problem, device: str = "cpu") -> Iterator[tuple[str,
     There are four: "0/1 inputs", "integers 0..T", "integers -T..T" and "rows of ones". For fp32 accumulation T is
     floor(sqrt(60000 / K)), from 1 to 15. If K is large enough, sums go past 2048, where a half accumulator loses the
     odd numbers, up to about 60,000. For fp16 accumulation T is 1, and sums stay below 2048.
-
-    Args:
-        problem: the problem; its dtype is that of the operands.
     """
     return ((what, *draw()) for what, draw in integer_draws(problem, device))
 

@@ -36,7 +36,6 @@ def error_bound(problem: Problem, reference: Any, magnitude: Any, q: Any = None,
     """Return the largest allowed |error| of every element of C, by the formula of the module's text.
 
     Args:
-        problem: gives K, dtype and accumulator.
         reference: the exact product, a tensor (M, N) in fp32 or fp64; the result is like it.
         magnitude: |A| |B|, (M, N).
         q: sqrt((A o A)(B o B)), (M, N); needed for fp16 accumulation only.
@@ -166,9 +165,6 @@ def allow_tf32(allowed: bool) -> Iterator[None]:
     """Set for a ``with`` block whether torch may use TF32 for fp32 products on a GPU, then restore the setting.
 
     Products of fp16 values are exact in TF32, and so are those of bf16.
-
-    Args:
-        allowed: True allows it.
 
     Yields:
         None.

@@ -60,7 +60,6 @@ def serve_requests(
 
     Args:
         calls: bound calls; request i uses number ``i % len(calls)``. At least one.
-        stream: raw CUstream of the current context.
         arrivals_ns: arrival of each request, nanoseconds after the first moment, rising.
 
     Raises:
@@ -88,7 +87,6 @@ def clock_us(stream: int, arrivals_ns: Sequence[int], libcuda: str = native.LIBC
 
     Args:
         stream: raw CUstream, which must be idle.
-        arrivals_ns: as for :func:`serve_requests`; at least one.
 
     Raises:
         DeviceError: as :func:`serve_requests`.

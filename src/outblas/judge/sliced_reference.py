@@ -86,7 +86,6 @@ def block_extents(problem: Problem, max_flop: float, block_bytes: int = BLOCK_BY
 
     Args:
         max_flop: floating-point operations of a step, at most; two products of 2 ``depth`` for each element.
-        block_bytes: memory of a block's operands and sums in fp64.
     """
     elements = block_bytes // _BYTES_PER_ELEMENT
     results = max(1, min(elements // _PART_OF_RESULTS, int(max_flop / (4 * min(problem.k, _LEAST_DEPTH)))))

@@ -36,7 +36,6 @@ def time_offline(
 
     Args:
         effort: amount of timing; None: ``TimingEffort()``.
-        seed: seed of the order within a round, and of the operands.
         cold: evict L2 before every call.
         left_out: this dict receives name -> reason for entries that raise an OutblasError. None: raise it instead.
 

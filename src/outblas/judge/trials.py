@@ -40,7 +40,6 @@ class ProofTrials:
         """Return ``make()``, called anew at every :meth:`get`. :class:`CachedTrials` calls it once per name instead.
 
         Args:
-            name: key of the object that is made; without effect here.
             make: function without arguments. It returns a tensor, a :class:`outblas.judge.reference.Reference` or a
                 tuple of them. Do not write to the result.
         """

@@ -35,7 +35,6 @@ class KernelSpace:
         knobs: the choices; it must have every value of the members.
 
     Attributes:
-        members: the configs, a tuple.
         vectors: int16[members, knobs], rows as from :meth:`Knobs.encode`; columns are contiguous.
     """
 
@@ -47,12 +46,7 @@ class KernelSpace:
         self._possible: dict[tuple[str, str, str, Gpu, Launch], NDArray[np.bool_]] = {}
 
     def config(self, place: int, launch: Launch = "plain") -> KernelConfig:
-        """Return a member with a launch option.
-
-        Args:
-            place: index into ``members``.
-            launch: ``plain``, ``pdl`` or ``weights``.
-        """
+        """Return a member with a launch option."""
         return with_launch(self.members[place], launch)
 
     def place(self, config: KernelConfig) -> int | None:
@@ -64,9 +58,6 @@ class KernelSpace:
 
         It equals :func:`outblas.kernels.legality.why_illegal` of every member. The rules without M, N and K are asked
         once per layout, dtype, accumulator, GPU and launch option, and are kept.
-
-        Args:
-            launch: ``plain``, ``pdl`` or ``weights``.
         """
         found = self._possible_for(problem, gpu, launch).copy()
         for family, rows, columns in self._columns:
@@ -126,10 +117,6 @@ def neighbours(problem: Problem, config: KernelConfig, gpu: Gpu) -> list[KernelC
     Ideas: early loads of B, evenly spread CTAs, then the ideas of the config's family. The list has the first
     suggestion of each idea, then the second of each, and so on. Illegal suggestions are left out, so the list may be
     empty. Early loads and even spreading are suggested only for a config with ``pdl``.
-
-    Args:
-        problem: the problem that the configs must be able to run.
-        config: a legal config of any family.
     """
     ideas = [_early(config), _even(problem, config, gpu), *FAMILIES[config.family].neighbours(problem, config)]
     # The first suggestion of each idea, then the second of each: so a short list has some of every idea.

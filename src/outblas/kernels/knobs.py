@@ -147,7 +147,6 @@ def knobs_of(configs: Sequence[KernelConfig], more: Mapping[str, Sequence[int]] 
     in ``more`` has the values ``(0,)``. The knob ``family`` comes first and always has all families.
 
     Args:
-        configs: configs whose values count; may be empty.
         more: knob -> further values of a number; None: none. Names of unknown knobs are ignored.
     """
     knobs = [KnobChoices(FAMILY, tuple(FAMILIES), tuple(FAMILIES))]

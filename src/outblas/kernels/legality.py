@@ -94,7 +94,6 @@ def breaks_extent_rule(
     shared memory may be too large, which only :func:`why_illegal` decides. They are few, on very large problems.
 
     Args:
-        family: name of the family of all configs.
         columns: an object with an array [configs] per knob, as an attribute of that name.
     """
     broken = np.zeros(len(columns.bm), np.bool_)

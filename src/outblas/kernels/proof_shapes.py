@@ -19,9 +19,6 @@ def proof_shapes(problem: Problem, config: KernelConfig, gpu: Gpu) -> list[Probl
 
     Problems that are illegal for the config are left out, so the list may be empty. The extents do not depend on those
     of ``problem``. The first has M = 2 ``bm``, N = 2 ``bn`` and K = 4 ``bk``, if that is legal.
-
-    Args:
-        problem: gives layout, dtype and accumulator.
     """
     bm, bn, bk = config.bm, config.bn, config.bk
     shapes = [

@@ -83,11 +83,7 @@ def launch_label(row: Mapping[str, Any]) -> str:
 
 
 def table_label(suite: str, row: Mapping[str, Any]) -> str:
-    """Return the name of a row's table for notes, e.g. ``llm TN fp16/fp32, offline``.
-
-    Args:
-        row: mapping with ``layout``, ``dtype``, ``acc`` and ``mode``.
-    """
+    """Return the name of a row's table for notes, e.g. ``llm TN fp16/fp32, offline``."""
     return f"{suite} {row['layout']} {row['dtype']}/{row['acc']}, {row['mode']}"
 
 
@@ -179,9 +175,6 @@ def extended_figures(rows: Sequence[Row], suite: str) -> Row:
 def figures_of_drawn(rows: Sequence[Row]) -> Row:
     """Return what a mean over drawn shapes is worth, and what its aligned and unaligned shapes have.
 
-    Args:
-        rows: at least one row.
-
     Returns:
         ``{bootstrap, by_alignment}``. ``bootstrap`` is the 95% interval ``[low, high]`` of the geometric mean over
         shapes; None for fewer than three. ``by_alignment`` is ``{"aligned": ..., "unaligned": ...}``, see
@@ -237,7 +230,6 @@ def figures_by_start(rows: Sequence[Row], starts: int | None = None) -> Row:
     """Return the figures that say how far a mean can be trusted.
 
     Args:
-        rows: at least one row, all of the same mode.
         starts: number of different starts of the machine, as the provenance has it (``Result.starts``). None: each
             figure of ``by_start`` is of another start.
 
@@ -266,7 +258,6 @@ def figures_by_key(
 
     Args:
         key: function that returns a row's group.
-        order: sort key of the groups' names.
     """
     groups: dict[str, list[float]] = {}
     for row in rows:
@@ -301,7 +292,6 @@ def best_of_layouts(tn: Iterable[Row], nn: Iterable[Row]) -> list[Row]:
     of medians and not paired. A row falls back if the best time belongs to a baseline.
 
     Args:
-        tn: result rows of layout TN.
         nn: result rows of layout NN. Problems that are missing on either side are left out.
     """
     other = {(r["m"], r["n"], r["k"]): r for r in nn}

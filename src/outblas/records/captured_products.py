@@ -35,8 +35,6 @@ class CapturedProduct:
     Attributes:
         layout: ``TN`` or ``NN`` as in :class:`outblas.core.problem.Problem`. ``NT`` or ``TT`` if A is the transpose of
             a row-major matrix. ``strided`` if an operand is neither row-major nor a transpose.
-        dtype: ``fp16`` or ``bf16``, of A and B.
-        device: e.g. ``cpu`` or ``cuda:0``.
         op: ATen operator: ``mm``, ``mv``, ``addmm``, ``bmm``, or ``outblas::mm``. If C has another dtype than A, ``->``
             and that dtype follow.
         batch: products per call. It is 1 also for a batch that is one product on views
@@ -86,7 +84,6 @@ class CapturedProducts:
 
     Attributes:
         counts: product -> number of calls.
-        provenance: one mapping per capture, oldest first.
     """
 
     counts: Mapping[CapturedProduct, int]
@@ -258,8 +255,6 @@ class CaptureFile:
         """Write everything that this capture has counted so far; earlier counts of this capture are replaced.
 
         Args:
-            counts: product -> number of calls since the capture began.
-            provenance: about this capture; JSON values.
             wait: False returns without writing if another thread is writing.
 
         Raises:

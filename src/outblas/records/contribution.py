@@ -57,9 +57,6 @@ class Contribution:
 def proof_summary(library: Library, evaluations: Iterable[Evaluation]) -> dict[str, Any]:
     """Return which installed kernels have a recorded proof.
 
-    Args:
-        evaluations: evaluations of the runs that made it.
-
     Returns:
         ``kernels`` (number of installed (problem, kernel) pairs) and ``proved``: problem key -> kernel name -> names of
             the passed gates. A kernel without a recorded proof is missing. An interval's kernels count at each M at
@@ -109,9 +106,6 @@ def save_contribution(found: Contribution, path: Path) -> Path:
 
 def load_contribution(path: Path) -> Contribution:
     """Read a contribution; nothing is unpacked to disk.
-
-    Args:
-        path: a file of :func:`save_contribution`.
 
     Raises:
         RecordError: the file is missing, too large or damaged, has other members, or a member is too large, changed or

@@ -35,11 +35,7 @@ def replace_weights(old: Sequence[LibraryInterval], new: Sequence[LibraryInterva
 
 
 def intervals_outside(intervals: Sequence[LibraryInterval], taken: Sequence[LibraryInterval]) -> list[LibraryInterval]:
-    """Return what some intervals leave of others. With a kernel, the parts end at measured M.
-
-    Args:
-        taken: intervals whose M are left out.
-    """
+    """Return what some intervals leave of others. With a kernel, the parts end at measured M."""
     index = IntervalIndex(taken)
     spans = {weight: [(one.first, one.last) for one in index.of_weight(weight)] for weight in _weights(taken)}
     return [part for one in intervals for part in parts_outside(one, spans.get(one.weight, ()))]
@@ -70,8 +66,6 @@ def overlay_intervals(
     """Return the intervals by which a device decides: the user's, and the packaged ones in all other M.
 
     Args:
-        own: intervals of the user's library.
-        packaged: intervals of the packaged library.
         merge: returns the decision for an M that both hold.
     """
     first, second = IntervalIndex(own), IntervalIndex(packaged)

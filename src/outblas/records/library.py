@@ -35,7 +35,6 @@ class Library:
     Attributes:
         gpu: short name, e.g. ``h200``.
         rows: at most one row per problem.
-        provenance: origin of the figures; JSON values.
         intervals: intervals of M. Those of a weight do not overlap and stand in rising order.
         gates: intervals of M of gate/up weights, whose plain kernel computes the product with
             :data:`outblas.kernels.epilogue.STACKED_GATE`. Its speed-up is over the fastest product and one pass.
@@ -80,11 +79,7 @@ class Library:
         return not (self.rows or self.intervals or self.gates)
 
     def size(self, noun: str = "rows") -> str:
-        """Return the number of rows, and of intervals if there are any, e.g. ``12 rows, 3 intervals``.
-
-        Args:
-            noun: the word for rows.
-        """
+        """Return the number of rows, and of intervals if there are any, e.g. ``12 rows, 3 intervals``."""
         return f"{len(self.rows)} {noun}" + (f", {len(self.intervals)} intervals" if self.intervals else "")
 
     def row_of(self, problem: Problem) -> LibraryRow | None:

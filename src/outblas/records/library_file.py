@@ -28,8 +28,6 @@ class LibraryContent(NamedTuple):
     """The content of a library's file.
 
     Attributes:
-        rows: at most one row per problem.
-        provenance: origin of the figures; JSON values.
         intervals: intervals of M; those of a weight rise and do not overlap.
         gates: the same for kernels with a gate.
     """

@@ -71,7 +71,6 @@ class SecondWinner:
     Attributes:
         config: the kernel; None: ``algorithm``, or the row's fall-back.
         speedup: speed-up over the plain choice, timed in the workload's mode.
-        low: lower end of the speed-up's 95% interval.
         algorithm: without a kernel, the algorithm of cuBLASLt (:func:`outblas.runtime.cublas.describe`) that runs.
             Empty: the row's fall-back (:attr:`LibraryRow.fallback`).
     """
@@ -213,7 +212,6 @@ def choose_kernel(
 
     Args:
         evaluations: evaluations of template candidates on one problem.
-        launch: ``plain``, ``pdl`` or ``weights``.
         above: the bound; 1.01 by default (:data:`INSTALL_ABOVE`).
     """
     return max(qualified_kernels(evaluations, launch, above), key=_rank, default=None)
@@ -225,11 +223,6 @@ def qualified_kernels(evaluations: Iterable[Evaluation], launch: Launch, above: 
     Only evaluations that passed and that the launch option allows are candidates. One qualifies if the lower bound of
     its speed-up is above (not equal to) ``above``. A bound above :data:`LEVEL_ABOVE` is enough if the kernel is also
     faster than torch.matmul by more than 1%.
-
-    Args:
-        evaluations: evaluations of template candidates on one problem.
-        launch: ``plain``, ``pdl`` or ``weights``.
-        above: the bound.
     """
     found = []
     for e in evaluations:

@@ -47,7 +47,6 @@ def with_intervals(
     table's provenance then has that of the other search as ``earlier``.
 
     Args:
-        intervals: the intervals; those of a weight in rising order of M.
         measured: provenance of the intervals, as for :func:`with_table_rows`.
     """
     merged = replace_intervals(library.intervals, intervals)
@@ -56,12 +55,7 @@ def with_intervals(
 
 
 def with_gates(library: Library, gates: Sequence[LibraryInterval], table: Table, measured: dict[str, Any]) -> Library:
-    """Return the library with the gates of a table's weights, in place of those that it has of the same weights.
-
-    Args:
-        gates: the intervals; those of a weight in rising order of M.
-        measured: provenance of the gates, as for :func:`with_intervals`.
-    """
+    """Return the library with the gates of a table's weights, in place of those that it has of the same weights."""
     merged = replace_weights(library.gates, gates)
     measured = _with_earlier(library.provenance.get("gates", {}), merged, gates, table, measured)
     return replace(library, gates=merged, provenance=_with_part(library, "gates", table, measured))
@@ -97,7 +91,6 @@ def replace_rows(library: Library, rows: Sequence[LibraryRow], table: Table, abo
 
     Args:
         rows: the new rows. A row of a problem that is not in the library is ignored.
-        about: provenance of the table, as for :func:`with_table_rows`.
     """
     new = {row.problem: row for row in rows}
     merged = tuple(new.get(row.problem, row) for row in library.rows)
@@ -166,10 +159,6 @@ def merge_rows(old: LibraryRow, new: LibraryRow) -> LibraryRow:
     """Return, for each launch option, the kernel with the higher lower bound; ``old`` wins a tie.
 
     If any kernel changes, the baseline is that of ``new``. A row without a kernel loses to one with a kernel.
-
-    Args:
-        old: row of a problem.
-        new: another row of the same problem.
     """
     picks: dict[str, LibraryChoice | None] = {}
     for launch in LAUNCHES:

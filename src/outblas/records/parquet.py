@@ -31,11 +31,7 @@ def check_parquet() -> None:
 
 
 def parquet_bytes(table: Any, checksums: bool = False) -> bytes:
-    """Return the content of a Parquet file, compressed by zstd; the same for the same table and pyarrow.
-
-    Args:
-        checksums: each page has a checksum.
-    """
+    """Return the content of a Parquet file, compressed by zstd; the same for the same table and pyarrow."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -90,10 +86,6 @@ def read_whole(source: Any, checksums: bool = False) -> Any:
 
 def read_table(path: Path, columns: Mapping[str, str], expected: str, do: str) -> Any:
     """Return some columns of a file as an Arrow table, with their checksums verified.
-
-    Args:
-        columns: as for :func:`column_schema`.
-        expected: content of the file in words, for the error.
 
     Raises:
         RecordError: the file is truncated or damaged, or lacks a column.

@@ -61,7 +61,6 @@ class Recording:
         baselines: name -> float32[P], microseconds per call; NaN if not measured.
         baseline_spread: name -> float32[P], (p75 - p25) / median; NaN if not measured.
         baseline_detail: name -> one line per problem (the chosen algorithm).
-        provenance: gpu, driver, toolchain, date, commit, command.
         chosen: int8[P, C], indices into :data:`outblas.records.recording_files.CHOICES`, which says how each cell was
             chosen. By default every cell is of the catalogue.
 

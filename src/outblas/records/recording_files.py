@@ -68,9 +68,6 @@ def write_table(path: Path, suffix: str, columns: list[Any], metadata: Mapping[s
 def read_table(path: Traversable, suffix: str) -> tuple[pa.Table, dict[str, Any]]:
     """Return (table, metadata) of one of the two files. The table has at least the columns of its kind.
 
-    Args:
-        suffix: :data:`CELLS` or :data:`BASELINES`.
-
     Raises:
         RecordError: the file is missing, truncated, of another kind or version, or lacks a column.
         ToolchainMissing: pyarrow is not installed.
@@ -106,11 +103,6 @@ def read_table(path: Traversable, suffix: str) -> tuple[pa.Table, dict[str, Any]
 
 def cells_to_arrays(table: pa.Table, rows: int, columns: int) -> tuple[Any, Any, Any, Any, Any]:
     """Return (status int8, median_us float32, spread float32, rounds int16, chosen int8) of shape (rows, columns) each.
-
-    Args:
-        table: one line per cell, in any order.
-        rows: number of problems.
-        columns: number of candidates.
 
     Raises:
         ValueError: a cell is missing, doubled or outside the matrix, or a value is invalid.

@@ -98,7 +98,6 @@ class Result:
     """A result file that was read and checked.
 
     Attributes:
-        meta: its metadata: ``suite``, ``provenance``, ``format``, ``kind`` and possibly more.
         rows: its rows in file order; one dictionary per row with the columns of :data:`COLUMNS`.
     """
 
@@ -136,9 +135,6 @@ def result_file(name: str) -> Path:
     """Return where a benchmark on this machine writes a result file: ``results/<gpu>/<name>``.
 
     The GPU is that of device 0; without one it is the reference GPU.
-
-    Args:
-        name: name of the file, e.g. ``clock_study.json``.
     """
     from outblas.runtime.device import gpu_of_device
 
@@ -175,7 +171,6 @@ def write_result(rows: Sequence[Mapping[str, Any]], meta: Mapping[str, Any], pat
 
     Args:
         rows: one mapping per row with every column of :data:`COLUMNS`; nullable columns may be omitted.
-        meta: ``suite`` and ``provenance``; ``format`` and ``kind`` are added.
 
     Raises:
         RecordError: a row lacks a column or contradicts itself, or the disk refuses. The old file is kept.

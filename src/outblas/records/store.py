@@ -63,7 +63,6 @@ class StoredRun:
 
     Attributes:
         started: UTC time of its start, ISO 8601, e.g. ``2026-11-22T16:57:26.123+00:00``.
-        settings: its settings; JSON values.
     """
 
     run_id: str
@@ -95,9 +94,6 @@ class Store:
 
     def begin(self, run_id: str, settings: dict[str, Any]) -> None:
         """Register a run, or resume one that was started with the same settings.
-
-        Args:
-            settings: JSON values.
 
         Raises:
             UsageError: the run exists with other settings; its figures would not be comparable.
@@ -147,7 +143,6 @@ class Store:
 
         Args:
             counters: (problem, config) -> counter name -> finite number.
-            about: origin of the counters; JSON values.
 
         Raises:
             UsageError: the run has not evaluated a pair, or a counter is no finite number.
@@ -189,7 +184,6 @@ class Store:
         """Record that a piece of a run's work is finished. The last outcome of a piece counts.
 
         Args:
-            piece: name of the piece of work.
             outcome: what came of it; JSON values.
 
         Raises:
@@ -456,11 +450,7 @@ def connect(path: Path, mode: str) -> sqlite3.Connection:
 
 
 def store_failure(path: Path, what: str, error: Exception) -> RecordError:
-    """Return the RecordError, on one line, for an error of SQLite or of the file system.
-
-    Args:
-        what: past participle of the failed action, e.g. "opened".
-    """
+    """Return the RecordError, on one line, for an error of SQLite or of the file system."""
     text = str(error)
     if isinstance(error, OSError) and error.strerror:
         text = error.strerror

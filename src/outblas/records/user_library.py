@@ -52,9 +52,6 @@ def user_library_path(gpu: str) -> Path | None:
 def stamp_of(provenance: Mapping[str, Any]) -> dict[str, str | None]:
     """Return the stamp of figures that were measured with the present kernels.
 
-    Args:
-        provenance: of the figures, see :func:`outblas.records.provenance.collect_provenance`.
-
     Returns:
         ``gpu`` (product name), ``driver`` (major version), ``nvrtc`` and ``outblas`` (release), each None if unknown,
         and ``kernels``, the hash of the present kernels.
@@ -83,10 +80,6 @@ def stamp_differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list
     """Return the differences between two stamps, one text each; an empty list if they agree.
 
     Another release or hash counts as equal if its kernels are known to compile to the same cubins.
-
-    Args:
-        there: stamp of a file.
-        here: stamp of this machine.
 
     Raises:
         RecordError: the table of equal kernels is damaged.
@@ -264,9 +257,6 @@ def library_for_device(packaged: Library, index: int) -> tuple[Library, tuple[st
     or of an interval is taken. Where a packaged row has none, that of an interval of the user is. The user's gates take
     the place of packaged ones of the same weight.
 
-    Args:
-        packaged: library of the package for this GPU.
-
     Returns:
         The merged library, and one text per source, the user's file first.
     """
@@ -306,7 +296,6 @@ def merge_user_row(own: LibraryRow, packaged: LibraryRow | None) -> LibraryRow:
     plain kernel is used.
 
     Args:
-        own: the user's row, of the library or of an interval.
         packaged: another row of the same problem, packaged or of an interval; None makes the result ``own``.
     """
     if packaged is None:
@@ -385,7 +374,6 @@ class EqualKernels:
         """Return the table for later kernels whose cubins were found equal to those of earlier kernels.
 
         Args:
-            now: the later kernels.
             proved: the earlier kernels, as a library file of their release names them.
             compared: hash of the earlier kernel files by the present rule. If this table is for that hash or for
                 ``now``, its entries are kept.

@@ -54,7 +54,6 @@ class Cubin:
     """Machine code of one kernel, with facts that the compiler reported.
 
     Attributes:
-        arch: e.g. ``sm_90a``.
         registers: registers per thread.
         spill_bytes: bytes of spill stores plus spill loads.
         stack_bytes: local stack, bytes.
@@ -62,7 +61,6 @@ class Cubin:
         facts: instruction counts of the SASS.
         compile_seconds: duration of the compilation, also if the cubin now comes from the cache.
         from_cache: True if it was not compiled now.
-        log: output of NVRTC and ptxas.
     """
 
     image: bytes

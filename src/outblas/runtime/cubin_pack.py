@@ -67,7 +67,6 @@ class CubinPack:
     :meth:`get` looks a kernel up, by a key and not by ``[]``. The file is not kept open, so there is nothing to close.
 
     Attributes:
-        path: the file, as a Path.
         about: origin of the cubins, a dict of JSON values such as ``"nvrtc": "13.0 (wheel 13.0.88)"``. Other keys:
             ``outblas``, ``kernels``, ``libraries``, ``any_shape``, ``architectures``.
         images: number of different cubins.
@@ -166,7 +165,6 @@ def pack_bytes(cubins: Mapping[bytes, Cubin], about: Mapping[str, Any]) -> bytes
 
     Args:
         cubins: :func:`pack_key` -> cubin.
-        about: origin of the cubins; JSON values.
     """
     rows = sorted(cubins.items())
     images: dict[bytes, int] = {}

@@ -284,10 +284,6 @@ class LtPlan:
         """Enqueue one product with a given algorithm.
 
         Args:
-            a: address of our A.
-            b: address of our B.
-            c: address of our C, overwritten.
-            stream: raw CUstream.
             workspace: address of :data:`WORKSPACE_BYTES` bytes for this call; 0: none; None: the handle's.
 
         Raises:
@@ -367,9 +363,6 @@ def rounds_partial_sums(algorithm: str) -> bool:
 
     ``CUBLASLT_REDUCTION_SCHEME_NONE`` (0) has no parts, and ``COMPUTE_TYPE`` (2) adds them in fp32. ``INPLACE`` (1) and
     ``OUTPUT_TYPE`` (4) add them in the type of C.
-
-    Args:
-        algorithm: configuration as :func:`describe` spells it.
     """
     return not {"reduction=0", "reduction=2"} & set(algorithm.split())
 

@@ -40,7 +40,6 @@ class PreparedAlgorithm(NamedTuple):
         numbers: see :meth:`outblas.runtime.cublas.LtPlan.numbers`.
         algo: bytes of the cublasLtMatmulAlgo_t.
         workspace_bytes: size of the stream's workspace; 0: the call takes none.
-        keep: object that must live while the numbers are used.
         output: shape, strides and torch dtype of C.
     """
 
@@ -73,8 +72,6 @@ class LtAlgorithm:
         """Enqueue ``c = a @ b`` on a raw stream.
 
         Args:
-            a: torch CUDA tensor A.
-            b: torch CUDA tensor B.
             c: torch CUDA tensor C, overwritten.
             stream: raw CUstream.
             workspace: workspace of the stream; needed if ``workspace_bytes`` is not 0.
@@ -155,9 +152,6 @@ class LtAlgorithms:
 
         ``failed`` gets the line ``"<problem>: cuBLASLt <algorithm> cannot be used: <why>"``. For the problem it has the
         key, e.g. ``64_64_64_TN_fp16_fp32``.
-
-        Args:
-            why: the reason, one line.
         """
         self._found.pop((problem, algorithm), None)
         line = f"{problem.key}: cuBLASLt {algorithm} cannot be used: {why}"

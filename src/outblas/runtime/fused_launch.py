@@ -97,7 +97,6 @@ class FusedKernel:
 
     Attributes:
         name: ``<config name> with <epilogue name>``, e.g. ending in ``with bias+gelu``.
-        packaged: as of :class:`outblas.runtime.launch.LoadedKernel`.
 
     Raises:
         DeviceError: the driver cannot load the cubin.
@@ -123,7 +122,6 @@ class FusedKernel:
             operands: (a, b, c) as in :meth:`outblas.runtime.launch.LoadedKernel.bind`. For a gated epilogue, c is (M,
                 N/2).
             extra: bias and residual; ``Extra()`` if the epilogue takes neither.
-            workspace: as in :meth:`outblas.runtime.launch.LoadedKernel.bind`.
 
         Raises:
             ConfigError: the config is not legal for the problem, or not with this epilogue.

@@ -30,7 +30,6 @@ class KernelCode:
     """Machine code of a kernel that is not loaded yet.
 
     Attributes:
-        name: name of the kernel, for logs.
         packaged: whether it was shipped.
         seconds: of compilation; 0 if it was shipped or cached.
         refused: why the driver refused the shipped cubin that it replaces; empty: it replaces none.
@@ -81,9 +80,7 @@ def kernel_code(
     """Return the machine code of a kernel: the shipped cubin, else from the compile cache or NVRTC. No CUDA is called.
 
     Args:
-        name: name of the kernel, for logs.
         refused: why the driver refused the shipped cubin, which is then left out.
-        else_say: as for :func:`outblas.runtime.nvrtc.compile_tuned`.
 
     Raises:
         CompileError: it does not compile, or the machine code spills or accumulates otherwise than asked.
@@ -114,7 +111,6 @@ def load_code(code: KernelCode, load: Callable[[Cubin], _Kernel]) -> _Kernel:
     A compiled kernel that replaces a refused one costs the process a warning once.
 
     Args:
-        code: of :func:`kernel_code`.
         load: makes a cubin bindable, or raises DeviceError.
 
     Raises:

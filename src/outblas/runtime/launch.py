@@ -37,11 +37,7 @@ PORTABLE_CLUSTER = 8
 
 
 class StreamConfigs(dict[int, Any]):
-    """Launch configurations by raw stream: ``configs[stream]`` makes one at its first use. At most 64 are kept.
-
-    Args:
-        make: function that returns a new configuration.
-    """
+    """Launch configurations by raw stream: ``configs[stream]`` makes one at its first use. At most 64 are kept."""
 
     KEPT = 64
 
@@ -233,7 +229,6 @@ class LoadedKernel:
         Args:
             operands: (a, b, c).
             more: ctypes objects that follow the other parameters.
-            workspace: as for :meth:`bind`.
             held: further tensors that the call keeps until it is released.
             columns: columns of c; None: N. With others the kernel must store by c's address: its TMA map is of (M, N).
             turn: rows of b's upper half that the kernel takes before as many of the lower half; 0: in their order.

@@ -76,7 +76,6 @@ class ProfiledLaunch:
     """A profiled launch of a kernel.
 
     Attributes:
-        kernel: its name as ncu writes it.
         block: extents of a block as text, e.g. ``(128, 1, 1)``.
         grid: extents of the grid as text.
         metrics: ncu's name -> value in nanoseconds, bytes, percent, or a plain count, e.g.
@@ -129,9 +128,7 @@ def command(ncu: str, target: Sequence[str], metrics: Sequence[str], cache: Cach
     It ends with ``--log-file``, the log and the words of ``target``. Nothing is run.
 
     Args:
-        target: the program and its arguments, e.g. ``["python", "t.py"]``.
         cache: content of the caches before each replay: ``flushed`` or ``warm``; KeyError for another.
-        log: file for the CSV.
     """
     options = ["--profile-from-start", "off", "--clock-control", "none", "--cache-control", _CACHE_CONTROL[cache]]
     options += ["--csv", "--page", "raw", "--print-units", "base", "--metrics", ",".join(metrics)]
@@ -148,8 +145,6 @@ def profile(
     start and stop are not profiled.
 
     Args:
-        target: the program and its arguments.
-        metrics: ncu's names, e.g. ``["dram__bytes_read.sum"]``.
         cache: content of the caches before each replay: ``flushed``, or ``warm``, as the replay before left them.
         timeout_s: time limit, seconds.
         log: file for ncu's own output, written also after a failure or a timeout; None: none.
@@ -180,9 +175,7 @@ def known_metrics(
 
     Args:
         target: a short program that profiles any kernel.
-        metrics: ncu's names to try.
         timeout_s: time limit of each run, seconds.
-        log: as for :func:`profile`.
 
     Raises:
         DeviceError: as :func:`profile`, or ncu knows none of the metrics.
@@ -268,7 +261,6 @@ def between_marks(launches: Iterable[ProfiledLaunch], mark: str = MARK_KERNEL) -
     Example: the kernels spin_kernel, gemm, spin_kernel give ``[[gemm], []]``. No kernel at all gives ``[]``.
 
     Args:
-        launches: kernels in order.
         mark: text that a marking kernel's name contains, by default ``spin_kernel``.
 
     Raises:

@@ -53,7 +53,6 @@ def compile_source(source: Source, arch: str = "sm_90a", cache: CubinCache | Non
     If processes with a common cache ask for the same source at once, one compiles and the others wait.
 
     Args:
-        source: the source, e.g. of :func:`outblas.kernels.source.make_source`.
         arch: one of :data:`ARCHITECTURES`, e.g. ``sm_80`` or ``sm_90a``.
         cache: cache of cubins; None: compile and store nothing.
 
@@ -120,10 +119,8 @@ def compile_many(
     Work begins with the first item. A refused source does not end the batch, even if the compiler dies.
 
     Args:
-        arch: one of :data:`ARCHITECTURES`.
         jobs: number of processes; None: one per usable core.
         progress: called as ``progress(done, total)`` after each source, also a cached one; ``(1, 2)`` first of two.
-        cache: as for :func:`compile_source`.
 
     Raises CompileError for an unknown architecture, or ToolchainMissing, both at the first item.
     """
@@ -398,7 +395,6 @@ def compile_processes(jobs: int, nice: int = 0) -> ProcessPoolExecutor:
     """Return a pool of compiling processes that end with this one, even if it is killed.
 
     Args:
-        jobs: most processes.
         nice: as for os.nice; 0: no change.
     """
     return ProcessPoolExecutor(jobs, _KillingContext(), _begin, (os.getpid(), nice))

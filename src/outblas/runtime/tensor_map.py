@@ -62,7 +62,6 @@ def encode_map(address: int, rows: int, cols: int, box_rows: int, box_cols: int,
     boxes of 128 rows of 64 elements, which are 128 bytes.
 
     Args:
-        address: device address.
         box_rows: rows of a box.
         box_cols: columns of a box: 8, 16, 32 or 64. Its row then has 16, 32, 64 or 128 bytes. KeyError for another.
         dtype: ``fp16`` or ``bf16``.
@@ -96,7 +95,6 @@ def encode_operands(operands: Sequence[Any], boxes: Boxes, dtype: str, combs: in
     Args:
         operands: A, B and C, tensors.
         boxes: (rows, columns, box rows, box columns) of those that have descriptors.
-        dtype: ``fp16`` or ``bf16``.
         combs: descriptors of each: 1 or 8.
         turn: that of B is of :func:`encode_turns` with this number of rows; 0: it is not.
 
@@ -133,8 +131,6 @@ def described_maps(boxes: Boxes, dtype: str, combs: int) -> tuple[tuple[int, ...
 
     Args:
         boxes: (rows, columns, box rows, box columns) of each; may be empty.
-        dtype: ``fp16`` or ``bf16``.
-        combs: descriptors of each: 1 or 8.
     """
     found: list[tuple[int, ...]] = []
     for rows, cols, *box in boxes:
@@ -152,7 +148,6 @@ def encode_boxes(
     """Return the descriptor (CUtensorMap) of a row-major matrix.
 
     Args:
-        address: device address.
         extents: (rows, columns) of the matrix.
         box: (rows, columns) of a box.
         dtype: ``fp16`` or ``bf16``.

@@ -30,7 +30,6 @@ class CompileAhead:
     Args:
         jobs: number of processes; None: one per usable core.
         least: smallest number of new kernels that are compiled in one call; fewer are left to their users. Default: 4.
-        epilogue: what the kernels compute after the product.
     """
 
     def __init__(
@@ -88,9 +87,6 @@ class BackgroundCompiler:
         once.
 
         Until the processes have started, fewer than ``least`` kernels are kept for a later call.
-
-        Args:
-            pairs: (problem, config) of each kernel. Illegal pairs are ignored.
 
         Raises:
             ToolchainMissing: NVRTC is not installed.
@@ -174,9 +170,6 @@ class BaselineKernels:
 
     def of(self, problems: Iterable[Problem]) -> list[tuple[Problem, KernelConfig]]:
         """Return the choices for the problems that no earlier call named, asked for in one subprocess.
-
-        Args:
-            problems: the problems; repeated ones count once.
 
         Returns:
             (problem, config) for each problem with a choice that can be built here. Empty if all were named before, or

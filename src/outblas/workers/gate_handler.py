@@ -117,9 +117,6 @@ class GateEntry:
 
     Args:
         kernel: compiled with :data:`outblas.kernels.epilogue.STACKED_GATE`.
-
-    Attributes:
-        fused: the kernel, for proofs.
     """
 
     def __init__(self, kernel: FusedKernel) -> None:

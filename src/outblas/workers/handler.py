@@ -69,9 +69,6 @@ class Handler:
     Through the latter it sends one answer for each item: a pair (Evaluation or None, Baselines or None). The evaluation
     is None for an item without a config. The baselines are None if the candidate failed before it was timed. A bad
     candidate raises nothing: ``evaluation.status`` tells.
-
-    Args:
-        options: GPU, proof and timing.
     """
 
     def __init__(self, options: Options) -> None:

@@ -150,9 +150,6 @@ class Sandbox:
         batch_timeout_s: seconds for a batch, despite reports; after them the worker is lost. None: no limit.
         spawn: returns a new process that runs :func:`serve_sandbox` with the same codec, such as
             :meth:`outblas.workers.sandbox.SpareWorker.take`. None: processes are started as they are needed.
-
-    Attributes:
-        lost: number of workers lost so far.
     """
 
     def __init__(
@@ -420,7 +417,6 @@ class SpareWorker:
     Args:
         prepare: ``module:function`` without arguments. It imports modules and must not touch a GPU, on which another
             worker may be timing.
-        codec: codec of the sandboxes, see :class:`outblas.workers.sandbox.Sandbox`.
     """
 
     def __init__(self, prepare: str, codec: str | None = None) -> None:

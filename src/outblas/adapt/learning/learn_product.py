@@ -159,11 +159,7 @@ def _round(bench: GpuWorkbench, contender: Contender) -> Generator[None, None, t
 
 
 def row_of(record: LearnedProduct, winner: Finalist | None) -> LibraryRow:
-    """Return the library row of a product: its winner, or torch.
-
-    Args:
-        winner: None: torch goes on computing it.
-    """
+    """Return the library row of a product: its winner, or torch."""
     source = f"cuda:{record.index}"
     if winner is None:
         return LibraryRow(record.problem, "torch", source=source)

@@ -50,7 +50,6 @@ class LearnedProduct:
 
     Attributes:
         launch: launch option of its calls, ``plain`` or ``pdl``.
-        detail: one line: the winner with its figures, or why nothing won.
         contenders: number of ways that were tried.
         refused: name of a way -> the reason why it failed its proof.
         gpu_seconds: GPU time that was spent on it.

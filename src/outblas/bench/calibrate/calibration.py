@@ -36,7 +36,6 @@ def calibrate(
     """Measure a GPU and return its record; nothing is written.
 
     Args:
-        provenance: of the measurement, as from :func:`outblas.records.provenance.collect_provenance`.
         report: receives one line for each figure.
         open_runner: opens the runner of a GPU; tests pass another.
 

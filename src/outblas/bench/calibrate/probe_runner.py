@@ -22,9 +22,6 @@ _LAUNCH_US = 2000.0
 class ProbeRunner:
     """Runs probes on one GPU; a context manager that holds the GPU's primary context and a buffer.
 
-    Args:
-        gpu: the GPU as it is known so far.
-
     Raises:
         DeviceError: the GPU cannot be used, or its memory is full.
         ToolchainMissing: cuda.bindings or NVRTC is not installed.

@@ -34,9 +34,6 @@ class Judging:
     """Extent of the proof and of the timing in live workers, by the names of :class:`outblas.judge.bench_cell.Options`.
 
     Attributes:
-        level: extent of the proof, ``full`` or ``cell``.
-        baselines: names of the baselines that are timed beside the candidates.
-        epilogue: what candidates compute after the product.
         unfused: problem -> kernel that is a rival with one pass more.
     """
 
@@ -81,8 +78,6 @@ class WorkerAbout:
     """The content of a worker's first message.
 
     Attributes:
-        source: its evaluator's source, e.g. ``cuda:0``.
-        place: its machine and device, in words.
         build: its build of OutBLAS; workers of one run must agree in it.
     """
 
@@ -120,7 +115,6 @@ class Event(NamedTuple):
     """A message of a worker, or the news that it was lost.
 
     Attributes:
-        kind: kind of the message, see :data:`EventKind`.
         value: what belongs to the kind; None if nothing does.
     """
 

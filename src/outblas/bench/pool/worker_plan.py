@@ -100,7 +100,6 @@ class WorkerPlan:
     """The workers of a run.
 
     Attributes:
-        kind: ``local`` or ``ray``.
         device: what each worker works on; a GPU stands for any GPU.
         count: number of workers of a replay or of a cluster; None: one per GPU of the cluster.
         judging: what live workers prove and time.
@@ -127,11 +126,8 @@ def make_plan(
     """Check the options of the command line and return the plan of the pool.
 
     Args:
-        kind: ``local`` or ``ray``.
-        device: text of ``--device``; None: GPUs.
         gpus: CUDA ordinals of local workers; None: all.
         count: number of workers of a replay or of a cluster; None: the default.
-        ray_address: address of the cluster; None: the running one.
 
     Raises:
         UsageError: the options contradict each other.

@@ -48,9 +48,7 @@ class Check:
     """A check of one part of the installation or machine.
 
     Attributes:
-        found: the finding, one line.
         ok: True if it works; False if it is broken, or missing and needed here; None if it is absent and optional here.
-        do: the remedy, one line; empty if ok is True.
         required: True if nothing works without it. A False is then the machine's failure, not a limitation.
     """
 
@@ -373,7 +371,6 @@ class GpuPart:
     """A part of the data for a GPU.
 
     Attributes:
-        found: what exists, one line.
         missing: the command that adds the missing part; empty if nothing is missing.
     """
 

@@ -69,9 +69,6 @@ def columns_by_family(configs: Sequence[KernelConfig], gpu: Gpu) -> Iterator[tup
 
     Families come in the order of their first config. The indices rise: int64[n], into ``configs``. The columns are
     those of :func:`config_columns`. Without configs, nothing is yielded. The columns of the last tuples are kept.
-
-    Args:
-        gpu: GPU whose SMs decide ``occupancy``.
     """
     if isinstance(configs, tuple):
         yield from _kept_columns(SameObject(configs), gpu)

@@ -71,7 +71,6 @@ def predict_with(
         coefficients: family -> name -> value; it needs the families of the configs only.
         residual: coefficients of :mod:`outblas.kernels.cost.residual`, float64[len(FEATURE_NAMES)]; None: no
             correction.
-        configs: legal configs of any families.
 
     Raises:
         KeyError: a family or a coefficient is missing.
@@ -105,7 +104,6 @@ def pruned_mask(problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu, fac
     outside the fit).
 
     Args:
-        configs: legal configs.
         factor: the limit, 1 or more; then the best with and the best without PDL are kept.
 
     Raises:
@@ -171,9 +169,6 @@ def load(gpu_name: str) -> tuple[dict[str, dict[str, float]], Floats]:
     The residual is float64[len(FEATURE_NAMES)]. A family that the file lacks has the coefficients from which a fit
     starts, and zeros for its kinds in the residual. Every call of a name returns the same objects: do not change them.
 
-    Args:
-        gpu_name: short name of a GPU, e.g. ``h200``.
-
     Raises:
         DeviceError: the package has no model of this GPU.
         RecordError: the model's file is damaged, of another version, or lacks a coefficient.
@@ -203,7 +198,6 @@ def time_us(x: Mapping[str, float], family: str, p: Columns, c: Columns, gpu: Gp
 
     Args:
         x: coefficients of the family: name -> value.
-        family: name of the family, a key of :data:`FAMILIES`, e.g. ``"sm90_wgmma_gemm"``.
         p: columns of the problem, as from :func:`outblas.kernels.cost.columns.problem_columns`.
         c: columns of the configs, as from :func:`outblas.kernels.cost.columns.config_columns`.
 

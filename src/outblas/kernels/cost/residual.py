@@ -32,8 +32,6 @@ def residual_factor(residual: Floats, family: str, p: Columns, c: Columns, sms: 
 
     Args:
         residual: coefficients in the order of :data:`FEATURE_NAMES`, float64.
-        p: columns of the problem, as from :func:`outblas.kernels.cost.columns.problem_columns`.
-        c: columns of the configs, as from :func:`outblas.kernels.cost.columns.config_columns`.
     """
     return np.exp(np.clip(residual_features(family, p, c, sms) @ residual, -MAX_LOG_RESIDUAL, MAX_LOG_RESIDUAL))
 
@@ -45,8 +43,6 @@ def residual_features(family: str, p: Columns, c: Columns, sms: int) -> Floats:
 
     Args:
         family: name of the family of all configs.
-        p: columns of the problem, as from :func:`outblas.kernels.cost.columns.problem_columns`.
-        c: columns of the configs, as from :func:`outblas.kernels.cost.columns.config_columns`.
     """
     waves = np.ceil(p["m"] / c["bm"]) * np.ceil(p["n"] / c["bn"]) * c["split"] / sms
     slopes = _slopes(p, c, waves)

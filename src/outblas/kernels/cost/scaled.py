@@ -42,10 +42,6 @@ def ratios(family: str, gpu: Gpu, base: Gpu) -> dict[str, float]:
 
     ``tensor`` is the ratio of the rates per SM of the family's instructions. It is that of mma.sync if one of the GPUs
     lacks wgmma.
-
-    Args:
-        gpu: the GPU of the predictions.
-        base: the GPU of the coefficients.
     """
     rate = "wgmma_tflops" if FAMILIES[family].instructions == "wgmma" else "mma_tflops"
     if min(getattr(gpu, rate), getattr(base, rate)) == 0:

@@ -67,8 +67,6 @@ class TiledCost(ABC):
         A family with persistent kernels returns the time of a walk over tiles for them, and ``plain`` for the others.
 
         Args:
-            x: coefficients.
-            c: columns of the configs.
             plain: time of all rounds if each CTA has one tile.
         """
         return plain
@@ -79,9 +77,6 @@ class TiledCost(ABC):
         """Return ``traffic`` plus the bytes that hints and partly written sectors add; by default ``traffic``.
 
         Args:
-            x: coefficients.
-            p: columns of the problem.
-            c: columns of the configs.
             tiles: tiles along M, tiles along N, slots for CTAs.
             traffic: bytes through HBM without these effects.
         """
@@ -91,8 +86,6 @@ class TiledCost(ABC):
         """Return ``sums`` plus the time of sums over a workspace and of hints, microseconds; by default ``sums``.
 
         Args:
-            x: coefficients.
-            c: columns of the configs.
             sums: time of sums in clusters, microseconds.
         """
         return sums
@@ -120,8 +113,6 @@ def tiled_us(cost: TiledCost, x: Mapping[str, float], p: Columns, c: Columns, gp
 
     Args:
         x: coefficients of the family.
-        p: columns of the problem, as from :func:`outblas.kernels.cost.columns.problem_columns`.
-        c: columns of the configs, as from :func:`outblas.kernels.cost.columns.config_columns`.
 
     Raises:
         KeyError: a coefficient or a column is missing.

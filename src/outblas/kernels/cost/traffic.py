@@ -21,8 +21,6 @@ def traffic_bytes(
 
     Args:
         x: coefficients; ``cache`` (bytes) is read.
-        p: columns of the problem.
-        c: columns of the configs.
         slots: concurrent CTAs on the GPU.
     """
     again, streamed = _streamed_again(p, c, tiles_m, tiles_n, slots)
@@ -55,7 +53,6 @@ def hinted_bytes(
 
     Args:
         x: coefficients; ``cache``, ``once_b``, ``again_b`` and ``once_c`` are read.
-        p: columns of the problem.
         c: columns of the configs; ``stream_b`` and ``stream_c`` say which operands stream.
         slots: concurrent CTAs on the GPU.
     """
@@ -75,7 +72,6 @@ def partial_sector_bytes(x: Mapping[str, float], p: Columns, c: Columns, tiles_n
 
     Args:
         x: coefficients; ``broken_atom`` and ``broken_sector`` are read.
-        p: columns of the problem.
         c: columns of the configs; ``bn`` is read.
     """
     shared = ELEMENT_BYTES * p["m"] * p["n"] * 16 / c["bn"] * (tiles_n > 1)

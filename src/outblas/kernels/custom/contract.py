@@ -191,9 +191,6 @@ def read_launch(text: str) -> LaunchBlock:
     also has ``entry``, ``grid``, ``block``, ``cluster``, ``shared``, ``workspace`` and ``tensor_maps``. Required are
     ``form`` and ``acc``, and for ``device`` also ``entry``, ``grid`` and ``block``.
 
-    Args:
-        text: CUDA C++ of a free kernel.
-
     Raises:
         ContractError: no launch block or several; no JSON; or invalid content, e.g. an unknown key.
     """

@@ -341,12 +341,7 @@ class Sm80PipelinedGemm(Family[Sm80PipelinedConfig]):
 
 
 def _accumulators(c: Sm80PipelinedConfig, fp16: bool) -> int:
-    """Return the accumulator registers per thread: one per fp32 sum, or per two fp16 sums.
-
-    Args:
-        c: the kernel; its warps divide the tile.
-        fp16: True for fp16 accumulators.
-    """
+    """Return the accumulator registers per thread: one per fp32 sum, or per two fp16 sums."""
     return max(1, c.bm // c.wm // 16 * (c.bn // c.wn // 8)) * (2 if fp16 else 4)
 
 

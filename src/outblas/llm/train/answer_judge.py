@@ -39,12 +39,10 @@ class JudgedAnswer:
         name: canonical name of the candidate, empty for a refused answer.
         outcome: a status such as ``passed`` or ``wrong``, or ``refused:<kind>`` such as ``refused:empty``. A kernel
             faster than its problem's floor is ``rule_broken``. It is ``unjudged`` if the batch ran out of time.
-        parts: parts of the reward; None for an unjudged answer.
         speedup: lower bound of the speed-up of a proven kernel that was timed beside a baseline; else None.
         us: median time of a timed kernel, microseconds; else None.
         candidate: the candidate as JSON values; None for a refused or an unjudged answer.
         kind: kind of outcome, of :data:`outblas.llm.feedback.OUTCOME_KINDS`; "" for an unjudged answer.
-        words: the outcome in words, for the next turn.
     """
 
     name: str
@@ -68,9 +66,6 @@ class AnswerJudge:
         batch_seconds: after this time no new candidate begins, and the rest stays unjudged. A candidate in progress
             ends within the sandbox's own limits.
         clock: time in seconds; tests replace it.
-
-    Attributes:
-        evaluated: number of candidates that the evaluator has answered in this process.
     """
 
     def __init__(
@@ -90,9 +85,6 @@ class AnswerJudge:
 
         Equal kernels of a problem are evaluated once, also over several calls. No verdict is an error: a refused answer
         gets ``refused:<kind>``, one that was out of time ``unjudged``. A later call may judge that one.
-
-        Args:
-            answers: pairs (problem, text of the answer).
 
         Raises:
             DeviceError: raised by the evaluator; its earlier answers are in the store.

@@ -24,10 +24,6 @@ class Language(Protocol):
 
     ``prompt(problem)`` makes a prompt, ``read(problem, answer)`` reads an answer, and ``write(problem, candidate)``
     makes one. :func:`outblas.llm.train.languages.language_of` returns a language by its name.
-
-    Attributes:
-        name: the name that ``--language`` takes, ``cuda`` or ``knobs``.
-        max_tokens: most tokens of an answer, unless the run says otherwise.
     """
 
     @property
@@ -51,8 +47,6 @@ class Language(Protocol):
         """Return the prompt of the next turn: the earlier prompt, the answer, its outcome, and a request for another.
 
         Args:
-            problem: the problem, or the small task.
-            prompt: prompt that was answered, of this language.
             verdict: its verdict, of a kind in :data:`outblas.llm.prompt.FOLLOW_UPS`.
         """
 

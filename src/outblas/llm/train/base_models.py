@@ -38,7 +38,6 @@ class LoadedModel:
     """A model and its tokenizer, ready for a trainer.
 
     Attributes:
-        model: the transformers or peft model.
         lora: peft configuration of a new adapter; None if all weights are trained or the model has its adapter.
     """
 
@@ -54,10 +53,6 @@ class LoadedModel:
 
 def starting_model(run: Path, stage: str, model: str) -> str:
     """Return the model with which a stage begins, as text.
-
-    Args:
-        stage: name of the stage: ``supervised``, ``correctness`` or ``speed``, in this order.
-        model: model for a run without an earlier finished stage.
 
     Returns:
         The path ``<run>/<earlier stage>/final`` as text, of the last earlier stage that has it. Else ``model``.

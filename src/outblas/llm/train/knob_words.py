@@ -130,9 +130,6 @@ class KnobWords:
 
         After the word ``why`` only a reason is allowed. After a reason, the word ``answer`` and each word of the
         sentence, only the words of the next place are allowed. The end of text follows the last place.
-
-        Args:
-            vocabulary: number of ids that the model can emit.
         """
         words_at = [["answer", *self.reasons()], *self.words(), [tokenizer.eos_token]]
         banned: list[list[int]] = []

@@ -59,9 +59,6 @@ class RewardFunctions:
     Args:
         judge: judge of answers; None on every process except the first.
         problems: problems, or small tasks, by their index; prompts carry the index.
-        group: answers per prompt.
-        least_std: see :func:`outblas.llm.train.rewards.advantages`.
-        clip: see :func:`outblas.llm.train.rewards.advantages`.
         log: file of answers, to which the first process appends; None: none.
         prepare: called before evaluations begin, on every process, to free GPU memory; None: nothing.
         watch: called with the number of earlier steps, the answers of a step and their verdicts, on the first process;

@@ -47,7 +47,6 @@ class TrainedStage:
     """The result of a stage. Example: ``TrainedStage(Path("runs/t/speed/final"), 100, 100, 1.2)``.
 
     Attributes:
-        taken: steps of this call; 0 if the stage was finished before.
         best: best lower bound of a speed-up in this call; None if nothing was timed.
     """
 
@@ -69,7 +68,6 @@ def train(
         language: prompts and answers, of the name ``settings.language``.
         resume: go on from the last checkpoint of a killed training. Its kernels are not evaluated again. Nothing is
             trained if all steps were taken. Without a checkpoint the stage begins anew.
-        say: called with each line of text; prints it.
 
     Raises:
         ToolchainMissing: a package is not installed.

@@ -29,9 +29,7 @@ class Conversation:
     """The prompt of a group.
 
     Attributes:
-        problem: index of its problem.
         turn: number of the turn, from 0.
-        prompt: the prompt, as the language makes it.
         parents: names of the kernels that its first prompt shows.
     """
 
@@ -49,8 +47,6 @@ class StepPrompts:
     Args:
         asked: problems, or small tasks, by their index, which rows carry.
         chat: prompts are messages; False: text.
-        group: answers per prompt.
-        turns: most turns of a conversation.
         archive: archive of the stage, which receives what passes; None: prompts show no kernels.
         folder: the stage's folder; its last conversations go on.
 
@@ -77,7 +73,6 @@ class StepPrompts:
 
         Args:
             rows: rows with ``problem``, the index of the problem of a new conversation.
-            step: number of steps that were taken before.
         """
         made = on_first_process([row["problem"] for row in rows], lambda indices: self._begin(indices, step))
         return [
@@ -87,12 +82,7 @@ class StepPrompts:
         ]  # fmt: skip
 
     def judged(self, step: int, texts: Sequence[str], verdicts: Sequence[JudgedAnswer]) -> None:
-        """Take in the answers to the prompts of a step; return None.
-
-        Args:
-            step: number of steps that were taken before.
-            texts: the answers, in order.
-        """
+        """Take in the answers to the prompts of a step; return None."""
         for number, one in enumerate(self._now):
             problem = self._asked[one.problem]
             if self._archive is not None and isinstance(problem, Problem):

@@ -77,9 +77,6 @@ class TaskEvaluator(Evaluator):
 def task_evaluator(name: str, device: str) -> Evaluator:
     """Return the evaluator of one kind of task.
 
-    Args:
-        device: ``compile`` or ``cuda:<index>``.
-
     Raises:
         UsageError: the device is a file, as answers to tasks are not recorded, or several GPUs.
         DeviceError: the GPU does not exist.
@@ -98,7 +95,6 @@ class TaskJudge:
     Args:
         evaluator_of: name of a task -> its evaluator; called once for each kind.
         language: reads the answers. A configuration of a kernel family is refused.
-        store: store of evaluations; each kind has a run there.
         batch_seconds: time limit of the kernels of one kind in a batch.
     """
 

@@ -39,11 +39,7 @@ _SHAPE = ArchiveShape(islands=1)
 
 
 class TrainingArchive:
-    """Proven kernels of a training's problems, by speed.
-
-    Args:
-        entries: first entries, in order.
-    """
+    """Proven kernels of a training's problems, by speed."""
 
     def __init__(self, seed: int, entries: Iterable[Entry] = ()) -> None:
         self._archive = Archive(_SHAPE, seed)
@@ -76,9 +72,6 @@ class TrainingArchive:
 
 def begin_archive(folder: Path, entries: Iterable[Entry]) -> None:
     """Write the entries with which a stage begins into its folder; return None. An existing file is replaced.
-
-    Args:
-        entries: the entries, in order.
 
     Raises:
         RecordError: the disk refuses.
@@ -119,9 +112,6 @@ def archive_of_stage(folder: Path, language: Language, seed: int) -> TrainingArc
 
 def logged_entries(path: Path, language: Language) -> Iterator[Entry]:
     """Yield the proven and timed kernels of a log of answers, in order. A missing log has none.
-
-    Args:
-        path: the file ``answers.jsonl`` of a stage.
 
     Raises:
         RecordError: the file is damaged.

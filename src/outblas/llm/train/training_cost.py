@@ -62,11 +62,7 @@ class TrainingPlan:
         train_gpus: GPUs that learn; each holds a whole model.
         serve_gpus: GPUs that generate; they share the weights.
         time_gpus: GPUs that prove and time.
-        group: answers per prompt.
-        prompts: prompts per step.
         micro_batch: answers per pass of a GPU that learns.
-        prompt_tokens: tokens of a prompt.
-        answer_tokens: tokens of an answer.
         lora: rank of the adapters.
         kernel_s: seconds to compile, prove and time a kernel; assumed.
     """
@@ -113,11 +109,7 @@ class TrainingCost:
 
 
 def training_cost(model: ModelShape, plan: TrainingPlan, gpu: Gpu) -> TrainingCost:
-    """Return the computed memory and time of a training with LoRA, by the formulas of this module.
-
-    Args:
-        gpu: the GPU, whose sustained rates are used.
-    """
+    """Return the computed memory and time of a training with LoRA, by the formulas of this module."""
     sequence = plan.prompt_tokens + plan.answer_tokens
     adapters = ADAPTED * model.layers * plan.lora * 2 * model.hidden
     activations = plan.micro_batch * sequence * model.hidden * (2 * model.layers + 34)

@@ -108,7 +108,6 @@ def drop_later_lines(path: Path, steps: int) -> None:
 
     Args:
         path: the log, one JSON object with ``step`` a line.
-        steps: last step whose lines stay.
     """
     if not path.exists():
         return
@@ -207,7 +206,6 @@ def set_callbacks(trainer: Any, path: Path, say: Callable[[str], None], best: Ca
     Return None. The trainer's own lines of figures are switched off; its progress bar stays.
 
     Args:
-        trainer: transformers Trainer, changed in place.
         path: file to which lines of JSON are appended, see :func:`row_of`.
         say: called with each line, see :func:`line_of`; ``print`` will do.
         best: called without arguments for each logged step; returns the best speed-up so far, None if nothing was
@@ -237,9 +235,6 @@ def set_callbacks(trainer: Any, path: Path, say: Callable[[str], None], best: Ca
 def row_of(step: int, logs: dict[str, Any]) -> dict[str, Any]:
     """Return a line of the log as JSON values.
 
-    Args:
-        logs: what the trainer logs, by its names.
-
     Returns:
         ``step``; ``rewards`` (part, ``total`` or ``advantage`` -> ``{"mean", "std"}``) if rewards were logged; and the
         other known figures that were. Unknown names are left out. A value that is no finite number is None.
@@ -261,10 +256,6 @@ def line_of(row: dict[str, Any], steps: int, best: float | None) -> str:
 
     Example: ``step 3/100, reward -1.23 ± 0.5, loss 0.5, 25% passed, best 1.200x``. What ``row`` lacks is left out, and
     so are parts of the reward and shares of 0.
-
-    Args:
-        row: result of :func:`row_of`.
-        best: best speed-up so far; None: not said.
     """
     said = [f"step {row['step']}/{steps}"]
     rewards = row.get("rewards", {})

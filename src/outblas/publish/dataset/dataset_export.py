@@ -54,10 +54,8 @@ def export_recording(
     mount or a link. Its files appear at the end, the card last.
 
     Args:
-        name: its name, as the user gave it.
         folder: folder to make or to fill; it must be missing or empty.
         kernel_tuner: number of held-out problems with files of Kernel Tuner, stratified by regime; 0: none.
-        progress: called after each file.
 
     Raises:
         UsageError: the folder has files, or there are fewer held-out problems.
@@ -231,11 +229,7 @@ _LARGEST = "1M<n<10M"
 
 
 def dataset_card(sheet: Mapping[str, Any]) -> str:
-    """Return the text of README.md.
-
-    Args:
-        sheet: the data sheet of :func:`outblas.publish.dataset.dataset_export.export_recording`.
-    """
+    """Return the text of README.md."""
     recording, split = sheet["recording"], sheet["split"]
     lines = [
         *_header(sheet),

@@ -176,11 +176,7 @@ def _script(result: Result) -> str:
 
 
 def notes_of_rows(results: Sequence[Result]) -> list[str]:
-    """Return the lines of Markdown on rows whose figures need a word; empty if no row does.
-
-    Args:
-        results: bench files of a GPU, read.
-    """
+    """Return the lines of Markdown on rows whose figures need a word; empty if no row does."""
     return [*_failed_kernels(results), *_lost_rivals(results), *_below_the_floor(results)]
 
 

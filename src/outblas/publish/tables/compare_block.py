@@ -39,7 +39,6 @@ def compare_block(comparison: Comparison, picture: str | None) -> str:
     figures.
 
     Args:
-        comparison: the content of a result file of ``outblas compare``.
         picture: address of the picture, seen from the page; None leaves it out.
     """
     lines = [
@@ -144,19 +143,12 @@ NEW_GPU, AIM = "regressor@other", 0.965
 
 
 def across_files(results: Path) -> list[Path]:
-    """Return the result files of all judged GPUs, sorted by the GPU's folder; empty if nothing was compared.
-
-    Args:
-        results: folder of the GPUs' folders.
-    """
+    """Return the result files of all judged GPUs, sorted by the GPU's folder; empty if nothing was compared."""
     return sorted(results.glob(f"*/{ACROSS}"))
 
 
 def across_block(files: list[Path]) -> str:
     """Return, in Markdown, the tables of each judged GPU and the paired gains.
-
-    Args:
-        files: result files of `outblas compare --across`, one or more.
 
     Raises:
         RecordError: a file cannot be read.
@@ -233,9 +225,6 @@ _WORDS = 2
 
 def recipe_block(path: Path) -> str:
     """Return the table in Markdown with its notes and source; one line with the command if the file is missing.
-
-    Args:
-        path: result file of ``outblas recipe``.
 
     Raises:
         RecordError: the file is there and cannot be used.

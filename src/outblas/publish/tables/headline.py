@@ -44,16 +44,10 @@ class HeadlineRow:
     """A row of the table.
 
     Attributes:
-        use: the use, in words.
         problems: number of problems, or of steps of a model.
         geomean: geometric mean of the speed-ups; a fall-back counts as measured.
         flop_weighted: mean weighted by FLOP; None if the file has no FLOP.
-        rival: the rival, in words.
-        drivers: versions of the GPU's driver.
-        days: days of the measurement, ISO 8601.
         page: page of the site that has the details.
-        worst: least speed-up.
-        below_098: number of speed-ups below 0.98.
         interval: least and greatest geometric mean of a start of the machine; None if there was one.
         bootstrap: 95% interval of the geometric mean over drawn shapes; None if the problems are a list.
     """
@@ -81,10 +75,6 @@ def headline_rows(folder: Path, results: Sequence[Result]) -> list[HeadlineRow]:
 
 def short_rows(folder: Path, results: Sequence[Result]) -> list[HeadlineRow]:
     """Return the rows of one GPU that README.md has room for, without the range of the starts.
-
-    Args:
-        folder: folder of the GPU's result files, e.g. ``results/h200``.
-        results: its bench files, read.
 
     Raises:
         RecordError: a file is there and cannot be read.
@@ -263,9 +253,6 @@ def unusual_words(data: Mapping[str, Any]) -> str:
     """Return what sets a model of a result file apart from the whole one with the packaged library; else nothing.
 
     Example: ``", 4 of its 32 layers, tuned before"``.
-
-    Args:
-        data: content of the file, see :func:`read_model_steps`.
     """
     layers = data.get("layers", LAYERS)
     fewer = "" if layers == LAYERS else f", {layers} of its {LAYERS} layers"

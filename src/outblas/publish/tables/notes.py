@@ -38,9 +38,6 @@ def _is_replaced(row: dict[str, object], library: Library) -> bool:
 def notes_of_replaced(directory: Path, results: Sequence[Result]) -> list[str]:
     """Return a line of Markdown for each bench that timed another kernel than the packaged library has now.
 
-    Args:
-        directory: result files of a GPU, whose name it has, e.g. ``results/h200``.
-
     Returns:
         An empty list if no library is packaged for the GPU. Benches outside the named suites are left out.
     """
@@ -58,9 +55,6 @@ def notes_of_replaced(directory: Path, results: Sequence[Result]) -> list[str]:
 
 def notes_of_earlier_kernels(directory: Path) -> list[str]:
     """Return one line of Markdown that names the result files older than the kernels of the packaged library.
-
-    Args:
-        directory: result files of a GPU, whose name it has, e.g. ``results/h200``.
 
     Returns:
         An empty list if no file is older, or if no library is packaged for the GPU.
@@ -102,7 +96,6 @@ def replaced_words(directory: Path, rows: Sequence[Mapping[str, Any]]) -> str:
     Example: ``"; 3 of 60 have another kernel in the library now"``. Nothing if none has, or without such a library.
 
     Args:
-        directory: result files of a GPU, whose name it has.
         rows: rows with ``problem``, a key, and ``config``, the name of a kernel for plain launches or None.
     """
     library = Library.packaged(Path(directory).name, missing_ok=True)
@@ -121,7 +114,6 @@ def note_of(path: Path, form: str, made_by: str, note: Callable[[dict[str, Any]]
 
     Args:
         form: what its key ``format`` has to be.
-        made_by: the script that writes it, for the error.
 
     Raises:
         RecordError: the file is there and cannot be used.
@@ -291,9 +283,6 @@ def notes_of_retune(directory: Path) -> list[str]:
     """Return the time that a library from nothing took, as one line of Markdown in a list.
 
     The list is empty if the directory has no file ``retune.json``, i.e. no library was built from nothing.
-
-    Args:
-        directory: result files of one GPU, e.g. ``results/h200``.
 
     Raises:
         RecordError: ``retune.json`` is there and cannot be used.

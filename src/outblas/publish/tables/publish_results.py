@@ -58,11 +58,7 @@ COUNTERS = "ncu.json"
 
 @dataclass(frozen=True)
 class Measured:
-    """All result files of one GPU, read once.
-
-    Attributes:
-        folder: their folder, e.g. ``results/h200``.
-    """
+    """All result files of one GPU, read once."""
 
     folder: Path
 
@@ -94,10 +90,6 @@ def publish(folder: Path, root: Path = Path()) -> list[Path]:
 
 def check_published(folder: Path, root: Path = Path()) -> list[str]:
     """Return one line for each published file that is missing or stale.
-
-    Args:
-        folder: as of :func:`publish`.
-        root: as of :func:`publish`.
 
     Raises:
         RecordError: as :func:`publish`.
@@ -163,7 +155,6 @@ def _each(gpus: Sequence[Measured], text: Callable[[Measured], str], heading: st
     """Return the texts of some GPUs; each below the GPU's name if there are several.
 
     Args:
-        text: function that returns the text of one.
         heading: marks of a heading, e.g. ``"## "``; empty: the name is bold.
     """
     if len(gpus) == 1:
@@ -242,9 +233,6 @@ def with_block(page: str, name: str, text: str, where: str) -> str:
 
     The markers are lines ``<!-- NAME:begin -->`` and ``<!-- NAME:end -->``; they stay, and the text has lines of its
     own.
-
-    Args:
-        where: the page's name, for the error.
 
     Raises:
         RecordError: the page does not have each marker once, in order.

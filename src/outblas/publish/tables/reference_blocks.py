@@ -12,11 +12,7 @@ from outblas.search.agents import agent_registry
 
 
 def knob_table(family: str) -> str:
-    """Return a family's knobs in Markdown: values, default and meaning.
-
-    Args:
-        family: name of the family in :data:`FAMILIES`.
-    """
+    """Return a family's knobs in Markdown: values, default and meaning."""
     config: type[KernelConfig] = FAMILIES[family].config
     meanings = attribute_texts(inspect.getdoc(config) or "")
     lines = ["| knob | values | default | meaning |", "| --- | --- | --- | --- |"]

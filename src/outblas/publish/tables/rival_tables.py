@@ -60,11 +60,7 @@ def ampere_means(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str,
 
 
 def cuda_l2_groups(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Mean]]:
-    """Return words on CUDA-L2's sums -> ``A_over_B`` -> mean of A over B on the GPU, where its kernel was timed.
-
-    Args:
-        rows: rows of the result file of benchmarks/cuda_l2.py.
-    """
+    """Return words on CUDA-L2's sums -> ``A_over_B`` -> mean of A over B on the GPU, where its kernel was timed."""
     timed = [row for row in rows if "ours_over_cuda_l2" in _ratios(row)]
     groups = {
         "as claimed": [_ratios(row) for row in timed if not _has_other_sums(row["kernel"])],

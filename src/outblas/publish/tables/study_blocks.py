@@ -40,9 +40,6 @@ def figures_of_draw(rows: Sequence[Row]) -> Row:
 def draws_block(path: Path) -> str:
     """Return the table of all draws and the counts of each protocol; one line if the file is missing.
 
-    Args:
-        path: the file, e.g. ``results/draws.json``.
-
     Raises:
         RecordError: the file is there and cannot be used.
     """
@@ -149,9 +146,6 @@ _NUMERIC = _HEAD[5:14]
 
 def counters_text(path: Path) -> str:
     """Return the table of counters, or one line with the command that measures them if the file is missing.
-
-    Args:
-        path: the file of ``benchmarks/profile_regimes.py``.
 
     Raises:
         RecordError: the file is there and cannot be used.

@@ -23,7 +23,6 @@ def weak_spots(folder: Path, results: Sequence[Result], of: str = "") -> str:
 
     Args:
         folder: folder of a GPU's result files, e.g. ``results/h200``; it is named at the end.
-        results: its bench files, read.
         of: end of every heading, e.g. ``" on NVIDIA H200"``.
     """
     parts = [*(_mode(results, mode, of) for mode in _TITLES), _large(results, of), _worst(results, of)]

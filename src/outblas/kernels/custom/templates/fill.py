@@ -330,9 +330,6 @@ class CuteSm80:
 def template_text(name: str) -> str:
     """Return the text of a template with its placeholders ``{{NAME}}``, e.g. ``{{TILE_M}}``.
 
-    Args:
-        name: ``cutlass_sm90.cu``, ``cutlass_sm80.cu`` or ``cute_sm80.cu``, with the suffix.
-
     Raises:
         ConfigError: no such template.
     """
