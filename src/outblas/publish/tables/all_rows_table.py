@@ -13,7 +13,7 @@ from outblas.core.plausibility import PLAUSIBLE_SHARE, least_us, why_too_fast
 from outblas.core.rivals import RIVALS
 from outblas.core.roofline import Gpu
 from outblas.core.suites import SUITES, Table
-from outblas.publish.words import baseline_words, mean_in_words
+from outblas.publish.words import baseline_words, mean_in_words, table_lines
 from outblas.records.averages import Row, launch_label, launch_of_row, problem_of, published_us, table_label
 from outblas.records.library import Library
 from outblas.records.results import MODES, Result
@@ -40,7 +40,7 @@ def markdown_table(rows: Sequence[dict[str, Any]], more_notes: Sequence[str] = (
     """
     head = ["suite", "layout", "types", "mode", "PDL", "problems", "geometric mean", "FLOP-weighted", "worst"]
     head += ["losses", "below 0.98", "fall-backs", "over torch"]
-    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * 5 + " ---: |" * 8]
+    lines = table_lines(head, 5, [])
     for r in sorted(rows, key=_order):
         parts = {f"{r['suite']}, {name}": {**r, **part} for name, part in r.get("by_alignment", {}).items()}
         lines += [_line(name, figures) for name, figures in {r["suite"]: r, **parts}.items()]
@@ -126,17 +126,13 @@ def again_table(results: Sequence[Result], gpu: str) -> str:
         results: the published bench files of a GPU, in the order of the rows.
         gpu: short name of the GPU, that of the folder of the files.
     """
-    lines = [
-        f"`BUILD` stands for `{build_command(gpu)}`.",
-        "",
-        "| file | command | GPU minutes |",
-        "| --- | --- | ---: |",
-    ]
+    rows = []
     for result in results:
         seconds = result.provenance.get("gpu_seconds")
         minutes = "–" if seconds is None else f"{seconds / 60:.1f}"
-        lines.append(f"| {result.path.stem} | `{command_of_file(result)}` | {minutes} |")
-    return "\n".join(lines)
+        rows.append([result.path.stem, f"`{command_of_file(result)}`", minutes])
+    lines = table_lines(["file", "command", "GPU minutes"], 2, rows)
+    return "\n".join([f"`BUILD` stands for `{build_command(gpu)}`.", "", *lines])
 
 
 def build_command(gpu: str) -> str:

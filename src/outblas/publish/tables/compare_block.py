@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from outblas.publish.words import split_words
+from outblas.publish.words import split_words, table_lines
 from outblas.search.compare.arms import SOURCES, arm_parts
 from outblas.search.compare.compare_result import Comparison, read_comparison
 from outblas.search.compare.compare_stats import (
@@ -86,8 +86,7 @@ def _ablations(comparison: Comparison) -> list[str]:
         "What a method adds: the mean gain of the agent with it over the same agent without it, problem by problem, "
         "and its 95% interval, in percent.",
         "",
-        "| method | split | " + " | ".join(f"{b}" for b in comparison.budgets) + " |",
-        "| --- | --- |" + " ---: |" * len(comparison.budgets),
+        *table_lines(["method", "split", *comparison.budgets], 2, []),
     ]
     for agent, without, method in pairs:
         for split in sorted(comparison.splits, key=lambda name: name != FIRST):
@@ -110,15 +109,15 @@ def quality_table(comparison: Comparison, split: str) -> list[str]:
     """Return the lines of a table of agents and budgets, with the best of each column in bold."""
     made, budgets = figures(comparison, split), comparison.budgets
     best = {budget: best_agents(made, budget) for budget in budgets}
-    lines = ["| agent | " + " | ".join(f"{b}" for b in budgets) + " |", "| --- |" + " ---: |" * len(budgets)]
+    rows = []
     for agent in comparison.agents:
         cells = []
         for budget in budgets:
             first, level = best[budget]
             cell = f"{made[agent, budget].quality:.3f} ± {made[agent, budget].half_width:.3f}"
             cells.append(f"**{cell}**" if agent in {f.agent for f in (first, *level)} else cell)
-        lines.append(f"| {agent} | " + " | ".join(cells) + " |")
-    return lines
+        rows.append([agent, *cells])
+    return table_lines(["agent", *budgets], 1, rows)
 
 
 def comparison_of(directory: Path) -> Path | None:
@@ -208,8 +207,7 @@ def _gains(comparison: Comparison, split: str) -> list[str]:
     if not pairs:
         return []
     lines = ["", "Paired gains in percent, with 95% intervals over problems:", ""]
-    lines += ["| difference | " + " | ".join(map(str, comparison.budgets)) + " |"]
-    lines += ["| --- |" + " ---: |" * len(comparison.budgets)]
+    lines += table_lines(["difference", *comparison.budgets], 1, [])
     for arm, than, words in pairs:
         gains = paired_gains(comparison, split, arm, than)
         cells = [f"{100 * g.mean:+.2f} [{100 * g.low:+.2f}, {100 * g.high:+.2f}]" for g in gains]
@@ -233,10 +231,10 @@ def recipe_block(path: Path) -> str:
         return f"To be made: `outblas recipe --faulty 0.05 --out {path}`, then `outblas results --write`."
     result = read_recipe(path)
     head, *rows = recipe_rows(result)
-    rule = "| " + " | ".join(["---"] * _WORDS + ["---:"] * (len(head) - _WORDS)) + " |"
-    lines = ["| " + " | ".join(head) + " |", rule, *("| " + " | ".join(row) + " |" for row in rows)]
     made, recording = result["provenance"], result["recording"]
     source = f"Recording of {made['gpu']} (SHA-256 {recording['sha256'][:16]}); {made['date'][:10]}, commit "
     cpu = sum(curve["train_s"] for curve in result["curves"]) / 60
     source += f"{made['commit']}. The trainings took {cpu:.0f} minutes of one core: `{made['command']}`."
-    return "\n".join([*lines, "", *(f"- {note}" for note in recipe_notes(result)), "", source])
+    return "\n".join(
+        [*table_lines(head, _WORDS, rows), "", *(f"- {note}" for note in recipe_notes(result)), "", source]
+    )

@@ -12,7 +12,7 @@ from outblas.core.plain_files import read_json
 from outblas.core.stats import geomean, losses
 from outblas.publish.tables.any_shape_block import ANY_SHAPES, of_another_fit
 from outblas.publish.tables.whole_models_table import WHOLE_MODELS, by_context, model_words, read_whole_models
-from outblas.publish.words import mean_in_words
+from outblas.publish.words import mean_in_words, table_lines
 from outblas.records.averages import (
     ALIGNED_TO,
     DRAWN,
@@ -96,22 +96,20 @@ def headline_table(rows: Sequence[HeadlineRow], folders: Sequence[Path] = (), li
     Raises:
         RecordError: a result file of whole models cannot be read.
     """
-    lines = [
-        "| GPU | use | problems | geometric mean | FLOP-weighted | worst | below 0.98 |",
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: |",
-    ]
+    cells = []
     for row in rows:
         use = row.use if row.rival == ALL_RIVALS else f"{row.use}, over {row.rival}"
         mean = mean_in_words(row.geomean, row.interval, row.bootstrap)
         weighted = "–" if row.flop_weighted is None else f"{row.flop_weighted:.3f}×"
-        cells = [_short(row.gpu), f"[{use}]({SITE}/{row.page})" if linked else use, row.problems, mean]
-        cells += [weighted, f"{row.worst:.3f}×", row.below_098]
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
+        shown = f"[{use}]({SITE}/{row.page})" if linked else use
+        cells.append([_short(row.gpu), shown, row.problems, mean, weighted, f"{row.worst:.3f}×", row.below_098])
     days = sorted({day for row in rows for day in row.days})
     when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
     drivers = ", ".join(sorted({driver for row in rows for driver in row.drivers}))
     gpus = " and ".join(dict.fromkeys(row.gpu for row in rows))
-    lines += [
+    head = ["GPU", "use", "problems", "geometric mean", "FLOP-weighted", "worst", "below 0.98"]
+    lines = [
+        *table_lines(head, 2, cells),
         "",
         f"fp16 with fp32 sums, without PDL. grid1000 and the layers have B stored as (N, K). {_how_counted(rows)} "
         f"Speed-ups without a rival's name are over {ALL_RIVALS}. Measured {when}, {gpus}, driver {drivers}.",

@@ -8,6 +8,7 @@ import re
 from outblas.core.config import KernelConfig, knob_schema
 from outblas.core.environment import VARIABLES
 from outblas.kernels.families.registry import FAMILIES
+from outblas.publish.words import table_lines
 from outblas.search.agents import agent_registry
 
 
@@ -15,7 +16,7 @@ def knob_table(family: str) -> str:
     """Return a family's knobs in Markdown: values, default and meaning."""
     config: type[KernelConfig] = FAMILIES[family].config
     meanings = attribute_texts(inspect.getdoc(config) or "")
-    lines = ["| knob | values | default | meaning |", "| --- | --- | --- | --- |"]
+    lines = table_lines(["knob", "values", "default", "meaning"], 4, [])
     for knob in knob_schema(config):
         default = "–" if knob.default is None else f"`{_value(knob.default)}`"
         meaning = _markdown(meanings.get(knob.name, "")).replace("|", "\\|")
@@ -61,14 +62,12 @@ def _value(value: bool | int | str) -> str:
 
 def variable_table() -> str:
     """Return every environment variable in Markdown."""
-    lines = ["| variable | values | default | effect | read |", "| --- | --- | --- | --- | --- |"]
-    lines += [f"| `{v.name}` | {v.values} | {v.default} | {v.meaning} | {v.read} |" for v in VARIABLES]
-    return "\n".join(lines)
+    rows = [(f"`{v.name}`", v.values, v.default, v.meaning, v.read) for v in VARIABLES]
+    return "\n".join(table_lines(["variable", "values", "default", "effect", "read"], 5, rows))
 
 
 def agent_table() -> str:
     """Return every search agent with the first sentence of its docstring and the extra that it needs."""
-    lines = ["| agent | method | extra |", "| --- | --- | --- |"]
-    for name, summary in agent_registry.agent_summaries().items():
-        lines.append(f"| `{name}` | {_markdown(summary)} | {agent_registry.EXTRAS.get(name, '–')} |")
-    return "\n".join(lines)
+    summaries = agent_registry.agent_summaries().items()
+    rows = [(f"`{name}`", _markdown(summary), agent_registry.EXTRAS.get(name, "–")) for name, summary in summaries]
+    return "\n".join(table_lines(["agent", "method", "extra"], 3, rows))

@@ -13,7 +13,7 @@ from outblas.core.problem import Problem
 from outblas.core.stats import geomean
 from outblas.publish.tables.headline import MODEL_STEPS, read_model_steps
 from outblas.publish.tables.notes import CUTLASS_FILE, cutlass_means, note_of, notes_of_cutlass, replaced_words
-from outblas.publish.words import regime_words, step_words
+from outblas.publish.words import regime_words, step_words, table_lines
 
 AMPERE_FORMAT, AMPERE_FILE = "outblas-ampere-peers-1", "ampere_peers.json"
 CUDA_L2_FORMAT, CUDA_L2_FILE = "outblas-cuda-l2-1", "cuda_l2.json"
@@ -109,17 +109,13 @@ def _each(results: Path, name: str, form: str, made_by: str, text: Callable[[dic
 
 def _ampere_text(data: dict[str, Any]) -> str:
     rows = data["rows"]
-    lines = [
-        "| shared memory of a CTA | sums | rival | problems | OutBLAS / rival | aim | surely ahead on |",
-        "| --- | --- | --- | ---: | ---: | ---: | ---: |",
-    ]
+    cells = []
     for limit, acc, rival, mean in _some(ampere_means(rows)):
         words, aim = _RIVALS[rival]
         bar = f"{aim:.2f}×" if limit == "163" else "–"
-        lines.append(
-            f"| {_LIMITS[limit]} | {acc} | {words} | {mean.problems} | {mean.ratio:.3f}× | {bar} | {mean.ahead} |"
-        )
-    return "\n".join([*lines, "", *_square_lines(rows), *_notes(data)])
+        cells.append([_LIMITS[limit], acc, words, mean.problems, f"{mean.ratio:.3f}×", bar, mean.ahead])
+    head = ["shared memory of a CTA", "sums", "rival", "problems", "OutBLAS / rival", "aim", "surely ahead on"]
+    return "\n".join([*table_lines(head, 3, cells), "", *_square_lines(rows), *_notes(data)])
 
 
 def _square_lines(rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
@@ -135,13 +131,12 @@ def _square_lines(rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
 
 def _cuda_l2_text(data: dict[str, Any]) -> str:
     rows = data["rows"]
-    lines = [
-        "| CUDA-L2's sums | GPU time | problems | ratio of speed | surely above 1 on |",
-        "| --- | --- | ---: | ---: | ---: |",
+    cells = [
+        [words, _PAIRS[pair], mean.problems, f"{mean.ratio:.3f}×", mean.ahead]
+        for words, means in _some(list(cuda_l2_groups(rows).items()))
+        for pair, mean in means.items()
     ]
-    for words, means in _some(list(cuda_l2_groups(rows).items())):
-        for pair, mean in means.items():
-            lines.append(f"| {words} | {_PAIRS[pair]} | {mean.problems} | {mean.ratio:.3f}× | {mean.ahead} |")
+    head = ["CUDA-L2's sums", "GPU time", "problems", "ratio of speed", "surely above 1 on"]
     timed = [row for row in rows if "ours_over_cuda_l2" in _ratios(row)]
     host = {name: geomean(row["host_us"][name] for row in timed) for name in timed[0]["host_us"]}
     kernels = [row["kernel"] for row in rows if row.get("kernel")]
@@ -152,7 +147,8 @@ def _cuda_l2_text(data: dict[str, Any]) -> str:
     )
     sums = "; ".join(f"{count} sum in {words}" for words, count in other.items()) or "none sums otherwise than claimed"
     waits, padded = sum(kernel["waits"] for kernel in kernels), sum(kernel["padded"] is not None for kernel in kernels)
-    lines += [
+    lines = [
+        *table_lines(head, 2, cells),
         "",
         "Host time per call, geometric mean: " + ", ".join(f"{name} {us:.2f} µs" for name, us in host.items()) + ".",
         f"By their machine code, of {len(kernels)} kernels {sums}. "
@@ -204,24 +200,19 @@ def transformer_table(folder: Path) -> str:
         return "Not measured on this GPU."
     data = read_model_steps(path)
     names = [name for name in _VARIANTS if any(name in step["variants"] for step in data["steps"])]
-    lines = [
-        "| step | mode | torch | tokens/s | " + " | ".join(_VARIANTS[name] for name in names) + " |",
-        "| --- | --- | ---: | ---: |" + " ---: |" * len(names),
-    ]
+    rows: list[list[str]] = []
     for step in data["steps"]:
         torch, mode = step["variants"]["torch"], _MODES.get(step["mode"], step["mode"])
-        cells = [_interval(step["variants"].get(name)) for name in names]
-        lines.append(
-            f"| {step_words(step['step'])} | {mode} | {torch['us'][0] / 1e3:.2f} ms | "
-            f"{torch['tokens_per_s']:,.0f} | " + " | ".join(cells) + " |"
-        )
+        speed = [f"{torch['us'][0] / 1e3:.2f} ms", f"{torch['tokens_per_s']:,.0f}"]
+        rows.append([step_words(step["step"]), mode, *speed, *(_interval(step["variants"].get(n)) for n in names)])
     means = [
         f"{geomean([step['variants'][name]['speedup'][0] for step in data['steps'] if name in step['variants']]):.3f}×"
         for name in names
     ]
-    lines.append("| geometric mean | | | | " + " | ".join(means) + " |")
     made = data["provenance"]
-    lines += [
+    lines = [
+        *table_lines(["step", "mode", "torch", "tokens/s", *(_VARIANTS[name] for name in names)], 2, rows),
+        "| geometric mean | | | | " + " | ".join(means) + " |",
         "",
         f"{data['layers']} layers{', tuned before' if 'tuned' in data else ''}, context {data['context']}, "
         f"{data['rounds']} interleaved rounds; {made['gpu']}, "
@@ -252,18 +243,17 @@ def cutlass_table(folder: Path) -> str:
     for row in data["rows"]:
         if row["cutlass"] is not None:
             groups.setdefault(str(row["regime"]), []).append(row)
-    lines = [
-        "| regime | problems | CUTLASS / fastest rival | OutBLAS / fastest rival | OutBLAS / CUTLASS |",
-        "| --- | ---: | ---: | ---: | ---: |",
-    ]
+    cells: list[list[object]] = []
     everything = [row for rows in groups.values() for row in rows]
     for name, rows in [*groups.items(), ("all", everything)]:
         means = cutlass_means(rows)
         words = name if name == "all" else regime_words(name)
-        lines.append(f"| {words} | {len(rows)} | " + " | ".join(f"{value:.3f}×" for value in means.values()) + " |")
+        cells.append([words, len(rows), *(f"{value:.3f}×" for value in means.values())])
     made = data["provenance"]
     worst = min(everything, key=lambda row: row["ours_over_cutlass"]["ratio"])
-    lines += [
+    head = ["regime", "problems", "CUTLASS / fastest rival", "OutBLAS / fastest rival", "OutBLAS / CUTLASS"]
+    lines = [
+        *table_lines(head, 1, cells),
         "",
         f"The worst problem for OutBLAS is {Problem.from_key(worst['problem']).mnk}: "
         f"{worst['ours_over_cutlass']['ratio']:.3f}× CUTLASS. "

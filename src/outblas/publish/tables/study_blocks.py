@@ -13,7 +13,7 @@ from outblas.core.errors import RecordError
 from outblas.core.plain_files import read_json
 from outblas.core.problem import Problem
 from outblas.kernels.config_text import config_from_name
-from outblas.publish.words import mean_in_words, short_config
+from outblas.publish.words import mean_in_words, short_config, table_lines
 from outblas.records.averages import FAR_BELOW, Row, figures_by_start, figures_of, figures_of_drawn
 from outblas.records.counter_file import OURS, read_counters
 
@@ -96,7 +96,7 @@ def scale_block(folder: Path) -> str:
     if not lines:
         return "Not measured on this GPU."
     head = ["work", "GPUs", "one GPU, s", "its task seconds", "several GPUs, s", "their task seconds", "on equal work"]
-    return "\n".join(["| " + " | ".join(head) + " |", "| --- |" + " ---: |" * 6, *lines])
+    return "\n".join([*table_lines(head, 1, []), *lines])
 
 
 def equal_work_ratio(one: Mapping[str, Any], several: Mapping[str, Any]) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 
 from outblas.core.gpu_records import packaged_records
 from outblas.core.stats import LOSS_BELOW, losses
-from outblas.publish.words import baseline_words, regime_words
+from outblas.publish.words import baseline_words, regime_words, table_lines
 from outblas.records.averages import FAR_BELOW, Row, figures_of, launch_label, table_label
 from outblas.records.library import Library
 from outblas.records.results import Result
@@ -63,10 +63,8 @@ def _mode(results: Sequence[Result], mode: str, of: str) -> str:
     if not groups:
         return ""
     title, words = _TITLES[mode]
-    lines = [
-        "| table | PDL | problems | geometric mean | FLOP-weighted | below 0.99 | below 0.98 | worst |",
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]
+    head = ["table", "PDL", "problems", "geometric mean", "FLOP-weighted", "below 0.99", "below 0.98", "worst"]
+    lines = table_lines(head, 2, [])
     for (table, launch), rows in groups.items():
         found = figures_of(rows)
         lines.append(
@@ -86,7 +84,7 @@ def _chosen_words(groups: Mapping[Any, Sequence[Row]]) -> str:
 
 
 def _large(results: Sequence[Result], of: str) -> str:
-    lines = ["| table | problems | geometric mean | fall-backs | largest gain |", "| --- | ---: | ---: | ---: | ---: |"]
+    lines = table_lines(["table", "problems", "geometric mean", "fall-backs", "largest gain"], 1, [])
     for result in results:
         kinds: dict[str, list[Row]] = {}
         for row in result.rows:

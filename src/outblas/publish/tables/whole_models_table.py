@@ -10,7 +10,7 @@ from typing import Any
 from outblas.core.errors import RecordError
 from outblas.core.plain_files import read_json
 from outblas.core.stats import geomean
-from outblas.publish.words import step_words
+from outblas.publish.words import step_words, table_lines
 from outblas.records.summary import VLLM
 
 WHOLE_MODELS = "whole_models.json"
@@ -117,7 +117,7 @@ def _speed_table(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str
     measured = {figure for row in rows for each in row["variants"].values() for figure in each}
     figures = [figure for figure in _MEANS if figure in measured or figure not in _IF_MEASURED]
     heads = [*(step_words(row["step"]) for row in rows), *(_MEANS[figure] for figure in figures)]
-    lines = [f"| tokens a second | {' | '.join(heads)} |", "| --- |" + " ---: |" * len(heads)]
+    lines = table_lines(["tokens a second", *heads], 1, [])
     for name in names:
         cells = [_speed_cell(row["variants"].get(name)) for row in rows]
         means = [_mean(rows, name, figure) for figure in figures]
@@ -166,10 +166,8 @@ def _steps_if_fewer(measured: Sequence[Any], rows: Sequence[Any]) -> str:
 def _price_table(
     rows: Sequence[Mapping[str, Any]], names: Sequence[str], startup_s: Mapping[str, Mapping[str, float]]
 ) -> str:
-    lines = [
-        "| memory, start-up and logits | weights, GB | peak, GB | start-up, s | largest error | mean error | greedy |",
-        "| --- |" + " ---: |" * 6,
-    ]
+    head = ["memory, start-up and logits", "weights, GB", "peak, GB", "start-up, s"]
+    table = []
     for name in names:
         found = [row["variants"][name] for row in rows if name in row["variants"]]
         seconds = sum(startup_s[name].values()) + sum(sum(each["startup_s"].values()) for each in found)
@@ -183,8 +181,8 @@ def _price_table(
             f"{sum(each['mean'] * each['places'] for each in logits) / places:.4f}",
             f"{sum(each['agree'] * each['places'] for each in logits) / places:.1%}",
         ]
-        lines.append(f"| {_VARIANTS[name]} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        table.append([_VARIANTS[name], *cells])
+    return "\n".join(table_lines([*head, "largest error", "mean error", "greedy"], 1, table))
 
 
 def _footer(data: Mapping[str, Any]) -> str:
@@ -250,7 +248,7 @@ def _table(
 ) -> str:
     """Return one table: a line a cell, with the ratio of speed and all pairs' range."""
     head = [f"{model}: {heading}", f"vLLM, {unit}", "with OutBLAS", "ratio", "pairs", "95% interval"]
-    lines = ["| " + " | ".join(head) + " |", "| --- |" + " ---: |" * 5]
+    lines = table_lines(head, 1, [])
     for cell, row in cells.items():
         pairs, known = row["pairs"], row["low"] is not None
         figures = [cell, f"{row['torch']:,.{digits}f}", f"{row['outblas']:,.{digits}f}", f"{row['ratio']:.3f}"]
