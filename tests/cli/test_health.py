@@ -162,7 +162,7 @@ def test_a_check_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> Non
     def broken() -> Check:
         raise ZeroDivisionError("inside")
 
-    monkeypatch.setattr(health, "_nvdisasm", broken)
+    monkeypatch.setattr(health, "find_nvdisasm", broken)
     found = [c for c in diagnose() if c.ok is False and "inside" in c.found]
     assert len(found) == 1
 

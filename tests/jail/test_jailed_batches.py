@@ -13,8 +13,7 @@ from outblas.jail.jailed_evaluator import FreeOptions, JailedEvaluator
 from outblas.jail.jailed_worker import JailedCell
 from outblas.judge.bench_cell import Baselines, Options
 from outblas.kernels.custom.free_kernel import FreeKernel
-from outblas.workers.host_limits import HostLimits
-from outblas.workers.sandbox import WorkerLoss
+from outblas.workers.sandbox import HostLimits, WorkerLoss
 from support.free_fixture import BODY, device_text, host_text
 from support.gpus.known import H200
 

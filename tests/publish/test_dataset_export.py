@@ -16,8 +16,7 @@ import yaml
 
 from outblas.core.errors import UsageError
 from outblas.core.evaluation import Status
-from outblas.publish.dataset.dataset_export import export_recording
-from outblas.publish.dataset.dataset_tables import COLUMNS
+from outblas.publish.dataset.dataset_export import COLUMNS, export_recording
 from outblas.records.recording import Recording, recording_sha
 from outblas.records.recording_files import STATUS_CODES, STATUSES
 from outblas.search.compare.public_split import public_split

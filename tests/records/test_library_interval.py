@@ -17,9 +17,9 @@ from outblas.core.problem import Problem
 from outblas.core.weight import Weight, WeightRange, parse_range
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.records import user_library
-from outblas.records.interval_merge import overlay_intervals, replace_intervals
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryInterval, LibraryRow
+from outblas.records.library_tables import overlay_intervals, replace_intervals
 from outblas.records.user_library import merge_user_row
 
 WEIGHT, OTHER = Weight(128, 256), Weight(128, 256, "NN")

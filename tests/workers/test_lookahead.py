@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from outblas.bench.live_evaluator import LiveEvaluator
+from outblas.bench.live_evaluator import MAX_PROBLEMS_AHEAD, PROBLEMS_AT_A_TIME, LiveEvaluator, Lookahead
 from outblas.core.config import KernelConfig
 from outblas.core.errors import ToolchainMissing, UsageError
 from outblas.core.evaluation import Status
@@ -22,7 +22,6 @@ from outblas.judge.bench_cell import Options
 from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.workers.compile_ahead import BackgroundCompiler
-from outblas.workers.lookahead import MAX_PROBLEMS_AHEAD, PROBLEMS_AT_A_TIME, Lookahead
 from support import sandbox_handlers
 from support.gpus.known import H200
 from support.helpers import running

@@ -7,17 +7,19 @@ rounds.
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
 from outblas.bench.live_evaluator import Baselines, LiveEvaluator
-from outblas.bench.request_process import caller, serving_gpus
+from outblas.core.child_process import LoneContext, end_with_parent
 from outblas.core.config import LAUNCHES, KernelConfig, Launch, config_name
 from outblas.core.errors import UsageError
 from outblas.core.evaluation import Evaluation, Status
@@ -50,7 +52,7 @@ class BenchRequest:
     Attributes:
         library: a library or its file; None: the packaged one.
         gpu_indices: CUDA indices of the GPUs, which share the problems. Mode ``server`` uses those for which the host
-            has enough cores (:func:`outblas.bench.request_process.serving_gpus`).
+            has enough cores (:func:`outblas.bench.run_bench.serving_gpus`).
         resume: continue from an interrupted run's journal; False: begin anew.
         seed: seed of the operands and of the order within a round.
         baselines: names of the baselines to time. A run without those that are no rivals is quicker.
@@ -426,3 +428,34 @@ def _finished(results: queue.SimpleQueue[dict[str, Any] | BaseException | None])
         item = results.get()
         if isinstance(item, dict):
             yield item
+
+
+T = TypeVar("T")
+#: Cores of the host for each GPU that serves. One polls for completions; threads of torch and the driver need others.
+CORES_PER_GPU = 4
+
+
+def serving_gpus(gpus: Sequence[int], cores: int | None = None) -> tuple[int, ...]:
+    """Return the GPUs that may serve requests at the same time: the first ones, at least one.
+
+    Args:
+        gpus: CUDA indices; at least one.
+        cores: cores that this process may use; None: as the system says.
+    """
+    usable = len(os.sched_getaffinity(0)) if cores is None else cores
+    return tuple(gpus[: max(1, usable // CORES_PER_GPU)])
+
+
+@contextmanager
+def caller(alone: bool) -> Iterator[Callable[..., T]]:
+    """Yield ``call(function, *arguments)``, which returns what the function does, or raises what it raises.
+
+    Args:
+        alone: True calls in this process. False calls in a process of its own, which starts at the first call and ends
+            with the block. Function, arguments and result must pickle then.
+    """
+    if alone:
+        yield lambda function, *arguments: function(*arguments)
+        return
+    with ProcessPoolExecutor(1, LoneContext(), end_with_parent, (os.getpid(),)) as process:
+        yield lambda function, *arguments: process.submit(function, *arguments).result()

@@ -45,65 +45,44 @@ _EXTRAS = {
 }
 
 
-@dataclass(frozen=True)
-class Part:
-    """A part of the help page.
-
-    Attributes:
-        commands: name of each command -> summary of at most 50 characters, in the page's order. The length is not
-            checked.
-    """
-
-    title: str
-    commands: dict[str, str]
-
-
-PARTS = (
-    Part(
-        "Use",
-        {
-            "doctor": "Say what works on this machine, and what next",
-            "calibrate": "Measure this GPU for floors and ranking",
-            "eval": "Prove and time one problem beside its rivals",
-            "try": "Run a program without and with OutBLAS",
-            "capture": "Record the matrix products of a program",
-            "tune": "Find the fastest proven kernel of each problem",
-            "explain": "Say what serves a model in an engine, and how well",
-            "export": "Write a kernel as CUDA, PTX, cubin or C++",
-            "report": "Write the HTML page of a run or result file",
-        },
-    ),
-    Part(
-        "Study",
-        {
-            "list": "List suites, agents, kernels and counters",
-            "compare": "Compare agents on held-out problems",
-            "train": "Train the policy of agent ppo or knob",
-            "sweep": "Search the settings of `train` with Optuna",
-            "recipe": "Train by the published reward and our own",
-            "recording": "Export a recording, or score an agent on it",
-            "evolve": "Let language models write kernels",
-            "train-llm": "Train a language model that writes kernels",
-            "mcp": "Give the tools to a coding agent (MCP server)",
-            "export-t4": "Write recorded measurements as T4 results",
-            "import-t4": "Read and compare T4 results",
-        },
-    ),
-    Part(
-        "Measure",
-        {
-            "bench": "Time the library over a suite (GPU)",
-            "record": "Time all candidates over a suite (GPU)",
-            "contribute": "Pack your GPU's results into one file (GPU)",
-            "profile": "Read hardware counters of a run's best (GPU)",
-            "results": "Summarise, write and check published figures",
-        },
-    ),
-    Part(
-        "Develop",
-        {"build-library": "Build the packaged library from measurements", "fit": "Fit packaged models to measurements"},
-    ),
-)
+#: Heading of a part of the help page -> its commands in order, each with a summary of at most 50 characters.
+PARTS = {
+    "Use": {
+        "doctor": "Say what works on this machine, and what next",
+        "calibrate": "Measure this GPU for floors and ranking",
+        "eval": "Prove and time one problem beside its rivals",
+        "try": "Run a program without and with OutBLAS",
+        "capture": "Record the matrix products of a program",
+        "tune": "Find the fastest proven kernel of each problem",
+        "explain": "Say what serves a model in an engine, and how well",
+        "export": "Write a kernel as CUDA, PTX, cubin or C++",
+        "report": "Write the HTML page of a run or result file",
+    },
+    "Study": {
+        "list": "List suites, agents, kernels and counters",
+        "compare": "Compare agents on held-out problems",
+        "train": "Train the policy of agent ppo or knob",
+        "sweep": "Search the settings of `train` with Optuna",
+        "recipe": "Train by the published reward and our own",
+        "recording": "Export a recording, or score an agent on it",
+        "evolve": "Let language models write kernels",
+        "train-llm": "Train a language model that writes kernels",
+        "mcp": "Give the tools to a coding agent (MCP server)",
+        "export-t4": "Write recorded measurements as T4 results",
+        "import-t4": "Read and compare T4 results",
+    },
+    "Measure": {
+        "bench": "Time the library over a suite (GPU)",
+        "record": "Time all candidates over a suite (GPU)",
+        "contribute": "Pack your GPU's results into one file (GPU)",
+        "profile": "Read hardware counters of a run's best (GPU)",
+        "results": "Summarise, write and check published figures",
+    },
+    "Develop": {
+        "build-library": "Build the packaged library from measurements",
+        "fit": "Fit packaged models to measurements",
+    },
+}
 #: Commands that keep what an interrupted run has recorded; the same command goes on.
 RESUMABLE = frozenset(
     (
@@ -113,7 +92,7 @@ RESUMABLE = frozenset(
 )
 #: Key of a context's data: the words of the command line behind ``outblas``.
 _WORDS = "outblas: words"
-SUMMARIES = {name: summary for part in PARTS for name, summary in part.commands.items()}
+SUMMARIES = {name: summary for commands in PARTS.values() for name, summary in commands.items()}
 
 
 class OutblasGroup(TyperGroup):
@@ -182,9 +161,9 @@ class OutblasGroup(TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the commands in their parts, each with its summary."""
-        for part in PARTS:
-            with formatter.section(part.title):
-                formatter.write_dl(list(part.commands.items()), col_max=20)
+        for title, commands in PARTS.items():
+            with formatter.section(title):
+                formatter.write_dl(list(commands.items()), col_max=20)
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of all commands in the order of the help page, ``doctor`` first."""

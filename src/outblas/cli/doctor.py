@@ -5,17 +5,14 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
 
 import typer
 
+from outblas.cli.checks import health
 from outblas.cli.checks.health import TUNE, Check
 from outblas.cli.common import EXIT_ERROR, JsonOption, out
 from outblas.core.install_hint import install_hint
 from outblas.runtime.device import default_recording
-
-if TYPE_CHECKING:
-    from outblas.cli.checks.health import Check
 
 #: Check.ok -> word at the start of its line.
 _WORDS = {True: "ok", False: "WRONG", None: "absent"}
@@ -27,8 +24,6 @@ def doctor(json_out: JsonOption = False) -> None:
 
     The exit status is 2 if nothing can work.
     """
-    from outblas.cli.checks import health
-
     checks = health.diagnose()
     verdict = verdict_of(checks)
     if json_out:

@@ -20,8 +20,7 @@ from outblas.judge.bench_cell import Baselines, Options
 from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.records.evaluation_json import evaluation_from_json, evaluation_to_json
 from outblas.runtime.nvrtc import usable_cores
-from outblas.workers.host_limits import HostLimits
-from outblas.workers.sandbox import Sandbox, SpareWorker, WorkerLoss, factory_name
+from outblas.workers.sandbox import HostLimits, Sandbox, SpareWorker, WorkerLoss, factory_name
 from outblas.workers.work_item import WorkItem
 
 HANDLER_FACTORY, _PREPARE = factory_name(make_handler), factory_name(import_ahead)

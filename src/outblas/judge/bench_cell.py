@@ -49,7 +49,7 @@ class Options:
         benchmark_seconds: seconds of timed rounds of every chunk, at least.
         long_rounds: rounds of a problem whose single call fills a graph (``roofline.repeats`` is 1), and so has little
             noise; None: ``rounds``.
-        algorithms: file of ``lt_auto``'s choices for later processes (outblas.judge.algorithm_cache). None: each
+        algorithms: file of ``lt_auto``'s choices for later processes (outblas.judge.baselines). None: each
             process chooses for itself, as published figures require.
         drop_beyond: factor. A candidate slower than this times the fastest baseline, or the fastest candidate with its
             launch option, gets no further round. In mode ``block``, an entry slower than this times the fastest gets no

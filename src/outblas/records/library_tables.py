@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,8 @@ from outblas.core.suites import Table
 from outblas.core.weight import Weight
 from outblas.core.workload import workload_of_mode
 from outblas.records.averages import launch_of_row
-from outblas.records.interval_merge import replace_intervals, replace_weights
 from outblas.records.library import Library
-from outblas.records.library_row import LibraryChoice, LibraryInterval
+from outblas.records.library_row import IntervalIndex, LibraryChoice, LibraryInterval
 from outblas.records.library_row import LibraryRow as LibraryRow
 from outblas.records.results import read_result
 
@@ -191,3 +191,102 @@ def _with_choices(old: LibraryRow, new: LibraryRow, picks: dict[str, LibraryChoi
 def without_second_winners(row: LibraryRow) -> LibraryRow:
     """Return a row whose plain choice holds under every workload."""
     return replace(row, cold=None, single=None)
+
+
+#: Returns the decision where both libraries have one, from the row that goes first and the other row.
+MergeRows = Callable[[LibraryRow, LibraryRow], LibraryRow]
+
+
+def replace_intervals(old: Sequence[LibraryInterval], new: Sequence[LibraryInterval]) -> tuple[LibraryInterval, ...]:
+    """Return the intervals of a file after a tuning run: those of the run, and what they leave of the old ones.
+
+    The rest of an old interval with a kernel ends at measured M, because its kernels must be proved at both ends.
+
+    Args:
+        new: intervals of the run. They win where both hold an M.
+    """
+    before, after = IntervalIndex(intervals_outside(old, new)), IntervalIndex(new)
+    found: list[LibraryInterval] = []
+    for weight in _weights(old, new):
+        found += sorted([*before.of_weight(weight), *after.of_weight(weight)], key=lambda one: one.first)
+    return tuple(found)
+
+
+def replace_weights(old: Sequence[LibraryInterval], new: Sequence[LibraryInterval]) -> tuple[LibraryInterval, ...]:
+    """Return the intervals of ``new``, and those of ``old`` for weights that ``new`` does not have."""
+    taken = set(_weights(new))
+    return (*(one for one in old if one.weight not in taken), *new)
+
+
+def intervals_outside(intervals: Sequence[LibraryInterval], taken: Sequence[LibraryInterval]) -> list[LibraryInterval]:
+    """Return what some intervals leave of others. With a kernel, the parts end at measured M."""
+    index = IntervalIndex(taken)
+    spans = {weight: [(one.first, one.last) for one in index.of_weight(weight)] for weight in _weights(taken)}
+    return [part for one in intervals for part in parts_outside(one, spans.get(one.weight, ()))]
+
+
+def parts_outside(one: LibraryInterval, taken: Iterable[tuple[int, int]]) -> Iterator[LibraryInterval]:
+    """Yield the parts of an interval outside of some spans of M. With a kernel, they end at measured M.
+
+    Args:
+        taken: (first, last) of each span, in rising order.
+    """
+    first = one.first
+    for begin, end in (*taken, (one.last + 1, one.last + 1)):
+        last = min(one.last, begin - 1)
+        if first <= last:
+            if (first, last) == (one.first, one.last):
+                yield one
+            elif not one.has_kernel:
+                yield one.between(first, last)
+            elif inside := [m for m in one.measured if first <= m <= last]:
+                yield one.between(inside[0], inside[-1])
+        first = max(first, end + 1)
+
+
+def overlay_intervals(
+    own: Sequence[LibraryInterval], packaged: Sequence[LibraryInterval], merge: MergeRows
+) -> tuple[LibraryInterval, ...]:
+    """Return the intervals by which a device decides: the user's, and the packaged ones in all other M.
+
+    Args:
+        merge: returns the decision for an M that both hold.
+    """
+    first, second = IntervalIndex(own), IntervalIndex(packaged)
+    found: list[LibraryInterval] = []
+    for weight in _weights(own, packaged):
+        pieces = list(_overlaid(weight, first, second, merge))
+        joined = pieces[:1]
+        for piece in pieces[1:]:
+            if _is_continued(joined[-1], piece):
+                joined[-1] = replace(joined[-1], last=piece.last, measured=joined[-1].measured + piece.measured)
+            else:
+                joined.append(piece)
+        found += joined
+    return tuple(found)
+
+
+def _weights(*lists: Iterable[LibraryInterval]) -> list[Weight]:
+    """Return the weights of all intervals, each once, in their order."""
+    return list(dict.fromkeys(one.weight for intervals in lists for one in intervals))
+
+
+def _overlaid(
+    weight: Weight, own: IntervalIndex, packaged: IntervalIndex, merge: MergeRows
+) -> Iterator[LibraryInterval]:
+    """Yield pieces of a weight's range that end at each end of an interval of either library."""
+    both = (*own.of_weight(weight), *packaged.of_weight(weight))
+    for first, after in pairwise(sorted({m for one in both for m in (one.first, one.last + 1)})):
+        problem, last = weight.problem(first), after - 1
+        mine, theirs = own.find(problem), packaged.find(problem)
+        if mine is not None and theirs is not None:
+            row = replace(merge(mine.row_for(problem), theirs.row_for(problem)), interval=None)
+            yield replace(mine.between(first, last), row=row)
+        elif (one := mine or theirs) is not None:
+            yield one.between(first, last)
+
+
+def _is_continued(before: LibraryInterval, piece: LibraryInterval) -> bool:
+    """Return whether two neighbouring pieces have the same decision and owner and leave no M out."""
+    same = replace(piece.row, problem=before.row.problem) == before.row and piece.owner == before.owner
+    return same and piece.first == before.last + 1

@@ -21,9 +21,9 @@ from outblas.core.errors import OutblasError, RecordError, UsageError
 from outblas.core.files import lock_for_update, user_data_folder, write_json
 from outblas.core.plain_files import read_json
 from outblas.core.workload import SECOND_WORKLOADS
-from outblas.records.interval_merge import intervals_outside, overlay_intervals, replace_intervals, replace_weights
 from outblas.records.library import Library
 from outblas.records.library_row import IntervalIndex, LibraryInterval, LibraryRow
+from outblas.records.library_tables import intervals_outside, overlay_intervals, replace_intervals, replace_weights
 
 LIBRARY_VARIABLE = "OUTBLAS_LIBRARY"
 #: Field of a stamp -> its name in messages.
@@ -121,7 +121,7 @@ def install(
 
     If a problem has an old and a new row, each launch option gets the better kernel
     (:func:`outblas.records.library_tables.merge_rows`). New intervals take the place of old ones
-    (:func:`outblas.records.interval_merge.replace_intervals`). A file that is damaged or has another stamp is renamed,
+    (:func:`outblas.records.library_tables.replace_intervals`). A file that is damaged or has another stamp is renamed,
     not deleted.
 
     Args:

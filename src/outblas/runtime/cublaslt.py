@@ -19,8 +19,7 @@ from outblas.core.errors import DeviceError, ToolchainMissing
 from outblas.core.problem import ROW_ALIGN_BYTES, Problem
 from outblas.core.rivals import AUTO_REQUEST
 from outblas.kernels.geometry_terms import COUNTERS_BYTES
-from outblas.runtime.cublas import WORKSPACE_BYTES, CublasLt, describe
-from outblas.runtime.cublas_loading import Algo
+from outblas.runtime.cublas import WORKSPACE_BYTES, Algo, CublasLt, describe
 from outblas.runtime.driver import check, driver
 from outblas.runtime.recent_entries import keep, touch
 

@@ -36,7 +36,7 @@ from outblas.core.problem import Problem
 from outblas.core.rivals import LT_AUTO, RIVALS, Bindable
 from outblas.core.roofline import architecture
 from outblas.judge import faults
-from outblas.judge.algorithm_cache import AlgorithmCache
+from outblas.judge.baselines import AlgorithmCache
 from outblas.judge.bench_cell import UNFUSED, Baselines, BenchCell, Options
 from outblas.judge.fallback_entry import FALLBACK, SECOND_ALGORITHM, FallbackEntry
 from outblas.kernels.proof_shapes import proof_shapes

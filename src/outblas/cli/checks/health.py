@@ -88,10 +88,10 @@ def diagnose() -> list[Check]:
         lambda: _nvrtc(need),
         lambda: _packaged_cubins(cuda),
         _native_path,
-        _nvdisasm,
+        lambda: _tool("nvdisasm", lambda: str(find_nvdisasm()), "only cross-checks need"),
         lambda: _wheel("nvidia-matmul-heuristics", "nvidia-matmul-heuristics", need),
-        _nvcc,
-        _cutlass,
+        lambda: _tool("nvcc", _nvcc, "free kernels need"),
+        lambda: _tool("cutlass", _cutlass, "free kernels that use it need"),
         _jail,
         _canary,
         *(functools.partial(_extra, extra) for extra in _EXTRAS),
@@ -246,32 +246,27 @@ def _native_path() -> Check:
     return Check("native path", None, f"{found}, outblas.enable() in Python", do)
 
 
-def _nvdisasm() -> Check:
+def _tool(name: str, find: Callable[[], str], users: str) -> Check:
+    """Check a tool that only some users need; ``find`` returns it in words."""
     try:
-        return Check("nvdisasm", True, str(find_nvdisasm()))
+        return Check(name, True, find())
     except OutblasError as error:
-        return Check("nvdisasm", None, error.wrong, f"{error.do} (only cross-checks need it)")
+        return Check(name, None, error.wrong, f"{error.do} ({users} it)")
 
 
-def _nvcc() -> Check:
+def _nvcc() -> str:
     from outblas.jail.toolchain import find_nvcc, include_folders
 
-    try:
-        include_folders()
-        found = find_nvcc()
-    except OutblasError as error:
-        return Check("nvcc", None, error.wrong, f"{error.do} (free kernels need it)")
-    return Check("nvcc", True, f"{found.path}, {found.version}")
+    include_folders()
+    nvcc = find_nvcc()
+    return f"{nvcc.path}, {nvcc.version}"
 
 
-def _cutlass() -> Check:
+def _cutlass() -> str:
     from outblas.jail.toolchain import locate_cutlass
 
-    try:
-        include, version = locate_cutlass()
-    except OutblasError as error:
-        return Check("cutlass", None, error.wrong, f"{error.do} (free kernels that use it need it)")
-    return Check("cutlass", True, f"{version} in {include}")
+    include, version = locate_cutlass()
+    return f"{version} in {include}"
 
 
 def _jail() -> Check:

@@ -11,10 +11,9 @@ from typing import Any
 from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
 from outblas.core.suites import Table
-from outblas.records.interval_merge import replace_intervals, replace_weights
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryRow
-from outblas.records.library_tables import fill_fallbacks, rows_of_table
+from outblas.records.library_tables import fill_fallbacks, replace_intervals, replace_weights, rows_of_table
 from outblas.search.build_library.build_work import BuildFolder
 
 #: Part of a library -> joins that of another library and its own, which goes first.

@@ -11,8 +11,7 @@ from pathlib import Path
 from outblas.core.errors import UsageError
 from outblas.core.suites import Table
 from outblas.records.library_tables import is_bench_of, rows_of_table
-from outblas.records.median_rows import median_rows
-from outblas.records.results import Result, read_result, write_result
+from outblas.records.results import Result, median_rows, read_result, write_result
 from outblas.search.build_library.benching import bench, benched
 from outblas.search.build_library.build_work import SEEDS, BuildFolder
 from outblas.search.build_library.finalist_trials import BLOCK, STARTS

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from outblas.bench.request_process import caller, serving_gpus
+from outblas.bench.run_bench import caller, serving_gpus
 from outblas.bench.serving import PublicApi, time_public_api
 from outblas.core.config import KernelConfig, config_name
 from outblas.core.errors import UsageError
@@ -68,7 +68,7 @@ def run_workload_trial(work: BuildFolder, table: Table, mode: str) -> None:
         work: directory of the build.
         table: the table; its kernels must be chosen.
         mode: ``offline_cold``, or ``server``, which comes after it. That one uses the GPUs for which the host has cores
-            enough (:func:`outblas.bench.request_process.serving_gpus`).
+            enough (:func:`outblas.bench.run_bench.serving_gpus`).
 
     Raises:
         UsageError: the table is not tuned or changed since the trial began, or the cold trial is missing for mode

@@ -11,8 +11,8 @@ from outblas.core.config import Launch
 from outblas.core.errors import UsageError
 from outblas.core.evaluator import Evaluator
 from outblas.core.weight import Weight, WeightRange, spans_of
-from outblas.records.interval_merge import parts_outside
 from outblas.records.library_row import LibraryInterval, LibraryRow
+from outblas.records.library_tables import parts_outside
 from outblas.records.recording import Recording
 from outblas.records.store import Store
 from outblas.search.agents.base import Agent
