@@ -9,7 +9,6 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from types import FrameType
 from typing import Any, NoReturn
 

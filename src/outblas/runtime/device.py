@@ -148,15 +148,9 @@ def forget_records() -> None:
 
 #: Fields of DeviceAttributes -> CUdevice_attribute, from cuda.h.
 _ATTRIBUTES = {
-    "sms": 16,
-    "clock_khz": 13,
-    "memory_clock_khz": 36,
-    "bus_bits": 37,
-    "l2_bytes": 38,
-    "smem_optin": 97,
-    "sm_smem": 81,
-    "sm_threads": 39,
-}
+    "sms": 16, "clock_khz": 13, "memory_clock_khz": 36, "bus_bits": 37, "l2_bytes": 38, "smem_optin": 97,
+    "sm_smem": 81, "sm_threads": 39,
+}  # fmt: skip
 _MAJOR, _MINOR = 75, 76
 
 

@@ -34,15 +34,9 @@ _INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)"
 #: The low nine bits of an instruction are its opcode (the three bits above encode the kinds of operands).
 _OPCODE_MASK = 0x1FF
 _OPCODES = {
-    "HMMA": 0x03C,
-    "LDL": 0x183,
-    "STL": 0x187,
-    "LDGSTS": 0x1AE,
-    "UTMALDG": 0x1B4,
-    "UTMASTG": 0x1B5,
-    "HGMMA": 0x1F0,
+    "HMMA": 0x03C, "LDL": 0x183, "STL": 0x187, "LDGSTS": 0x1AE, "UTMALDG": 0x1B4, "UTMASTG": 0x1B5, "HGMMA": 0x1F0,
     "QGMMA": 0x1F3,
-}
+}  # fmt: skip
 #: Bit in an instruction's second word that means: accumulate in fp32.
 _FP32_BIT = {_OPCODES["HMMA"]: 12, _OPCODES["HGMMA"]: 11, _OPCODES["QGMMA"]: 11}
 #: Matrix instructions on 8-bit, 4-bit and 1-bit integers, 8-bit floats and fp64.

@@ -141,38 +141,13 @@ class Sm80PipelinedGemm(Family[Sm80PipelinedConfig]):
     without_wgmma = True
     any_alignment = "vec=1"
     start: ClassVar[Mapping[str, float]] = {
-        "launch": 0.9,
-        "launch_pdl": 0.5,
-        "launch_early": 0.3,
-        "cluster": 0.1,
-        "cluster_log": 0.05,
-        "latency_l2": 0.4,
-        "latency_hbm": 0.9,
-        "loaded_l2": 0.4,
-        "loaded_hbm": 0.5,
-        "queue": 3e7,
-        "apart": 1.0,
-        "stacked": 0.3,
-        "clock": 1.6,
-        "issue": 12.0,
-        "stage": 50.0,
-        "copy": 4.0,
-        "scalar": 70.0,
-        "shared": 210e3,
-        "ingest": 60e3,
-        "l2": 5.0e6,
-        "hbm": 3.8e6,
-        "cache": 30e6,
-        "wave": 0.2,
-        "tile": 0.2,
-        "quantum": 0.9,
-        "epilogue_direct": 0.3,
-        "store_direct": 60e3,
-        "split": 0.4,
-        "split_peer": 0.03,
-        "exchange": 50e3,
+        "launch": 0.9, "launch_pdl": 0.5, "launch_early": 0.3, "cluster": 0.1, "cluster_log": 0.05,
+        "latency_l2": 0.4, "latency_hbm": 0.9, "loaded_l2": 0.4, "loaded_hbm": 0.5, "queue": 3e7, "apart": 1.0,
+        "stacked": 0.3, "clock": 1.6, "issue": 12.0, "stage": 50.0, "copy": 4.0, "scalar": 70.0, "shared": 210e3,
+        "ingest": 60e3, "l2": 5.0e6, "hbm": 3.8e6, "cache": 30e6, "wave": 0.2, "tile": 0.2, "quantum": 0.9,
+        "epilogue_direct": 0.3, "store_direct": 60e3, "split": 0.4, "split_peer": 0.03, "exchange": 50e3,
         "workspace": 1.2,
-    }
+    }  # fmt: skip
     more_values: ClassVar[Mapping[str, tuple[int, ...]]] = {"vec": (1, 2, 4, 8), "group": (1, 2, 4, 8, 16)}
 
     def why_illegal(self, p: Problem, c: Sm80PipelinedConfig, gpu: Gpu) -> str | None:
@@ -218,22 +193,10 @@ class Sm80PipelinedGemm(Family[Sm80PipelinedConfig]):
 
     def geometry(self, problem: Problem, c: Sm80PipelinedConfig) -> Geometry:
         constants: dict[str, int | bool] = {
-            "BM": c.bm,
-            "BN": c.bn,
-            "BK": c.bk,
-            "STAGES": c.stages,
-            "WM": c.wm,
-            "WN": c.wn,
-            "SPLIT": c.split_k,
-            "VEC": c.vec,
-            "GROUP": c.group,
-            "PERSISTENT": c.persistent,
-            "MIN_BLOCKS": c.min_blocks,
-            "B_K_MAJOR": problem.layout == "TN",
-            "PDL": c.pdl,
-            "EARLY_B": c.early,
-            "BF16": problem.dtype == "bf16",
-        }
+            "BM": c.bm, "BN": c.bn, "BK": c.bk, "STAGES": c.stages, "WM": c.wm, "WN": c.wn, "SPLIT": c.split_k,
+            "VEC": c.vec, "GROUP": c.group, "PERSISTENT": c.persistent, "MIN_BLOCKS": c.min_blocks,
+            "B_K_MAJOR": problem.layout == "TN", "PDL": c.pdl, "EARLY_B": c.early, "BF16": problem.dtype == "bf16",
+        }  # fmt: skip
         if c.split_k > 1:
             constants["COUNTERS_BYTES"] = COUNTERS_BYTES
         ring = c.stages * c.bk * (c.bm + c.bn) * ELEMENT_BYTES
@@ -326,15 +289,9 @@ class Sm80PipelinedGemm(Family[Sm80PipelinedConfig]):
         ``workspace`` is True with ``split_k`` above 1. The other keys are knobs.
         """
         return {
-            "stages": config.stages,
-            "wm": config.wm,
-            "wn": config.wn,
-            "vec": config.vec,
-            "group": config.group,
-            "persistent": config.persistent,
-            "min_blocks": config.min_blocks,
-            "workspace": config.split_k > 1,
-        }
+            "stages": config.stages, "wm": config.wm, "wn": config.wn, "vec": config.vec, "group": config.group,
+            "persistent": config.persistent, "min_blocks": config.min_blocks, "workspace": config.split_k > 1,
+        }  # fmt: skip
 
     def time_us(self, x: Mapping[str, float], p: Columns, c: Columns, gpu: Gpu) -> Floats:
         return tiled_us(_COST, x, p, c, gpu)

@@ -138,35 +138,12 @@ class Sm90OddrowsGemm(Family[Sm90OddrowsConfig]):
     #: results/any_shapes/h200_extension_unaligned.parquet. ``align`` is the time of a row of 128 bytes in shared
     #: memory.
     start: ClassVar[Mapping[str, float]] = {
-        "align": 4.96,
-        "launch": 1.94,
-        "launch_pdl": 1.53,
-        "launch_early": 0.5,
-        "cluster": 0.1,
-        "cluster_log": 0.05,
-        "latency_l2": 0.233,
-        "latency_hbm": 1.22,
-        "loaded_l2": 0.398,
-        "loaded_hbm": 0.409,
-        "queue": 2.93e7,
-        "apart": 1.0,
-        "stacked": 0.208,
-        "clock": 1.65,
-        "issue": 112,
-        "stage": 31.2,
-        "ingest": 104000,
-        "l2": 6.24e6,
-        "hbm": 5.15e6,
-        "cache": 30e6,
-        "wave": 0.184,
-        "quantum": 0.778,
-        "epilogue_tma": 0.312,
-        "store_tma": 28100,
-        "split": 0.4,
-        "split_peer": 0.03,
-        "exchange": 50e3,
-        "workspace": 1.64,
-    }
+        "align": 4.96, "launch": 1.94, "launch_pdl": 1.53, "launch_early": 0.5, "cluster": 0.1, "cluster_log": 0.05,
+        "latency_l2": 0.233, "latency_hbm": 1.22, "loaded_l2": 0.398, "loaded_hbm": 0.409, "queue": 2.93e7,
+        "apart": 1.0, "stacked": 0.208, "clock": 1.65, "issue": 112, "stage": 31.2, "ingest": 104000, "l2": 6.24e6,
+        "hbm": 5.15e6, "cache": 30e6, "wave": 0.184, "quantum": 0.778, "epilogue_tma": 0.312, "store_tma": 28100,
+        "split": 0.4, "split_peer": 0.03, "exchange": 50e3, "workspace": 1.64,
+    }  # fmt: skip
     more_values: ClassVar[Mapping[str, tuple[int, ...]]] = {"group": (1, 2, 4, 8, 16)}
 
     def why_illegal(self, p: Problem, c: Sm90OddrowsConfig, gpu: Gpu) -> str | None:
@@ -212,22 +189,11 @@ class Sm90OddrowsGemm(Family[Sm90OddrowsConfig]):
 
     def geometry(self, problem: Problem, c: Sm90OddrowsConfig) -> Geometry:
         constants: dict[str, int | bool] = {
-            "BM": c.bm,
-            "BN": c.bn,
-            "BK": c.bk,
-            "A_ROWS": c.loaded_rows,
-            "STAGES": c.stages,
-            "CONSUMERS": c.consumers,
-            "SPLIT": c.split_k,
-            "GROUP": c.group,
-            "MIN_BLOCKS": c.min_blocks,
-            "PRODUCER_REGS": 56,
-            "CONSUMER_REGS": 224,
-            "PDL": c.pdl,
-            "EARLY_B": c.early,
-            "N_MAJOR": problem.layout == "NN",
-            "BF16": problem.dtype == "bf16",
-        }
+            "BM": c.bm, "BN": c.bn, "BK": c.bk, "A_ROWS": c.loaded_rows, "STAGES": c.stages,
+            "CONSUMERS": c.consumers, "SPLIT": c.split_k, "GROUP": c.group, "MIN_BLOCKS": c.min_blocks,
+            "PRODUCER_REGS": 56, "CONSUMER_REGS": 224, "PDL": c.pdl, "EARLY_B": c.early,
+            "N_MAJOR": problem.layout == "NN", "BF16": problem.dtype == "bf16",
+        }  # fmt: skip
         if c.split_k > 1:
             constants["COUNTERS_BYTES"] = COUNTERS_BYTES
         stage = c.bk * (c.loaded_rows + c.bn) * ELEMENT_BYTES
@@ -317,14 +283,9 @@ class Sm90OddrowsGemm(Family[Sm90OddrowsConfig]):
         knobs.
         """
         return {
-            "stages": config.stages,
-            "min_blocks": config.min_blocks,
-            "group": config.group,
-            "tma": True,
-            "consumers": config.consumers,
-            "workspace": config.split_k > 1,
-            "rows": config.loaded_rows,
-        }
+            "stages": config.stages, "min_blocks": config.min_blocks, "group": config.group, "tma": True,
+            "consumers": config.consumers, "workspace": config.split_k > 1, "rows": config.loaded_rows,
+        }  # fmt: skip
 
     def time_us(self, x: Mapping[str, float], p: Columns, c: Columns, gpu: Gpu) -> Floats:
         return tiled_us(_COST, x, p, c, gpu)
