@@ -217,14 +217,9 @@ def run_trial(
     times = [[1 / value for value in some] if more_is_better else some for some in (with_outblas, without)]
     last = found[True][-1]
     return TrialResult(
-        bootstrap_median(without),
-        bootstrap_median(with_outblas),
-        paired_speedup(times[0], times[1]),
-        pairs,
-        last.ours,
-        last.torchs,
-        last.reason,
-    )
+        bootstrap_median(without), bootstrap_median(with_outblas), paired_speedup(times[0], times[1]), pairs,
+        last.ours, last.torchs, last.reason,
+    )  # fmt: skip
 
 
 def _order(pairs: int) -> list[bool]:

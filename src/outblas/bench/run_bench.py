@@ -168,15 +168,9 @@ def _settings(request: BenchRequest, library: Library, gpu: Gpu) -> dict[str, ob
 
 def _options(request: BenchRequest, gpu: Gpu) -> Options:
     return Options(
-        0,
-        gpu,
-        rounds=request.rounds,
-        seed=request.seed,
-        level="full",
-        mode=request.mode,
-        baselines=tuple(request.baselines),
-        proved=request.proved,
-    )
+        0, gpu, rounds=request.rounds, seed=request.seed, level="full", mode=request.mode,
+        baselines=tuple(request.baselines), proved=request.proved,
+    )  # fmt: skip
 
 
 def _entries(

@@ -68,13 +68,9 @@ def compare(
     from outblas.search.compare.held_out import Plan
 
     plan = Plan(
-        where.recording,
-        common.integers("--budgets", budgets),
-        held_out,
-        split_seed,
-        sample,
+        where.recording, common.integers("--budgets", budgets), held_out, split_seed, sample,
         across and across.removeprefix("replay:"),
-    )
+    )  # fmt: skip
     with common.progress_bar("compare") as progress:
         request = CompareRequest(
             plan, common.words(splits), common.words(agents), seeds, out_file, common.command_line(), jobs, resume,

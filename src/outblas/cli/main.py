@@ -76,13 +76,9 @@ EPILOGS = {"build-library": "build_library:STEPS_HELP"}
 def app_of(names: Iterable[str]) -> typer.Typer:
     """Return the ``outblas`` command with some of its commands; only they are imported."""
     app = typer.Typer(
-        name="outblas",
-        cls=OutblasGroup,
-        context_settings={"help_option_names": ["-h", "--help"]},
-        no_args_is_help=True,
-        pretty_exceptions_enable=False,
-        rich_markup_mode=None,
-    )
+        name="outblas", cls=OutblasGroup, context_settings={"help_option_names": ["-h", "--help"]},
+        no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None,
+    )  # fmt: skip
     app.callback()(main)
     for name in names:
         found, summary = _imported(COMMANDS[name]), SUMMARIES[name]

@@ -271,17 +271,10 @@ def _print_document(outcome: TuneOutcome, ranked: Sequence[TimeShare], installed
         for launch in decided.launches
     ]
     document = TuneDocument(
-        asked=outcome.asked,
-        tuned=len(decided.rows),
-        intervals=len(outcome.library.intervals),
-        gates=gates,
-        kept=outcome.kept,
-        launches=launches,
-        library=str(files.library),
-        result=str(files.result),
-        report=str(files.report),
-        installed=None if installed is None else str(installed),
-    )
+        asked=outcome.asked, tuned=len(decided.rows), intervals=len(outcome.library.intervals), gates=gates,
+        kept=outcome.kept, launches=launches, library=str(files.library), result=str(files.result),
+        report=str(files.report), installed=None if installed is None else str(installed),
+    )  # fmt: skip
     print_document(document)
 
 

@@ -259,18 +259,10 @@ def _measured(image: bytes, arch: str, said: str, seconds: float) -> Cubin:
     spills = re.findall(r"\b(\d{1,9}) bytes spill stores, (\d{1,9}) bytes spill loads", said)
     stack = [int(x) for x in re.findall(r"\b(\d{1,9}) bytes stack frame", said)]
     return Cubin(
-        image,
-        "outblas_launch",
-        arch,
-        max(registers, default=0),
-        sum(int(stores) + int(loads) for stores, loads in spills),
-        sum(stack),
-        max(shared, default=0),
-        facts,
-        seconds,
-        False,
-        said,
-    )
+        image, "outblas_launch", arch, max(registers, default=0),
+        sum(int(stores) + int(loads) for stores, loads in spills), sum(stack), max(shared, default=0), facts,
+        seconds, False, said,
+    )  # fmt: skip
 
 
 def _together(found: list[SassFacts]) -> SassFacts:

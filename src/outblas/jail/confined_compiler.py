@@ -71,14 +71,9 @@ def run_confined(
     said = folder / "said"
     with said.open("wb") as output:
         child = subprocess.Popen(
-            [sys.executable, "-I", "-c", boot],
-            stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            cwd=folder,
-            env=environment,
-            start_new_session=True,
-        )
+            [sys.executable, "-I", "-c", boot], stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT,
+            cwd=folder, env=environment, start_new_session=True,
+        )  # fmt: skip
         try:
             child.communicate(json.dumps(spec).encode(), timeout=limits.seconds)
         except subprocess.TimeoutExpired:

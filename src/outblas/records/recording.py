@@ -279,17 +279,9 @@ def _load_part(folder: Traversable, stem: str) -> Recording:
         catalogue = tuple(config_from_name(name) for name in metadata["catalogue"])
         status, median, spread, rounds, chosen = cells_to_arrays(cells, len(problems), len(catalogue))
         return Recording(
-            str(metadata["suite"]),
-            problems,
-            catalogue,
-            status,
-            median,
-            spread,
-            rounds,
-            *baselines_to_arrays(baselines, len(problems)),
-            dict(metadata["provenance"]),
-            chosen=chosen,
-        )
+            str(metadata["suite"]), problems, catalogue, status, median, spread, rounds,
+            *baselines_to_arrays(baselines, len(problems)), dict(metadata["provenance"]), chosen=chosen,
+        )  # fmt: skip
     except (
         OutblasError, pa.ArrowException, AttributeError, KeyError, TypeError, ValueError, IndexError, OverflowError
     ) as error:  # fmt: skip

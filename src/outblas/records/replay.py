@@ -100,14 +100,9 @@ class ReplayEvaluator(Evaluator):
         )
         ratio, width = baselines[name] / median, math.exp(_Z95 * error)
         return Evaluation(
-            problem,
-            config,
-            status,
-            verdict=Verdict(status),
-            timing=Timing("offline", (), median, spread),
-            baselines_us=baselines,
-            speedup=Speedup(name, ratio, ratio / width, ratio * width),
-        )
+            problem, config, status, verdict=Verdict(status), timing=Timing("offline", (), median, spread),
+            baselines_us=baselines, speedup=Speedup(name, ratio, ratio / width, ratio * width),
+        )  # fmt: skip
 
 
 def standard_error(spread: float, rounds: int) -> float:

@@ -100,17 +100,11 @@ class BlasShape:
         transposed = problem.layout == "TN"
         half = problem.acc == "fp16"
         return cls(
-            m=problem.n,
-            n=problem.m,
-            k=problem.k,
-            op_first=_OP_T if transposed else _OP_N,
-            ld_first=problem.k if transposed else problem.n,
-            ld_second=problem.k,
-            ld_out=problem.n,
-            dtype=_R_16F if problem.dtype == "fp16" else _R_16BF,
-            compute=_COMPUTE_16F if half else _COMPUTE_32F,
+            m=problem.n, n=problem.m, k=problem.k, op_first=_OP_T if transposed else _OP_N,
+            ld_first=problem.k if transposed else problem.n, ld_second=problem.k, ld_out=problem.n,
+            dtype=_R_16F if problem.dtype == "fp16" else _R_16BF, compute=_COMPUTE_16F if half else _COMPUTE_32F,
             scale=_R_16F if half else _R_32F,
-        )
+        )  # fmt: skip
 
     def scalars(self) -> tuple[Any, Any]:
         """Return (alpha, beta) = (1, 0) in the scale type, as ctypes objects.

@@ -168,18 +168,11 @@ def _encode(
     cu = driver()
     kind, swizzled, promotion = map_kinds(dtype, swizzle)
     result = cu.cuTensorMapEncodeTiled(
-        kind,
-        len(extents),
-        address,
-        [cu.cuuint64_t(extent) for extent in extents],
-        [cu.cuuint64_t(pitch * ELEMENT_BYTES) for pitch in pitches],
-        [cu.cuuint32_t(extent) for extent in box],
-        [cu.cuuint32_t(1)] * len(extents),
-        cu.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-        swizzled,
-        promotion,
-        cu.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
-    )
+        kind, len(extents), address, [cu.cuuint64_t(extent) for extent in extents],
+        [cu.cuuint64_t(pitch * ELEMENT_BYTES) for pitch in pitches], [cu.cuuint32_t(extent) for extent in box],
+        [cu.cuuint32_t(1)] * len(extents), cu.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE, swizzled,
+        promotion, cu.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+    )  # fmt: skip
     whole, part = ("x".join(map(str, reversed(each))) for each in (extents, box))
     return check(f"cuTensorMapEncodeTiled({whole} in boxes of {part})", result)
 

@@ -99,24 +99,14 @@ class SliceLimits:
 
 #: While the program runs: 200 us in all. A reference takes a quarter of a slice's work, as the program stretches it.
 RUNNING = SliceLimits(
-    work_us=100.0,
-    plug_us=100.0,
-    tries=1,
-    most_calls=4,
-    scratch_bytes=256_000_000,
-    block_us=25.0,
+    work_us=100.0, plug_us=100.0, tries=1, most_calls=4, scratch_bytes=256_000_000, block_us=25.0,
     block_bytes=BLOCK_BYTES,
-)
+)  # fmt: skip
 #: In ``settle()``, whose caller waits, a round is longer and surer, and a weight of more than 256 MB finds room. The
 #: plug of more calls would take longer than the calls themselves.
 SETTLING = SliceLimits(
-    work_us=600.0,
-    plug_us=50_000.0,
-    tries=10,
-    most_calls=16,
-    scratch_bytes=2_000_000_000,
-    block_us=2000.0,
+    work_us=600.0, plug_us=50_000.0, tries=10, most_calls=16, scratch_bytes=2_000_000_000, block_us=2000.0,
     block_bytes=128 * 2**20,
-)
+)  # fmt: skip
 #: The same for programs that run in CUDA graphs.
 SETTLING_IN_GRAPHS = replace(SETTLING, graphs=True)

@@ -139,14 +139,9 @@ def tiled_us(cost: TiledCost, x: Mapping[str, float], p: Columns, c: Columns, gp
         active * c["stages"] * stage_bytes / x["queue"]
     )
     stage = smooth_max(
-        full * tensor,
-        tensor + chain,
-        full * stage_bytes / x["ingest"],
-        active * l2_bytes * apart / x["l2"],
-        waiting / c["stages"],
-        cost.multicast_us(x, c),
-        full * cost.past_m_us(x, p, c),
-    )
+        full * tensor, tensor + chain, full * stage_bytes / x["ingest"], active * l2_bytes * apart / x["l2"],
+        waiting / c["stages"], cost.multicast_us(x, c), full * cost.past_m_us(x, p, c),
+    )  # fmt: skip
     main = steps * stage + steps * cost.edge_tile_us(x, p, c) / np.maximum(ctas / slots, 1.0)
     store = cost.store_us(x, c)
 

@@ -225,18 +225,10 @@ def _device(block: _Device) -> LaunchBlock:
     if not 0 <= block.shared <= _MAX_SHARED:
         raise ContractError(f"shared is {block.shared} bytes", f"0 to {_MAX_SHARED}", _DO)
     return LaunchBlock(
-        "device",
-        block.acc,
-        block.entry,
-        tuple(sorted(set(block.uses))),
-        _all(block.requires),
-        tuple(Expression.parse(each) for each in block.grid),
-        (x, y, z),
-        (cx, cy, cz),
-        block.shared,
-        Expression.parse(block.workspace),
-        tuple(_tensor_map(each) for each in block.tensor_maps),
-    )
+        "device", block.acc, block.entry, tuple(sorted(set(block.uses))), _all(block.requires),
+        tuple(Expression.parse(each) for each in block.grid), (x, y, z), (cx, cy, cz), block.shared,
+        Expression.parse(block.workspace), tuple(_tensor_map(each) for each in block.tensor_maps),
+    )  # fmt: skip
 
 
 def _tensor_map(block: _Map) -> TensorMap:

@@ -122,12 +122,9 @@ class Sm80MmaGemm(Family[Sm80MmaConfig]):
             "BF16": problem.dtype == "bf16",
         }  # fmt: skip
         return Geometry(
-            threads=32 * c.wm * c.wn * c.wk,
-            smem_bytes=sums.smem_bytes,
-            cluster=c.split_k,
-            accumulators=units * (2 if problem.acc == "fp16" else 4),
-            values=constants,
-        )
+            threads=32 * c.wm * c.wn * c.wk, smem_bytes=sums.smem_bytes, cluster=c.split_k,
+            accumulators=units * (2 if problem.acc == "fp16" else 4), values=constants,
+        )  # fmt: skip
 
     def grid(self, problem: Problem, config: Sm80MmaConfig, sms: int) -> tuple[int, int, int]:
         tiles_m, tiles_n = ceil_div(problem.m, config.bm), ceil_div(problem.n, config.bn)

@@ -169,13 +169,9 @@ def _grpo(
         _one_gpu(arguments)
         rows = prompt_rows(texts, loaded.chat, settings.prompts)
         trainer = step_trainer(prompts)(
-            model=loaded.model,
-            reward_funcs=rewards.functions(),
-            args=arguments,
-            train_dataset=Dataset.from_list(rows),
-            processing_class=loaded.tokenizer,
-            peft_config=loaded.lora,
-        )
+            model=loaded.model, reward_funcs=rewards.functions(), args=arguments,
+            train_dataset=Dataset.from_list(rows), processing_class=loaded.tokenizer, peft_config=loaded.lora,
+        )  # fmt: skip
         set_callbacks(trainer, stage / "log.jsonl", say, lambda: rewards.best)
         trainer.train(resume_from_checkpoint=go_on)
         return trainer, rewards.best
@@ -225,12 +221,9 @@ def _supervised(stage: Path, settings: TrainSettings, loaded: LoadedModel, langu
     )
     _one_gpu(arguments)
     trainer = SFTTrainer(
-        model=loaded.model,
-        args=arguments,
-        train_dataset=Dataset.from_list(rows),
-        processing_class=loaded.tokenizer,
+        model=loaded.model, args=arguments, train_dataset=Dataset.from_list(rows), processing_class=loaded.tokenizer,
         peft_config=loaded.lora,
-    )
+    )  # fmt: skip
     set_callbacks(trainer, stage / "log.jsonl", say, lambda: None)
     return trainer
 

@@ -210,20 +210,10 @@ def _row(result: Result, use: str, rows: Sequence[dict[str, Any]], page: str) ->
 
 def _row_of(result: Result, use: str, figures: Row, page: str, bootstrap: Sequence[float] | None = None) -> HeadlineRow:
     return HeadlineRow(
-        str(result.provenance["gpu"]),
-        use,
-        figures["n"],
-        figures["geomean"],
-        figures["flop_weighted"],
-        ALL_RIVALS,
-        tuple(map(str, result.each("driver"))),
-        tuple(str(date)[:10] for date in result.each("date")),
-        page,
-        figures["min"],
-        figures["below_098"],
-        figures.get("interval"),
-        bootstrap,
-    )
+        str(result.provenance["gpu"]), use, figures["n"], figures["geomean"], figures["flop_weighted"], ALL_RIVALS,
+        tuple(map(str, result.each("driver"))), tuple(str(date)[:10] for date in result.each("date")), page,
+        figures["min"], figures["below_098"], figures.get("interval"), bootstrap,
+    )  # fmt: skip
 
 
 def read_model_steps(path: Path) -> dict[str, Any]:

@@ -311,16 +311,9 @@ class CuteSm80:
     def text(self) -> str:
         """Return the CUDA C++ text with its launch block, all placeholders filled."""
         return _filled(
-            "cute_sm80.cu",
-            TILE_M=self.tile[0],
-            TILE_N=self.tile[1],
-            TILE_K=self.tile[2],
-            STAGES=self.stages,
-            WARPS_M=self.warps[0],
-            WARPS_N=self.warps[1],
-            THREADS=self.threads,
-            SHARED=self.shared_bytes,
-        )
+            "cute_sm80.cu", TILE_M=self.tile[0], TILE_N=self.tile[1], TILE_K=self.tile[2], STAGES=self.stages,
+            WARPS_M=self.warps[0], WARPS_N=self.warps[1], THREADS=self.threads, SHARED=self.shared_bytes,
+        )  # fmt: skip
 
     def kernel(self) -> FreeKernel:
         """Return the free kernel of :meth:`text`; its ``launch.form`` is ``device``."""
