@@ -27,7 +27,7 @@ from outblas.judge.gates import check_cell
 from outblas.judge.gpu_clock import GraphEntry
 from outblas.judge.operands import Operands
 from outblas.judge.proof_inputs import fill_integers
-from outblas.judge.sliced_reference import SlicedReference
+from outblas.judge.reference import SlicedReference
 from outblas.judge.stream_clock import HostBehindGpu, StreamClock, instantiate
 from outblas.judge.torch_baselines import on_current_stream
 from outblas.kernels.geometry import workspace_bytes

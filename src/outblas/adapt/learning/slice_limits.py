@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu, floor_us, operand_sets
-from outblas.judge.sliced_reference import BLOCK_BYTES
+from outblas.judge.reference import BLOCK_BYTES
 from outblas.kernels.geometry_terms import COUNTERS_BYTES
 from outblas.runtime.cublas import WORKSPACE_BYTES
 

@@ -23,7 +23,7 @@ import numpy as np
 from outblas.core.gpu_records import reference_gpu
 from outblas.core.roofline import Gpu
 from outblas.kernels.cost import cost_model
-from outblas.kernels.cost import residual as model_residual
+from outblas.kernels.cost import cost_model as model_residual
 from outblas.learn.train.fit_cost_model import MeasuredRow, fit, fit_residual, launch_masks, rows_of_recording
 from outblas.learn.train.measured_times import rows_of_jsonl, rows_of_store
 from outblas.records.provenance import source_commit, utc_now

@@ -160,9 +160,6 @@ def evaluator_of(device: str, proof: str = "full") -> Iterator[Evaluator]:
             free kernels.
         proof: ``full`` or ``cell``, see :class:`outblas.judge.bench_cell.Options`. It counts on a GPU only.
 
-    Yields:
-        The evaluator.
-
     Raises:
         UsageError: the device is none of these, or ``proof`` is another word.
         DeviceError: the GPU does not exist.

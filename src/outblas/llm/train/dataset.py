@@ -76,9 +76,6 @@ def supervised_rows(path: str | Path, language: Language, chat: bool) -> list[di
     Of evaluations, the 8 fastest proven kernels of each problem are taken, the fastest first. Failed ones, and kernels
     that the language cannot express, are left out. Every other line gives one row, before those of evaluations.
 
-    Example: the line ``{"prompt": "a", "completion": "b"}`` gives ``{"prompt": "a\n", "completion": "b"}`` if ``chat``
-    is False.
-
     Args:
         path: a store (SQLite) of evaluations. Or JSON lines, each ``{"prompt": ..., "completion": ...}``, ``{"problem":
             "512_512_512", "answer": ...}``, ``{"problem": ..., "config": ...}`` or an evaluation

@@ -36,8 +36,6 @@ class KnobWords:
     are percent of the fastest baseline's speed. An answer to ``why`` begins with a word such as ``because_bn``, which
     names the knob that makes the difference. Reading skips it, and nothing rewards it.
 
-    A further turn adds the answer and its outcome: ``bm=64 bn=32 stages=2 consumers=1 was illegal answer``.
-
     Reading refuses a text that is not one word per knob, in order, each a listed value. ``max_tokens`` is the number of
     knobs plus 2. ``name`` is ``knobs``.
 

@@ -47,10 +47,6 @@ class CudaAnswers:
 
     Kernels of form ``host`` are neither asked for nor taken, because they could forge the verdict that is the reward.
 
-    A prompt is a list of two messages. An answer is text with one code block: ``cuda`` with a free kernel, or ``json``
-    with a config. ``prompt(problem)`` and ``read(problem, answer)`` make and read them. ``write`` returns such a block
-    alone, or None if ``read`` refuses it. ``generation`` returns ``{}``. ``name`` is ``cuda``.
-
     Args:
         gpu: GPU of the requested kernels. A config that is not legal there is refused.
     """

@@ -21,7 +21,6 @@ def make_tiny(folder: Path, language: Language, seed: int = 0) -> Path:
     writes it, with ``config.json`` and ``model.safetensors``.
 
     Args:
-        folder: the folder; if it exists, nothing in it is read or changed.
         language: language whose words it knows; must be :class:`outblas.llm.train.knob_words.KnobWords`.
 
     Raises:

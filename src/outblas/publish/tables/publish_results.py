@@ -7,16 +7,19 @@ result files or from the code, and is the same every time.
 from __future__ import annotations
 
 import functools
+import inspect
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from outblas.core.config import KernelConfig, knob_schema
+from outblas.core.environment import VARIABLES
 from outblas.core.errors import OutblasError, RecordError
 from outblas.core.files import write_atomic
 from outblas.kernels.families.registry import FAMILIES
 from outblas.llm.train.training_cost import cost_table
-from outblas.publish.tables import reference_blocks
 from outblas.publish.tables.all_rows_table import again_table, markdown_table, notes_of_rows
 from outblas.publish.tables.any_shape_block import NOT_MEASURED, any_shape_text
 from outblas.publish.tables.compare_block import PICTURE as COMPARE_PICTURE
@@ -46,9 +49,11 @@ from outblas.publish.tables.speedup_picture import speedup_svg
 from outblas.publish.tables.study_blocks import DRAWS, counters_text, draws_block, scale_block
 from outblas.publish.tables.weak_spots import gpus_with_library, weak_spots
 from outblas.publish.tables.whole_models_table import WHOLE_MODELS, vllm_block, whole_models_block
+from outblas.publish.words import table_lines
 from outblas.records.averages import Row
 from outblas.records.results import Result, bench_files, read_result
 from outblas.records.summary import VLLM, engine_rows, rows_of_results, text_of_rows, why_stale
+from outblas.search.agents import agent_registry
 from outblas.search.compare.compare_result import read_comparison
 
 PICTURES = Path("docs/img")
@@ -121,12 +126,12 @@ def generated_blocks(measured: Measured, *beside: Measured) -> dict[tuple[str, s
         ("docs/use/when-not.md", "weak"): lambda: _weak(benched),
         ("docs/use/matmul.md", "any_shapes"): lambda: _any_shapes(gpus),
         ("docs/use/engines.md", "vllm"): lambda: _each_with(VLLM, gpus, vllm_block),
-        ("docs/use/environment-variables.md", "variables"): reference_blocks.variable_table,
+        ("docs/use/environment-variables.md", "variables"): variable_table,
         ("docs/develop/several-gpus.md", "scale"): lambda: scale_block(folder),
         ("docs/kernels/counters.md", "ncu"): lambda: _each_with(COUNTERS, gpus, lambda f: counters_text(f / COUNTERS)),
         ("docs/llm/recipe.md", "cost"): cost_table,
-        ("docs/reference/knobs.md", "knobs"): reference_blocks.knob_page,
-        ("docs/search/agents.md", "agents"): reference_blocks.agent_table,
+        ("docs/reference/knobs.md", "knobs"): knob_page,
+        ("docs/search/agents.md", "agents"): agent_table,
         ("docs/search/published-recipe.md", "recipe"): lambda: recipe_block(folder / RECIPE),
     }
     across = across_files(folder.parent)
@@ -139,7 +144,7 @@ def generated_blocks(measured: Measured, *beside: Measured) -> dict[tuple[str, s
         blocks["docs/search/agents.md", "compare"] = lambda: compare_block(read_comparison(compared), picture)
     for family in FAMILIES:
         page = f"docs/kernels/{family.replace('_', '-')}.md"
-        blocks[page, "knobs"] = functools.partial(reference_blocks.knob_table, family)
+        blocks[page, "knobs"] = functools.partial(knob_table, family)
     return blocks
 
 
@@ -270,3 +275,64 @@ def picture_text(measured: Measured) -> str:
     kind = (*key, False)  # without and with PDL: constant weights are the table's
     rows = [r for r in result.rows if tuple(r[c] for c in ("layout", "dtype", "acc", "mode", "early")) == kind]
     return speedup_svg(result, rows)
+
+
+def knob_table(family: str) -> str:
+    """Return a family's knobs in Markdown: values, default and meaning."""
+    config: type[KernelConfig] = FAMILIES[family].config
+    meanings = attribute_texts(inspect.getdoc(config) or "")
+    lines = table_lines(["knob", "values", "default", "meaning"], 4, [])
+    for knob in knob_schema(config):
+        default = "–" if knob.default is None else f"`{_value(knob.default)}`"
+        meaning = _markdown(meanings.get(knob.name, "")).replace("|", "\\|")
+        values = ", ".join(f"`{_value(value)}`" for value in knob.all_values) or "an integer"
+        lines.append(f"| `{knob.name}` | {values} | {default} | {meaning} |")
+    return "\n".join(lines)
+
+
+def knob_page() -> str:
+    """Return the tables of all families, each below its name."""
+    return "\n\n".join(f"## {family}\n\n{knob_table(family)}" for family in FAMILIES)
+
+
+def attribute_texts(doc: str) -> dict[str, str]:
+    """Return attribute -> text of the section ``Attributes:`` of a docstring; empty without such a section.
+
+    Args:
+        doc: a docstring in Google style, without its indent.
+    """
+    section = re.search(r"^(?:Attributes|Args):\n((?:[ \t]+.*\n?|\n)+)", doc, re.M)
+    found: dict[str, str] = {}
+    names: list[str] = []
+    for line in section[1].splitlines() if section else ():
+        entry = re.match(r"^    (\w+(?:, \w+)*): (.*)", line)
+        if entry:
+            names = entry[1].split(", ")
+            found |= dict.fromkeys(names, entry[2])
+        elif line.strip():
+            for name in names:
+                found[name] += " " + line.strip()
+    return found
+
+
+def _markdown(text: str) -> str:
+    """Return a docstring's text on one line in Markdown: a role such as ``:data:`Launch``` keeps the last name only."""
+    joined = " ".join(text.split())
+    return re.sub(r":\w+:`[~\w.]*?(\w+)`", r"`\1`", joined).replace("``", "`")
+
+
+def _value(value: bool | int | str) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def variable_table() -> str:
+    """Return every environment variable in Markdown."""
+    rows = [(f"`{v.name}`", v.values, v.default, v.meaning, v.read) for v in VARIABLES]
+    return "\n".join(table_lines(["variable", "values", "default", "effect", "read"], 5, rows))
+
+
+def agent_table() -> str:
+    """Return every search agent with the first sentence of its docstring and the extra that it needs."""
+    summaries = agent_registry.agent_summaries().items()
+    rows = [(f"`{name}`", _markdown(summary), agent_registry.EXTRAS.get(name, "–")) for name, summary in summaries]
+    return "\n".join(table_lines(["agent", "method", "extra"], 3, rows))
