@@ -19,7 +19,6 @@ from outblas.core.environment import VARIABLES
 from outblas.core.errors import OutblasError, RecordError
 from outblas.core.files import write_atomic
 from outblas.kernels.families.registry import FAMILIES
-from outblas.llm.train.training_cost import cost_table
 from outblas.publish.tables.all_rows_table import again_table, markdown_table, notes_of_rows
 from outblas.publish.tables.any_shape_block import NOT_MEASURED, any_shape_text
 from outblas.publish.tables.compare_block import PICTURE as COMPARE_PICTURE
@@ -129,7 +128,6 @@ def generated_blocks(measured: Measured, *beside: Measured) -> dict[tuple[str, s
         ("docs/use/environment-variables.md", "variables"): variable_table,
         ("docs/develop/several-gpus.md", "scale"): lambda: scale_block(folder),
         ("docs/kernels/counters.md", "ncu"): lambda: _each_with(COUNTERS, gpus, lambda f: counters_text(f / COUNTERS)),
-        ("docs/llm/recipe.md", "cost"): cost_table,
         ("docs/reference/knobs.md", "knobs"): knob_page,
         ("docs/search/agents.md", "agents"): agent_table,
         ("docs/search/published-recipe.md", "recipe"): lambda: recipe_block(folder / RECIPE),
