@@ -17,7 +17,7 @@ from outblas.judge.bench_cell import Baselines, Options
 from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.workers import handler as plain
-from outblas.workers.work_item import WorkItem
+from outblas.workers.handler import WorkItem
 from support.free_fixture import BODY, device_text, host_text
 from support.gpus.known import H200
 

@@ -20,7 +20,7 @@ from outblas.judge import small_tasks  # noqa: E402
 from outblas.judge.bench_cell import Options  # noqa: E402
 from outblas.judge.operands import CANARY  # noqa: E402
 from outblas.kernels.custom.free_kernel import FreeKernel  # noqa: E402
-from outblas.workers.work_item import WorkItem  # noqa: E402
+from outblas.workers.handler import WorkItem  # noqa: E402
 from support.free_fixture import device_text, host_text  # noqa: E402
 from support.gpus.known import H200  # noqa: E402
 

@@ -18,7 +18,7 @@ from outblas.judge.operands import CANARY
 from outblas.kernels.epilogue import STACKED_GATE
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.workers.gate_handler import FollowedEntry, GateHandler, GateReference, half_of
-from outblas.workers.work_item import WorkItem
+from outblas.workers.handler import WorkItem
 from support.gpus.known import H200
 
 CONFIG, RIVAL = Sm90WgmmaConfig(64, 64), Sm90WgmmaConfig(64, 128)

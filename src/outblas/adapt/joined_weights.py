@@ -83,7 +83,7 @@ class JoinedWeights:
     """The weights and biases of some layers, one below the other or row by row by turns.
 
     Args:
-        linears: plain layers that fit (:func:`outblas.adapt.plain_linears.why_not_joined`).
+        linears: plain layers that fit (:func:`outblas.adapt.parts.why_not_joined`).
         by_turns: row j of each layer follows row j of the layer before; they must have equal shapes.
 
     Attributes:

@@ -18,8 +18,7 @@ from torch import nn
 from outblas.adapt.dataflow import Dataflow
 from outblas.adapt.model_weights import check_module
 from outblas.adapt.module_draft import ModuleDraft, ModulePlan, install, uninstall
-from outblas.adapt.parts import FusedNorm
-from outblas.adapt.plain_linears import why_not_plain
+from outblas.adapt.parts import FusedNorm, why_not_plain
 from outblas.adapt.structures import find_activated, find_gates, find_last, find_merges, find_sums
 from outblas.core.errors import TensorError, UsageError
 from outblas.dispatch.aten_products import HALF_DTYPES

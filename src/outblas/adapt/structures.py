@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from outblas.adapt.dataflow import Dataflow, Step, place_of
-from outblas.adapt.plain_linears import is_inactive_dropout, is_untouched, why_not_joined, why_not_plain
+from outblas.adapt.parts import is_inactive_dropout, is_untouched, why_not_joined, why_not_plain
 from outblas.adapt.strided_parts import has_reader_of_layout
 from outblas.core.errors import UsageError
 from outblas.dispatch.linear_operands import ActivationName, apply_activation

@@ -19,9 +19,8 @@ from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.kernels.epilogue import why_not_fused
 from outblas.workers.compile_ahead import BackgroundCompiler
 from outblas.workers.gate_handler import make_gate_handler
-from outblas.workers.handler import make_handler
+from outblas.workers.handler import WorkItem, make_handler
 from outblas.workers.sandbox import STEP_TIMEOUT_S, Sandbox, WorkerLoss, factory_name
-from outblas.workers.work_item import WorkItem
 
 if TYPE_CHECKING:
     from outblas.jail.jailed_evaluator import FreeOptions, JailedEvaluator
@@ -178,13 +177,10 @@ class LiveEvaluator(Evaluator):
     def _item(self, problem: Problem, config: KernelConfig | None) -> WorkItem:
         """Return the request for a kernel of a problem, or for its baselines only, with all that is timed beside."""
         return WorkItem(
-            problem,
-            config,
-            self._nvmmh.get(problem),
+            problem, config, self._nvmmh.get(problem),
             proved=config is not None and kernel_kind(problem, config) in self._trusted,
-            fallback=self._fallbacks.get(problem),
-            second=self._seconds.get(problem, ""),
-        )
+            fallback=self._fallbacks.get(problem), second=self._seconds.get(problem, ""),
+        )  # fmt: skip
 
     def _begin(self, group: list[tuple[Problem, KernelConfig]]) -> None:
         """Announce the problem of newly drawn pairs and start to compile their kernels."""

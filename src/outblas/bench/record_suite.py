@@ -5,7 +5,7 @@ cell. All cells of a problem are timed in the same rounds as the baselines. Cell
 over :data:`LEAVE_OUT_BEYOND` x the best are marked as left out. Problems whose calls are long are measured in fewer
 rounds, of fewer cells.
 
-A recording for learning gives each problem candidates of its own (:mod:`outblas.bench.record_suite`). None of them
+A recording for learning gives each problem candidates of its own (:func:`choose_candidates`). None of them
 is left out by a prediction.
 """
 
@@ -147,19 +147,11 @@ def run_record(
         if cell[0] == Status.PASSED.value
     }
     options = Options(
-        gpu_index,
-        gpu,
-        rounds=ROUNDS,
-        long_rounds=LONG_ROUNDS,
-        recheck=False,
-        proved=frozenset(proved),
-        chunk=(len(catalogue) if how.draw is None else how.draw.count) or 1,
-        speedups=False,
-        drop_beyond=SINGLE_SAMPLE_BEYOND,
-        rounds_before_drop=1,
-        near_rounds=how.near_rounds,
+        gpu_index, gpu, rounds=ROUNDS, long_rounds=LONG_ROUNDS, recheck=False, proved=frozenset(proved),
+        chunk=(len(catalogue) if how.draw is None else how.draw.count) or 1, speedups=False,
+        drop_beyond=SINGLE_SAMPLE_BEYOND, rounds_before_drop=1, near_rounds=how.near_rounds,
         near_factor=1 + how.near,
-    )
+    )  # fmt: skip
     end = monotonic() + seconds
     try:
         with LiveEvaluator(gpu_index, options) as evaluator:
@@ -208,7 +200,7 @@ def _chooser(catalogue: Sequence[KernelConfig], gpu: Gpu, draw: CandidateDraw | 
 def _measure(
     evaluator: LiveEvaluator, problem: Problem, catalogue: Sequence[KernelConfig], choose: Chooser | None
 ) -> dict[str, Any]:
-    """Measure a problem; return its journal entry, as :func:`outblas.bench.record_suite.matrix_of` reads it."""
+    """Measure a problem; return its journal entry, as :func:`matrix_of` reads it."""
     if choose is not None:
         chosen = choose(problem)
         cells, baselines = _measured(evaluator, problem, list(chosen))

@@ -52,7 +52,7 @@ class BenchRequest:
     Attributes:
         library: a library or its file; None: the packaged one.
         gpu_indices: CUDA indices of the GPUs, which share the problems. Mode ``server`` uses those for which the host
-            has enough cores (:func:`outblas.bench.run_bench.serving_gpus`).
+            has enough cores (:func:`serving_gpus`).
         resume: continue from an interrupted run's journal; False: begin anew.
         seed: seed of the operands and of the order within a round.
         baselines: names of the baselines to time. A run without those that are no rivals is quicker.

@@ -63,7 +63,7 @@ COMMANDS = {
     "import-t4": "study.t4:import_t4",
     "bench": "bench:bench",
     "record": "record:record",
-    "contribute": "contribute:contribute",
+    "contribute": "build_library:contribute",
     "profile": "profile:profile",
     "results": "results:results",
     "build-library": "build_library:build_library",

@@ -68,14 +68,10 @@ def record(
     chosen = catalogue or (None if candidates is None else pool_name(own))
     with common.progress_bar(f"record {suite}") as progress:
         run_record(
-            problems=problems,
-            suite=recorded_suite(suite, sample, candidates, seed),
-            catalogue=catalogue_of(own) if chosen is None else candidates_of(chosen),
-            out_dir=out_dir,
-            gpu_index=gpu,
-            progress=progress,
-            how=how,
-        )
+            problems=problems, suite=recorded_suite(suite, sample, candidates, seed),
+            catalogue=catalogue_of(own) if chosen is None else candidates_of(chosen), out_dir=out_dir, gpu_index=gpu,
+            progress=progress, how=how,
+        )  # fmt: skip
     out.print(f"recording: {out_dir}", markup=False)
     drawn = "" if sample is None else f" --sample {sample} --seed {seed}"
     out.print(f"use it: outblas tune --suite {suite}{drawn} --device replay:{out_dir}", markup=False)

@@ -68,24 +68,14 @@ def derived_record(found: DeviceAttributes) -> GpuRecord:
     cycles = found.sms * found.clock_khz * 1e3  # of all SMs, a second
     work = row["flops_per_clock"]
     gpu = Gpu(
-        name=_free_name(found.product),
-        arch=found.arch,
-        sms=found.sms,
-        smem_optin=found.smem_optin,
-        l2_bytes=found.l2_bytes,
-        tflops=work["peak"] * cycles / 1e12,
+        name=_free_name(found.product), arch=found.arch, sms=found.sms, smem_optin=found.smem_optin,
+        l2_bytes=found.l2_bytes, tflops=work["peak"] * cycles / 1e12,
         hbm_tbs=2 * found.memory_clock_khz * 1e3 * found.bus_bits / 8 / 1e12,
-        l2_tbs=row["l2_bytes_per_clock"] * cycles / 1e12,
-        launch_us=row["launch_us"],
-        clusters=(),
-        clock_mhz=found.clock_khz / 1e3,
-        memory_bytes=found.memory_bytes,
-        sm_smem=found.sm_smem,
-        sm_threads=found.sm_threads,
-        wgmma_tflops=work["wgmma"] * cycles / 1e12,
-        mma_tflops=work["mma"] * cycles / 1e12,
-        acc16_tflops=work["acc16"] * cycles / 1e12,
-    )
+        l2_tbs=row["l2_bytes_per_clock"] * cycles / 1e12, launch_us=row["launch_us"], clusters=(),
+        clock_mhz=found.clock_khz / 1e3, memory_bytes=found.memory_bytes, sm_smem=found.sm_smem,
+        sm_threads=found.sm_threads, wgmma_tflops=work["wgmma"] * cycles / 1e12,
+        mma_tflops=work["mma"] * cycles / 1e12, acc16_tflops=work["acc16"] * cycles / 1e12,
+    )  # fmt: skip
     rates = ("tflops", "l2_tbs", "launch_us", "wgmma_tflops", "mma_tflops", "acc16_tflops")
     source = dict.fromkeys(FIGURES, "driver") | dict.fromkeys(rates, "estimate: upper bound of the architecture")
     source |= {"hbm_tbs": "estimate: clock and width of the memory's bus", "clusters": "estimate: SMs / size"}

@@ -20,8 +20,8 @@ from outblas.judge.bench_cell import Baselines, Options
 from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.records.evaluation_json import evaluation_from_json, evaluation_to_json
 from outblas.runtime.nvrtc import usable_cores
+from outblas.workers.handler import WorkItem
 from outblas.workers.sandbox import HostLimits, Sandbox, SpareWorker, WorkerLoss, factory_name
-from outblas.workers.work_item import WorkItem
 
 HANDLER_FACTORY, _PREPARE = factory_name(make_handler), factory_name(import_ahead)
 _CODEC = __name__
@@ -128,14 +128,11 @@ class JailedEvaluator:
             if not self._free.jailed:
                 cell = JailedCell(cell.folder, cell.cudart, False)
             sandbox = Sandbox(
-                self._factory,
-                (self._options, cell),
-                self._step_s,
-                codec=_CODEC,
+                self._factory, (self._options, cell), self._step_s, codec=_CODEC,
                 limits=HostLimits(self._free.memory_bytes, folder, self._free.folder_bytes),
                 batch_timeout_s=self._free.candidate_s * len(batch),
                 spawn=None if self._spare is None else self._spare.take,
-            )
+            )  # fmt: skip
             with sandbox:
                 for index, value in sandbox.run(items, self._start_next):
                     yield self._taken(problem, batch[index], value)

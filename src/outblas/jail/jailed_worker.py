@@ -32,9 +32,8 @@ from outblas.judge.rules import check_nodes
 from outblas.kernels.custom.contract import LaunchBlock
 from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.runtime.driver import capture_graph, driver
-from outblas.workers.handler import Handler, ProvenCandidate
+from outblas.workers.handler import Handler, ProvenCandidate, WorkItem
 from outblas.workers.sandbox import Emit
-from outblas.workers.work_item import WorkItem
 
 
 @dataclass(frozen=True)

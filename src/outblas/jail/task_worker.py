@@ -17,8 +17,8 @@ from outblas.judge import faults
 from outblas.judge.bench_cell import Options
 from outblas.judge.small_tasks import SmallTask, TaskRun, prove_task, task_evaluation
 from outblas.kernels.custom.free_kernel import FreeKernel
+from outblas.workers.handler import WorkItem
 from outblas.workers.sandbox import Emit
-from outblas.workers.work_item import WorkItem
 
 #: Guards before and behind C, elements, and the value of their bits.
 _GUARD, _CANARY = 4096, 0x5A5A

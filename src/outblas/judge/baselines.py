@@ -430,7 +430,7 @@ class AlgorithmCache:
             self._journal = Journal(path, about, resume=False, sole=False)
 
     def __iter__(self) -> Iterator[tuple[Problem, bytes, str]]:
-        """(problem, algorithm, its description), as :meth:`outblas.judge.baselines.LtAuto.set_algorithm` takes them."""
+        """(problem, algorithm, its description), as :meth:`LtAuto.set_algorithm` takes them."""
         for entry in self._journal.entries:
             problem, algorithm, detail = (entry[name] for name in ("problem", "algorithm", "detail"))
             if len(algorithm) != 2 * ALGORITHM_BYTES or not isinstance(detail, str):

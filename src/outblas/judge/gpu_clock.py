@@ -354,7 +354,7 @@ def time_offline(
     entries: Mapping[str, Bindable], problem: Problem, gpu_index: int = 0, effort: TimingEffort | None = None,
     seed: int = 0, cold: bool = False, left_out: dict[str, str] | None = None,
 ) -> dict[str, Timing]:  # fmt: skip
-    """Time every entry in the same interleaved rounds, by the protocol of outblas.judge.gpu_clock.
+    """Time every entry in the same interleaved rounds.
 
     Args:
         effort: amount of timing; None: ``TimingEffort()``.

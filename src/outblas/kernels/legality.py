@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from outblas.core.config import KernelConfig, knob_schema
 from outblas.core.problem import Acc, Dtype, Layout, Problem, any_of_kind
 from outblas.core.roofline import Gpu
-from outblas.kernels.config_groups import by_family
-from outblas.kernels.families.registry import FAMILIES
+from outblas.kernels.families.registry import FAMILIES, by_family
 from outblas.kernels.geometry import geometry, launch_smem
 from outblas.kernels.geometry_terms import MAX_GRID_YZ, SMEM_LIMIT
 from outblas.kernels.same_object import SameObject

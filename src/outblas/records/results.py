@@ -51,7 +51,7 @@ PROVENANCE_FIELDS = ("gpu", "driver", "toolchain", "date", "commit", "command")
 #: algorithm that autotuning cuBLASLt chose, whether or not it was the fastest baseline. ``torch_full_us`` and
 #: ``lt_edges_us`` are of :data:`outblas.core.rivals.BENCH_BASELINES`, and no rivals. ``ours_mhz`` and ``baseline_mhz``
 #: are the frequencies of the SMs in mode ``block``. ``by_start`` has the published speed-ups of several starts of the
-#: machine, of which the row is the median one (:mod:`outblas.records.results`). The 99th percentiles are for server
+#: machine, of which the row is the median one. The 99th percentiles are for server
 #: mode. ``pdl``: PDL was allowed. ``early``: early loads of a constant B, too. If the library has a second winner for
 #: the mode's workload, the row's plain choice is timed in the same rounds. Its figures are ``plain_config`` (empty: the
 #: fall-back), ``plain_us``, ``plain_p99_us`` and ``plain_speedup``. In server mode ``chosen_on`` requests of each entry

@@ -6,7 +6,7 @@ killed by SIGKILL loses at most the evaluation in progress, because the operatin
 ``synchronous=NORMAL`` is deliberate. It saves one fsync per evaluation (milliseconds, while an evaluation takes 1-2 ms)
 and never corrupts the file. Only a power cut can undo commits, and only those after the last :meth:`Store.sync`.
 
-A file that is no store is refused before SQLite can write to it (:mod:`outblas.records.store`).
+A file that is no store is refused before SQLite can write to it.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Each GPU has one file, ``~/.local/share/outblas/libraries/<gpu>.json``. The file has a stamp of everything on which its
 figures depend: machine, driver, toolchain and kernels. A file with a different stamp is ignored with one warning.
-Another release may have the same kernels (:mod:`outblas.records.user_library`).
+Another release may have the same kernels (:class:`EqualKernels`).
 """
 
 from __future__ import annotations

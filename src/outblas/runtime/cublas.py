@@ -239,7 +239,7 @@ class LtPlan:
         """Return a list of algorithms that cuBLASLt proposes, best first by its own estimate; at least one.
 
         The algorithm is ``result.algo``; ``result.workspace`` is what it needs, bytes. A result is a
-        :class:`outblas.runtime.cublas.HeuristicResult`.
+        :class:`HeuristicResult`.
 
         Args:
             alignment: alignment of every operand's address, bytes.

@@ -178,11 +178,9 @@ def device_attributes(index: int) -> DeviceAttributes:
     if cuda.cuDeviceGetName(name, len(name), handle) or cuda.cuDeviceTotalMem_v2(ctypes.byref(size), handle):
         raise DeviceError(f"the driver does not name device {index}", "a name and a size", "update the driver")
     return DeviceAttributes(
-        product=name.value.decode(errors="replace"),
-        arch=ask(_MAJOR) * 10 + ask(_MINOR),
-        memory_bytes=size.value,
+        product=name.value.decode(errors="replace"), arch=ask(_MAJOR) * 10 + ask(_MINOR), memory_bytes=size.value,
         **{field: ask(attribute) for field, attribute in _ATTRIBUTES.items()},
-    )
+    )  # fmt: skip
 
 
 def _absent(index: int) -> DeviceError:

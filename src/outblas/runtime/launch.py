@@ -284,18 +284,14 @@ class LoadedKernel:
         device_index = c.device.index or 0
         plan, shape = self._plan(problem, device_index), geometry(problem, self.config)
         return PreparedLaunch(
-            function=int(self._function),
-            context=int(self._context),
-            grid=(plan.launch.gridDimX, plan.launch.gridDimY, plan.launch.gridDimZ),
-            threads=shape.threads,
-            shared_bytes=plan.launch.sharedMemBytes,
-            cluster=shape.cluster,
+            function=int(self._function), context=int(self._context),
+            grid=(plan.launch.gridDimX, plan.launch.gridDimY, plan.launch.gridDimZ), threads=shape.threads,
+            shared_bytes=plan.launch.sharedMemBytes, cluster=shape.cluster,
             dependent=_dependent(self.config.pdl, gpu_of_device(device_index)),
             extents=(problem.m, problem.n, problem.k),
-            maps=described_maps(plan.boxes, problem.dtype, self._family.combs),
-            workspace_bytes=plan.workspace_bytes,
+            maps=described_maps(plan.boxes, problem.dtype, self._family.combs), workspace_bytes=plan.workspace_bytes,
             output=((problem.m, problem.n), (problem.n, 1), c.dtype),
-        )
+        )  # fmt: skip
 
     def _check_alignment(self, *tensors: torch.Tensor) -> None:
         need = self._family.alignment(self.config)

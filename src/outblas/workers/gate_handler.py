@@ -20,8 +20,7 @@ from outblas.kernels.epilogue import STACKED_GATE, why_not_fused
 from outblas.kernels.geometry import workspace_bytes
 from outblas.runtime.fused_launch import Extra, FusedKernel
 from outblas.runtime.workspace import allocate
-from outblas.workers.handler import Handler
-from outblas.workers.work_item import WorkItem
+from outblas.workers.handler import Handler, WorkItem
 
 if TYPE_CHECKING:
     from outblas.runtime.cubin import Cubin

@@ -148,7 +148,7 @@ class Sandbox:
         limits: host memory and disk, watched every second; above them the worker is lost. None: no limit.
         batch_timeout_s: seconds for a batch, despite reports; after them the worker is lost. None: no limit.
         spawn: returns a new process that runs :func:`serve_sandbox` with the same codec, such as
-            :meth:`outblas.workers.sandbox.SpareWorker.take`. None: processes are started as they are needed.
+            :meth:`SpareWorker.take`. None: processes are started as they are needed.
     """
 
     def __init__(

@@ -20,11 +20,19 @@ from contextlib import suppress
 from dataclasses import replace
 from time import thread_time
 
-from outblas.adapt.learning.gpu_budget import HOST_SHARE, MAX_PRODUCT_SECONDS, SEARCH_SHARE, GpuBudget, pause_after
 from outblas.adapt.learning.learn_product import Finalist, Outcome, learn_product, row_of
 from outblas.adapt.learning.learned_products import IN_WORK, LearnedProduct, LearningReport, Stage
 from outblas.adapt.learning.learning_device import LearningDevice, Opened, SliceTimer
-from outblas.adapt.learning.slice_limits import RUNNING, SETTLING, SETTLING_IN_GRAPHS
+from outblas.adapt.learning.slice_limits import (
+    HOST_SHARE,
+    MAX_PRODUCT_SECONDS,
+    RUNNING,
+    SEARCH_SHARE,
+    SETTLING,
+    SETTLING_IN_GRAPHS,
+    GpuBudget,
+    pause_after,
+)
 from outblas.core.config import Launch
 from outblas.core.errors import OutblasError, RecordError, UsageError
 from outblas.core.problem import Problem

@@ -10,12 +10,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from outblas.adapt.learning.gpu_budget import MAX_PRODUCT_SECONDS
 from outblas.adapt.learning.gpu_workbench import GpuWorkbench
 from outblas.adapt.learning.learn_product import BRIEF, Effort, ProductCost, settling_effort
 from outblas.adapt.learning.learned_products import Contender
 from outblas.adapt.learning.ready_contenders import WHILE_RUNNING, WHILE_SETTLING, at_most, find_ready
-from outblas.adapt.learning.slice_limits import RUNNING, SETTLING, SliceLimits
+from outblas.adapt.learning.slice_limits import MAX_PRODUCT_SECONDS, RUNNING, SETTLING, SliceLimits
 from outblas.core.config import Launch
 from outblas.core.errors import DeviceError, OutblasError
 from outblas.core.problem import Problem

@@ -122,7 +122,7 @@ def _budget(seconds: float | None) -> float:
     Raises:
         UsageError: it is negative or no number.
     """
-    from outblas.adapt.learning.gpu_budget import DEFAULT_SECONDS, GpuBudget
+    from outblas.adapt.learning.slice_limits import DEFAULT_SECONDS, GpuBudget
 
     text = os.environ.get(SECONDS_VARIABLE, "")
     try:
@@ -149,8 +149,8 @@ def _present() -> Learner:
 
 def _start(seconds: float) -> None:
     """Begin to learn, or give a learner that is at work another budget."""
-    from outblas.adapt.learning.gpu_budget import GpuBudget
     from outblas.adapt.learning.learner import Learner
+    from outblas.adapt.learning.slice_limits import GpuBudget
     from outblas.dispatch import device_registry
 
     global _learner, _refused

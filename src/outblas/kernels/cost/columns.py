@@ -10,9 +10,8 @@ import numpy as np
 from outblas.core.config import KernelConfig
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu, floor_us, operand_sets
-from outblas.kernels.config_groups import by_family
 from outblas.kernels.cost.terms import Floats
-from outblas.kernels.families.registry import FAMILIES
+from outblas.kernels.families.registry import FAMILIES, by_family
 from outblas.kernels.geometry import geometry
 from outblas.kernels.geometry_terms import CTA_SMEM, SM_REGISTERS
 from outblas.kernels.same_object import SameObject

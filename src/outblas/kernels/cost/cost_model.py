@@ -9,8 +9,7 @@ Formula::
 
 A *round* is one CTA on every slot of the GPU (SMs x resident CTAs). A persistent kernel has one round of many tiles.
 Each family has 15 to 40 coefficients. ``outblas fit model`` fits them to measurements and writes them to
-``data/models/<gpu>.json`` with their provenance. The same file holds the residual
-(:mod:`outblas.kernels.cost.cost_model`).
+``data/models/<gpu>.json`` with their provenance. The same file holds the residual.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ def predict_with(
 
     Args:
         coefficients: family -> name -> value; it needs the families of the configs only.
-        residual: coefficients of :mod:`outblas.kernels.cost.cost_model`, float64[len(FEATURE_NAMES)]; None: no
+        residual: coefficients of :data:`FEATURE_NAMES`, float64[len(FEATURE_NAMES)]; None: no
             correction.
 
     Raises:
@@ -134,7 +133,7 @@ def model_of(gpu: Gpu) -> tuple[dict[str, dict[str, float]], Floats]:
     """Return the coefficients and the residual of a GPU, as :func:`load`.
 
     They come from the model of the most similar GPU that has one. Its coefficients are scaled by the rates of both
-    records (:mod:`outblas.kernels.cost.cost_model`). For the GPU of the fit, they are those of :func:`load`.
+    records (:func:`scaled`). For the GPU of the fit, they are those of :func:`load`.
 
     Raises:
         RecordError: the model's file is damaged, of another version, or lacks a coefficient.

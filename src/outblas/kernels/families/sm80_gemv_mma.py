@@ -194,12 +194,9 @@ class Sm80GemvMma(Family[Sm80GemvConfig]):
             "BF16": problem.dtype == "bf16",
         }
         return Geometry(
-            threads=threads,
-            smem_bytes=gemv_walk_smem(problem, c) if c.persistent else sums.smem_bytes,
-            cluster=c.split_k,
-            accumulators=4 * units,
-            values=constants,
-        )
+            threads=threads, smem_bytes=gemv_walk_smem(problem, c) if c.persistent else sums.smem_bytes,
+            cluster=c.split_k, accumulators=4 * units, values=constants,
+        )  # fmt: skip
 
     def grid(self, problem: Problem, config: Sm80GemvConfig, sms: int) -> tuple[int, int, int]:
         tiles = ceil_div(problem.n, config.bn)

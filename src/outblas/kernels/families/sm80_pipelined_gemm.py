@@ -202,12 +202,9 @@ class Sm80PipelinedGemm(Family[Sm80PipelinedConfig]):
         ring = c.stages * c.bk * (c.bm + c.bn) * ELEMENT_BYTES
         slabs = c.wm * 16 * c.bn * ELEMENT_BYTES  # 16 rows of each warp
         return Geometry(
-            threads=c.threads,
-            smem_bytes=ring + slabs if c.persistent else max(ring, slabs),
-            cluster=1,
-            accumulators=_accumulators(c, problem.acc == "fp16"),
-            values=constants,
-        )
+            threads=c.threads, smem_bytes=ring + slabs if c.persistent else max(ring, slabs), cluster=1,
+            accumulators=_accumulators(c, problem.acc == "fp16"), values=constants,
+        )  # fmt: skip
 
     def grid(self, problem: Problem, config: Sm80PipelinedConfig, sms: int) -> tuple[int, int, int]:
         tiles_m, tiles_n = ceil_div(problem.m, config.bm), ceil_div(problem.n, config.bn)

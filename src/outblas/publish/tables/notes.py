@@ -193,11 +193,9 @@ def notes_of_cutlass(directory: Path) -> list[str]:
         RecordError: the file is there and cannot be used.
     """
     return note_of(
-        Path(directory) / CUTLASS_FILE,
-        CUTLASS_FORMAT,
-        "benchmarks/cutlass_peer.py",
+        Path(directory) / CUTLASS_FILE, CUTLASS_FORMAT, "benchmarks/cutlass_peer.py",
         lambda data: _cutlass_line(data) + replaced_words(directory, data["rows"]),
-    )
+    )  # fmt: skip
 
 
 def _cutlass_line(data: dict[str, Any]) -> str:
@@ -225,11 +223,9 @@ def notes_of_inductor(directory: Path) -> list[str]:
         RecordError: the file is there and cannot be used.
     """
     return note_of(
-        Path(directory) / INDUCTOR_FILE,
-        INDUCTOR_FORMAT,
-        "benchmarks/inductor_rival.py",
+        Path(directory) / INDUCTOR_FILE, INDUCTOR_FORMAT, "benchmarks/inductor_rival.py",
         lambda data: _inductor_lines(data, directory),
-    )
+    )  # fmt: skip
 
 
 def _inductor_lines(data: dict[str, Any], directory: Path) -> str:

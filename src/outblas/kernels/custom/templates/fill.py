@@ -232,19 +232,11 @@ class CutlassSm80(Template):
     def text(self) -> str:
         identity = f"GemmIdentityThreadblockSwizzle<{self.width}>"
         return _filled(
-            "cutlass_sm80.cu",
-            WHAT=self.name,
-            ACC=self.acc,
-            ACCUMULATOR={"fp32": "float", "fp16": "cutlass::half_t"}[self.acc],
-            TILE_M=self.tile[0],
-            TILE_N=self.tile[1],
-            TILE_K=self.tile[2],
-            WARP_M=self.warp[0],
-            WARP_N=self.warp[1],
-            STAGES=self.stages,
-            SWIZZLE=identity if self.swizzle == "identity" else "ThreadblockSwizzleStreamK",
-            SPLITS=self.splits,
-        )
+            "cutlass_sm80.cu", WHAT=self.name, ACC=self.acc,
+            ACCUMULATOR={"fp32": "float", "fp16": "cutlass::half_t"}[self.acc], TILE_M=self.tile[0],
+            TILE_N=self.tile[1], TILE_K=self.tile[2], WARP_M=self.warp[0], WARP_N=self.warp[1], STAGES=self.stages,
+            SWIZZLE=identity if self.swizzle == "identity" else "ThreadblockSwizzleStreamK", SPLITS=self.splits,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
