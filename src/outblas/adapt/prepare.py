@@ -115,12 +115,9 @@ class _Place:
 
 
 def prepare(
-    model: torch.nn.Module,
-    m: int | Sequence[int] = 1,
-    *,
-    tune_seconds: float = 0.0,
+    model: torch.nn.Module, m: int | Sequence[int] = 1, *, tune_seconds: float = 0.0,
     progress: Callable[[int, int, float], None] | None = None,
-) -> PrepareReport:
+) -> PrepareReport:  # fmt: skip
     """List the linear layers of a model, and make ready all that their products need.
 
     For each weight the report says how many layers have it and its share of the time. It also names the code that runs

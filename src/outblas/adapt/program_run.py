@@ -186,12 +186,9 @@ class TrialResult:
 
 
 def run_trial(
-    program: Program,
-    pairs: int,
-    more_is_better: bool = False,
-    library: Path | None = None,
+    program: Program, pairs: int, more_is_better: bool = False, library: Path | None = None,
     progress: Progress = lambda done, total: None,
-) -> TrialResult:
+) -> TrialResult:  # fmt: skip
     """Run a program in pairs, without and with OutBLAS, and compare.
 
     One run of each way comes first and does not count: it fills caches and compiles kernels. The order of a pair

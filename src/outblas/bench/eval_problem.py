@@ -40,14 +40,9 @@ Row = dict[str, Any]
 
 
 def run_eval(
-    problem: Problem,
-    mode: str,
-    target_qps: float | None,
-    warmup_seconds: float,
-    benchmark_seconds: float,
-    base_dir: Path,
-    gpu_index: int = 0,
-) -> dict[str, Any]:
+    problem: Problem, mode: str, target_qps: float | None, warmup_seconds: float, benchmark_seconds: float,
+    base_dir: Path, gpu_index: int = 0,
+) -> dict[str, Any]:  # fmt: skip
     """Evaluate one problem; write ``<base_dir>/eval_<problem>_<mode>.json``.
 
     Args:

@@ -88,15 +88,9 @@ class RecordSettings:
 
 
 def run_record(
-    problems: Sequence[Problem],
-    suite: str,
-    catalogue: Sequence[KernelConfig],
-    out_dir: Path,
-    gpu_index: int = 0,
-    progress: Progress | None = None,
-    seconds: float = math.inf,
-    how: RecordSettings = RecordSettings(),
-) -> Path | None:
+    problems: Sequence[Problem], suite: str, catalogue: Sequence[KernelConfig], out_dir: Path, gpu_index: int = 0,
+    progress: Progress | None = None, seconds: float = math.inf, how: RecordSettings = RecordSettings(),
+) -> Path | None:  # fmt: skip
     """Measure kernels of a catalogue on every problem, and write the recording.
 
     A killed run resumes at the first problem that is not in its journal, ``<stem>_record.jsonl`` in ``out_dir``.
@@ -257,12 +251,9 @@ _NOT_CHOSEN = (Status.LEFT_OUT.value, None, None, 0)
 
 
 def matrix_of(
-    problems: Sequence[Problem],
-    suite: str,
-    catalogue: Sequence[KernelConfig],
-    entries: Mapping[str, Mapping[str, Any]],
-    provenance: dict[str, Any],
-) -> Recording:
+    problems: Sequence[Problem], suite: str, catalogue: Sequence[KernelConfig],
+    entries: Mapping[str, Mapping[str, Any]], provenance: dict[str, Any],
+) -> Recording:  # fmt: skip
     """Return the recording of journal entries.
 
     An entry has ``cells``, each with status, median and spread (None unless passed) and rounds, and ``baselines``. The

@@ -218,9 +218,6 @@ def interrupted_by_signals() -> Iterator[None]:
 
     A signal with a handler is left alone, and so is one that is ignored (``nohup``). The second signal ends the process
     at once. On another thread than the main one, nothing happens.
-
-    Yields:
-        None.
     """
     taken: list[signal.Signals] = []
     if threading.current_thread() is threading.main_thread():

@@ -157,13 +157,9 @@ def _run(request: EvolveRequest, title: str) -> None:
 
 
 def _server(
-    base_url: str | None,
-    requests_per_minute: int | None,
-    tokens_per_minute: int | None,
-    timeout: float,
-    stall: float,
-    temperature: float | None,
-) -> ServerSettings:
+    base_url: str | None, requests_per_minute: int | None, tokens_per_minute: int | None, timeout: float,
+    stall: float, temperature: float | None,
+) -> ServerSettings:  # fmt: skip
     """Return the server's settings from the options.
 
     Raises:

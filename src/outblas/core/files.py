@@ -209,9 +209,6 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
     It does not wait. The lock is the file ``.driver.lock`` in the folder; the file stays.
 
-    Yields:
-        None.
-
     Raises:
         RecordError: another process, or this one in an outer ``with`` block, holds the lock. Or the folder cannot be
             written.
@@ -237,9 +234,6 @@ def lock_run_folder(folder: Path, name: str = "run.json") -> Iterator[None]:
 
     Args:
         name: the file that marks a folder as a run's.
-
-    Yields:
-        None.
 
     Raises:
         UsageError: the folder holds other files and no file ``name``, is no folder, or its name is no UTF-8.
@@ -277,9 +271,6 @@ def lock_for_update(path: Path, do: str) -> Iterator[None]:
 
     Args:
         path: file to update; its folder is made if missing.
-
-    Yields:
-        None.
 
     Raises:
         RecordError: the folder cannot be written.

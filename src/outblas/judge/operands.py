@@ -55,13 +55,9 @@ class Operands:
     """
 
     def __init__(
-        self,
-        problem: Problem,
-        sets: int = 1,
-        device: str = "cpu",
-        guard_bytes: int = GUARD_BYTES,
+        self, problem: Problem, sets: int = 1, device: str = "cpu", guard_bytes: int = GUARD_BYTES,
         columns: int | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         import torch
 
         self.problem, self.sets, self._seed = problem, sets, 0

@@ -166,9 +166,6 @@ def allow_tf32(allowed: bool) -> Iterator[None]:
     """Set for a ``with`` block whether torch may use TF32 for fp32 products on a GPU, then restore the setting.
 
     Products of fp16 values are exact in TF32, and so are those of bf16.
-
-    Yields:
-        None.
     """
     import torch
 

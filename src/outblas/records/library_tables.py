@@ -62,12 +62,9 @@ def with_gates(library: Library, gates: Sequence[LibraryInterval], table: Table,
 
 
 def _with_earlier(
-    parts: Mapping[str, Any],
-    merged: Sequence[LibraryInterval],
-    new: Sequence[LibraryInterval],
-    table: Table,
+    parts: Mapping[str, Any], merged: Sequence[LibraryInterval], new: Sequence[LibraryInterval], table: Table,
     measured: dict[str, Any],
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     """Return the provenance of a table's part after a search, with that of the search whose intervals it keeps."""
     weights, known = {Weight.of(problem) for problem in table.problems()}, dict(parts.get(str(table), {}))
     if all(one in new for one in merged if one.weight in weights):

@@ -108,12 +108,9 @@ class FusedKernel:
         self.name = f"{self._kernel.name} with {epilogue.name}"
 
     def bind(
-        self,
-        problem: Problem,
-        operands: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-        extra: Extra,
+        self, problem: Problem, operands: tuple[torch.Tensor, torch.Tensor, torch.Tensor], extra: Extra,
         workspace: torch.Tensor | None = None,
-    ) -> KernelCall:
+    ) -> KernelCall:  # fmt: skip
         """Return a call that computes ``c = act(a @ b + bias) + residual``.
 
         The call keeps all tensors alive until it is released. Nothing runs before ``call(stream)``.

@@ -190,13 +190,9 @@ class LoadedKernel:
         check("cuFuncSetAttribute", driver().cuFuncSetAttribute(self._function, attribute, value))
 
     def bind(
-        self,
-        problem: Problem,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        c: torch.Tensor,
+        self, problem: Problem, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor,
         workspace: torch.Tensor | CapturedWorkspace | None = None,
-    ) -> KernelCall:
+    ) -> KernelCall:  # fmt: skip
         """Return a call that computes ``c = a @ b`` (TN: ``a @ b.T``). Nothing runs before ``call(stream)``.
 
         Args:
@@ -215,15 +211,9 @@ class LoadedKernel:
         return self.bind_with(problem, (a, b, c), (), workspace)
 
     def bind_with(
-        self,
-        problem: Problem,
-        operands: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-        more: Sequence[Any],
-        workspace: torch.Tensor | None = None,
-        held: tuple[Any, ...] = (),
-        columns: int | None = None,
-        turn: int = 0,
-    ) -> KernelCall:
+        self, problem: Problem, operands: tuple[torch.Tensor, torch.Tensor, torch.Tensor], more: Sequence[Any],
+        workspace: torch.Tensor | None = None, held: tuple[Any, ...] = (), columns: int | None = None, turn: int = 0,
+    ) -> KernelCall:  # fmt: skip
         """Return a call as :meth:`bind`, for a kernel with further parameters. Raises as :meth:`bind`.
 
         Args:

@@ -108,12 +108,9 @@ def compile_ptx(source: Source, arch: str = "sm_90a") -> str:
 
 
 def compile_many(
-    sources: Sequence[Source],
-    arch: str = "sm_90a",
-    jobs: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
-    cache: CubinCache | None = DEFAULT_CACHE,
-) -> Iterator[tuple[int, Cubin | CompileError]]:
+    sources: Sequence[Source], arch: str = "sm_90a", jobs: int | None = None,
+    progress: Callable[[int, int], None] | None = None, cache: CubinCache | None = DEFAULT_CACHE,
+) -> Iterator[tuple[int, Cubin | CompileError]]:  # fmt: skip
     """Compile a batch in parallel; yield (index, cubin or CompileError) as each finishes, cached sources first.
 
     Work begins with the first item. A refused source does not end the batch, even if the compiler dies.

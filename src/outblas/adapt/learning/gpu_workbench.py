@@ -58,15 +58,9 @@ class GpuWorkbench:
     """
 
     def __init__(
-        self,
-        problem: Problem,
-        gpu: Gpu,
-        kernels: Mapping[KernelConfig, Any],
-        lt: LtAlgorithms,
-        clock: StreamClock,
-        limits: SliceLimits,
-        device: str,
-    ) -> None:
+        self, problem: Problem, gpu: Gpu, kernels: Mapping[KernelConfig, Any], lt: LtAlgorithms, clock: StreamClock,
+        limits: SliceLimits, device: str,
+    ) -> None:  # fmt: skip
         self._problem, self._gpu, self._kernels, self._lt = problem, gpu, kernels, lt
         self._clock, self._limits = clock, limits
         self._data: Any = Operands(problem, max(1, limits.scratch_sets(problem, gpu)), device)

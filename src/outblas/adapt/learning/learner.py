@@ -63,12 +63,9 @@ class Learner:
     """
 
     def __init__(
-        self,
-        budget: GpuBudget,
-        make_machine: Callable[[int, Choose | None, Gpu], LearningDevice] = LearningDevice,
-        capturing: Callable[[], bool] | None = None,
-        clock: Callable[[], float] = thread_time,
-    ) -> None:
+        self, budget: GpuBudget, make_machine: Callable[[int, Choose | None, Gpu], LearningDevice] = LearningDevice,
+        capturing: Callable[[], bool] | None = None, clock: Callable[[], float] = thread_time,
+    ) -> None:  # fmt: skip
         self.budget, self._clock = budget, clock
         self._make_machine = make_machine
         self._capturing = capturing or _is_capturing

@@ -25,12 +25,9 @@ _refused = ""
 
 
 def enable(
-    *,
-    accurate: bool = False,
-    batch_invariant: bool = False,
-    learn: bool | None = None,
+    *, accurate: bool = False, batch_invariant: bool = False, learn: bool | None = None,
     learn_seconds: float | None = None,
-) -> bool:
+) -> bool:  # fmt: skip
     """Run torch's products on the library's kernels from now on, in the whole process, if that is faster.
 
     Affected are torch.matmul, mm, ``@``, F.linear and nn.Linear without a bias, bmm of one matrix, and their gradients.

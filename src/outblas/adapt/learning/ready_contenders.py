@@ -60,14 +60,9 @@ class Ready:
 
 
 def find_ready(
-    problem: Problem,
-    launch: Launch,
-    gpu: Gpu,
-    library: Library,
-    lt: LtAlgorithms,
-    own: Choose | None,
+    problem: Problem, launch: Launch, gpu: Gpu, library: Library, lt: LtAlgorithms, own: Choose | None,
     most: tuple[int, int] = WHILE_RUNNING,
-) -> Generator[None, None, Ready]:
+) -> Generator[None, None, Ready]:  # fmt: skip
     """Find the contenders of a product; yield after each small step.
 
     Args:

@@ -28,11 +28,9 @@ def base_record(found: DeviceAttributes) -> GpuRecord:
 
 
 def calibrate(
-    gpu_index: int,
-    provenance: dict[str, Any],
-    report: Callable[[str], None],
+    gpu_index: int, provenance: dict[str, Any], report: Callable[[str], None],
     open_runner: Callable[[int, Gpu], AbstractContextManager[ProbeRunner]] = ProbeRunner,
-) -> GpuRecord:
+) -> GpuRecord:  # fmt: skip
     """Measure a GPU and return its record; nothing is written.
 
     Args:
@@ -115,12 +113,9 @@ def launch_gap_us(few: tuple[int, float], many: tuple[int, float]) -> float:
 
 
 def calibrated_record(
-    base: GpuRecord,
-    rates: Mapping[str, float],
-    launch_us: float,
-    clusters: Sequence[int],
+    base: GpuRecord, rates: Mapping[str, float], launch_us: float, clusters: Sequence[int],
     provenance: Mapping[str, Any],
-) -> GpuRecord:
+) -> GpuRecord:  # fmt: skip
     """Return the record of a measured GPU.
 
     ``tflops`` is the fastest instructions' rate with fp32 accumulators, and ``acc16_tflops`` that with fp16

@@ -62,12 +62,9 @@ class WorkUnits:
     """
 
     def __init__(
-        self,
-        pairs: Iterable[Pair | None],
-        compiling: CompileQueue | None = None,
-        homes: MutableMapping[Problem, int] | None = None,
-        workers: int = 1,
-    ) -> None:
+        self, pairs: Iterable[Pair | None], compiling: CompileQueue | None = None,
+        homes: MutableMapping[Problem, int] | None = None, workers: int = 1,
+    ) -> None:  # fmt: skip
         self._source = _groups(pairs)
         self._compiling, self._workers = compiling, workers
         self._homes = {} if homes is None else homes

@@ -120,12 +120,9 @@ class WorkerPlan:
 
 
 def make_plan(
-    kind: str,
-    device: str | None = None,
-    gpus: Sequence[int] | None = None,
-    count: int | None = None,
+    kind: str, device: str | None = None, gpus: Sequence[int] | None = None, count: int | None = None,
     ray_address: str | None = None,
-) -> WorkerPlan:
+) -> WorkerPlan:  # fmt: skip
     """Check the options of the command line and return the plan of the pool.
 
     Args:
