@@ -11,17 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from outblas.cli import common
-from outblas.cli.common import (
-    AccOption,
-    DtypeOption,
-    GpusOption,
-    LayoutOption,
-    RayAddressOption,
-    WorkersOption,
-    err,
-    number,
-    out,
-)
+from outblas.cli.common import err, number, out
 from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
 from outblas.llm.budget import parse_budget
@@ -81,16 +71,16 @@ def evolve(
         str, typer.Option(help="Model as the server names it; several separated by commas, NAME=WEIGHT to weigh them.")
     ],
     base_url: BaseUrlOption = None,
-    layout: LayoutOption = "tn",
-    dtype: DtypeOption = "fp16",
-    acc: AccOption = "fp32",
+    layout: common.LayoutOption = "tn",
+    dtype: common.DtypeOption = "fp16",
+    acc: common.AccOption = "fp32",
     budget: BudgetOption = "50 requests",
     price: PriceOption = None,
     device: DeviceOption = None,
-    workers: WorkersOption = None,
-    gpus: GpusOption = None,
+    workers: common.WorkersOption = None,
+    gpus: common.GpusOption = None,
     worker_count: Annotated[int | None, typer.Option(help="Workers of a cluster; by default all its GPUs.")] = None,
-    ray_address: RayAddressOption = None,
+    ray_address: common.RayAddressOption = None,
     answers: Annotated[str, typer.Option(help="Kinds of answers asked for: code, config, or code,config.")] = (
         "code,config"
     ),

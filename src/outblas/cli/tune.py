@@ -15,19 +15,7 @@ import typer
 
 from outblas.cli import common
 from outblas.cli.command_group import given_options
-from outblas.cli.common import (
-    AccOption,
-    DtypeOption,
-    GpusOption,
-    JsonOption,
-    LayoutOption,
-    RayAddressOption,
-    SampleOption,
-    SuiteOption,
-    WorkersOption,
-    err,
-    out,
-)
+from outblas.cli.common import err, out
 from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
 from outblas.core.weight import Weight
@@ -93,13 +81,13 @@ DeviceOption = Annotated[
 
 def tune(
     context: typer.Context,
-    suite: SuiteOption = "grid1000",
+    suite: common.SuiteOption = "grid1000",
     mnk: Annotated[list[str] | None, typer.Option(help="Tune M_N_K instead of a suite; may be repeated.")] = None,
     linear: LinearOption = None,
     m: RangeOption = None,
-    layout: LayoutOption = "tn",
-    dtype: DtypeOption = "fp16",
-    acc: AccOption = "fp32",
+    layout: common.LayoutOption = "tn",
+    dtype: common.DtypeOption = "fp16",
+    acc: common.AccOption = "fp32",
     agent: AgentOption = None,
     budget: BudgetOption = None,
     captured: CapturedOption = None,
@@ -112,15 +100,15 @@ def tune(
     run: Annotated[
         Path | None, typer.Option(help="Run directory, resumed if it exists; by default named after the settings.")
     ] = None,
-    sample: SampleOption = None,
+    sample: common.SampleOption = None,
     seed: Annotated[int, typer.Option(help="Seed of the agent, and of --sample.")] = 0,
-    workers: WorkersOption = None,
-    gpus: GpusOption = None,
+    workers: common.WorkersOption = None,
+    gpus: common.GpusOption = None,
     worker_count: Annotated[
         int | None, typer.Option(help="Workers of a replay (by default 2), or of a cluster (by default all its GPUs).")
     ] = None,
-    ray_address: RayAddressOption = None,
-    json_out: JsonOption = False,
+    ray_address: common.RayAddressOption = None,
+    json_out: common.JsonOption = False,
 ) -> None:
     """Search for the fastest proven kernel of every problem; write a library, a result file and a report."""
     check_sources(context)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from outblas.runtime.graph_workspace import CapturedWorkspace
+    from outblas.runtime.workspace import CapturedWorkspace
 
 #: Larger clusters need a function attribute (CUDA's portable limit, CTAs).
 PORTABLE_CLUSTER = 8

@@ -11,8 +11,7 @@ from outblas.core.files import write_json
 from outblas.core.journal import check_same_settings
 from outblas.core.plain_files import read_object
 from outblas.core.problem import Problem
-from outblas.llm.train.tiny import RANDOM_TINY
-from outblas.llm.train.training_folder import STAGES
+from outblas.llm.train.training_folder import RANDOM_TINY, STAGES
 
 #: The stage of small general kernels, which are proved and not timed.
 GENERAL = "general"

@@ -20,16 +20,22 @@ from outblas.judge.small_tasks import SmallTask
 from outblas.llm.evaluators import parse_evaluator
 from outblas.llm.train.answer_judge import COMPILE_ONLY, AnswerJudge, evaluator_of
 from outblas.llm.train.answer_language import Language, Text
-from outblas.llm.train.base_models import LoadedModel, check_installed, load_model
+from outblas.llm.train.base_models import LoadedModel, check_installed, load_model, make_tiny
 from outblas.llm.train.dataset import prompt_rows, proven_evaluations, supervised_rows
 from outblas.llm.train.reward_functions import Judge, RewardFunctions
 from outblas.llm.train.settings import GENERAL, TrainSettings, claim_folder
-from outblas.llm.train.step_prompts import CONVERSATIONS, StepPrompts, step_trainer
+from outblas.llm.train.step_prompts import (
+    CONVERSATIONS,
+    StepPrompts,
+    archive_of_stage,
+    begin_archive,
+    earlier_entries,
+    step_trainer,
+)
 from outblas.llm.train.task_judge import TaskJudge, task_evaluator, tasks_on
-from outblas.llm.train.tiny import RANDOM_TINY, make_tiny
-from outblas.llm.train.training_archive import archive_of_stage, begin_archive, earlier_entries
 from outblas.llm.train.training_folder import (
     FINAL,
+    RANDOM_TINY,
     drop_later_lines,
     last_checkpoint,
     publish_folder,

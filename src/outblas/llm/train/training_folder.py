@@ -30,6 +30,8 @@ from outblas.core.plain_files import open_plain
 from outblas.llm.train.rewards import PART_NAMES
 
 STAGES = ("supervised", "general", "correctness", "speed")
+#: Name of the model that :func:`outblas.llm.train.base_models.make_tiny` makes.
+RANDOM_TINY = "random:tiny"
 FINAL = "final"
 _STATE = "trainer_state.json"
 

@@ -19,6 +19,7 @@ from outblas.core.environment import VARIABLES
 from outblas.core.errors import OutblasError, RecordError
 from outblas.core.files import write_atomic
 from outblas.kernels.families.registry import FAMILIES
+from outblas.publish.tables import notes
 from outblas.publish.tables.all_rows_table import again_table, markdown_table, notes_of_rows
 from outblas.publish.tables.any_shape_block import NOT_MEASURED, any_shape_text
 from outblas.publish.tables.compare_block import PICTURE as COMPARE_PICTURE
@@ -33,16 +34,6 @@ from outblas.publish.tables.compare_block import (
 from outblas.publish.tables.compare_picture import compare_svg
 from outblas.publish.tables.gpu_folders import gpu_folders, name_of_gpu, refuse_files_of_another_gpu
 from outblas.publish.tables.headline import MODEL_STEPS, HeadlineRow, headline_rows, headline_table, short_rows
-from outblas.publish.tables.notes import (
-    CUTLASS_FILE,
-    notes_of_accuracy,
-    notes_of_cutlass,
-    notes_of_earlier_kernels,
-    notes_of_inductor,
-    notes_of_large_products,
-    notes_of_replaced,
-    notes_of_retune,
-)
 from outblas.publish.tables.rival_tables import ampere_table, cuda_l2_table, cutlass_table, transformer_table
 from outblas.publish.tables.speedup_picture import speedup_svg
 from outblas.publish.tables.study_blocks import DRAWS, counters_text, draws_block, scale_block
@@ -119,7 +110,7 @@ def generated_blocks(measured: Measured, *beside: Measured) -> dict[tuple[str, s
         ("docs/results/method.md", "again"): lambda: _each(benched, lambda g: again_table(g.results, g.folder.name)),
         ("docs/results/transformer.md", "transformer"): lambda: _each_with(MODEL_STEPS, gpus, transformer_table),
         ("docs/results/whole-models.md", "whole_models"): lambda: _each_with(WHOLE_MODELS, gpus, whole_models_block),
-        ("docs/results/cutlass.md", "cutlass"): lambda: _each_with(CUTLASS_FILE, gpus, cutlass_table),
+        ("docs/results/cutlass.md", "cutlass"): lambda: _each_with(notes.CUTLASS_FILE, gpus, cutlass_table),
         ("docs/results/ampere-peers.md", "ampere"): lambda: ampere_table(folder.parent),
         ("docs/results/cuda-l2.md", "cuda-l2"): lambda: cuda_l2_table(folder.parent),
         ("docs/use/when-not.md", "weak"): lambda: _weak(benched),
@@ -193,9 +184,15 @@ def _weak(gpus: Sequence[Measured]) -> str:
 
 def _notes(gpu: Measured) -> list[str]:
     folder = gpu.folder
-    about_library = [*notes_of_replaced(folder, gpu.results), *notes_of_earlier_kernels(folder)]
-    beside = (notes_of_large_products, notes_of_retune, notes_of_cutlass, notes_of_inductor, notes_of_accuracy)
-    return [*about_library, *(line for notes in beside for line in notes(folder))]
+    about_library = [*notes.notes_of_replaced(folder, gpu.results), *notes.notes_of_earlier_kernels(folder)]
+    beside = (
+        notes.notes_of_large_products,
+        notes.notes_of_retune,
+        notes.notes_of_cutlass,
+        notes.notes_of_inductor,
+        notes.notes_of_accuracy,
+    )
+    return [*about_library, *(line for notes_of in beside for line in notes_of(folder))]
 
 
 def _wanted(folder: Path, root: Path) -> dict[Path, str]:
