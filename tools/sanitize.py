@@ -24,7 +24,7 @@ from outblas.core.gpu_records import packaged_gpu
 from outblas.core.problem import Problem
 from outblas.judge.reference import Reference
 from outblas.kernels.families.registry import FAMILIES
-from outblas.kernels.proof_shapes import proof_shapes
+from outblas.kernels.kernel_space import proof_shapes
 from outblas.kernels.source import make_source
 from outblas.runtime.launch import load
 from outblas.runtime.nvrtc import compile_source

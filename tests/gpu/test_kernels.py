@@ -23,8 +23,8 @@ from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm80_pipelined_gemm import Sm80PipelinedConfig
 from outblas.kernels.families.sm90_oddrows_gemm import Sm90OddrowsConfig
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
+from outblas.kernels.kernel_space import proof_shapes
 from outblas.kernels.legality import why_illegal
-from outblas.kernels.proof_shapes import proof_shapes
 from outblas.kernels.source import make_source
 from outblas.runtime.device import gpu_of_device
 from outblas.runtime.launch import load

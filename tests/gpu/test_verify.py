@@ -14,7 +14,7 @@ from outblas.judge.gpu_clock import GpuClock  # noqa: E402
 from outblas.judge.reference import ERROR_C, needed_c  # noqa: E402
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig  # noqa: E402
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig  # noqa: E402
-from outblas.kernels.proof_shapes import proof_shapes  # noqa: E402
+from outblas.kernels.kernel_space import proof_shapes  # noqa: E402
 from outblas.kernels.source import make_source  # noqa: E402
 from outblas.runtime.launch import load  # noqa: E402
 from outblas.runtime.nvrtc import compile_source  # noqa: E402

@@ -112,8 +112,8 @@ def world(monkeypatch, tmp_path):
     monkeypatch.setattr(FakeClock, "failure", None)
     monkeypatch.setattr(FakeClock, "on_measure", None)
     monkeypatch.setattr("outblas.jail.fresh_operands.FreshOperands", lambda *a: None)
-    monkeypatch.setattr(free.conduct, "snapshot", lambda: {"x": 1})
-    monkeypatch.setattr(free.conduct, "what_changed", lambda before: made.offence)
+    monkeypatch.setattr(free, "snapshot", lambda: {"x": 1})
+    monkeypatch.setattr(free, "what_changed", lambda before: made.offence)
     handler = free.FreeHandler(Options(0, H200, baselines=(), rounds=3), free.JailedCell(str(tmp_path), None, False))
 
     def ask(kernel, problem=P):

@@ -15,9 +15,8 @@ from outblas.kernels.families.sm90_wgmma.sm90_wgmma_gemm import FAMILY
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.kernels.families.sm90_wgmma.wgmma_kernels import few_rows_kernels
 from outblas.kernels.geometry import geometry
-from outblas.kernels.kernel_space import neighbours
+from outblas.kernels.kernel_space import neighbours, proof_shapes
 from outblas.kernels.legality import why_illegal
-from outblas.kernels.proof_shapes import proof_shapes
 from outblas.kernels.source import make_source
 from outblas.runtime.cubin import Cubin
 from outblas.runtime.nvrtc import compile_source

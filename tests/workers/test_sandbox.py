@@ -225,8 +225,8 @@ def test_representatives_are_ragged_legal_and_of_the_same_kind():
     from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig, gemv_blocks_per_sm
     from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
     from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
+    from outblas.kernels.kernel_space import proof_shapes
     from outblas.kernels.legality import why_illegal
-    from outblas.kernels.proof_shapes import proof_shapes
     from support.gpus.known import H200
 
     problem = Problem(64, 64, 64, "NN", "bf16")

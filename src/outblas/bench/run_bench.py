@@ -279,13 +279,14 @@ class _Station:
                 _row(problem, launch, self._mode, pick if isinstance(pick, str) else found[pick], report, self._gpu)
                 for pick in picked
             )
-            out.append({**ran, **(_plain_columns(plain[0]) if plain else {}), **state})
+            for row in plain:  # what the plain choice would make, beside its second winner
+                ran |= {
+                    "plain_config": row["config"],
+                    "plain_us": row.get("ours_us"),
+                    "plain_speedup": row["published"],
+                }
+            out.append({**ran, **state})
         return out
-
-
-def _plain_columns(plain: Row) -> Row:
-    """Return the columns of a row's plain choice, beside its second winner, from the row that it would make."""
-    return {"plain_config": plain["config"], "plain_us": plain.get("ours_us"), "plain_speedup": plain["published"]}
 
 
 def _row(problem: Problem, launch: Launch, mode: str, ran: Evaluation | str, report: Baselines, gpu: Gpu) -> Row:

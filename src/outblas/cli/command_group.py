@@ -24,24 +24,11 @@ _BadUsage: Any = typer.BadParameter.__base__
 #: Failures of the machine rather than of the program: no space, quota, read-only, no permission.
 _MACHINE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR)
 _EXTRAS = {
-    "torch": "gpu",
-    "pynvml": "gpu",
-    "nvMatmulHeuristics": "gpu",
-    "cuda": "compile",
-    "gymnasium": "rl",
-    "sb3_contrib": "rl",
-    "optuna": "rl",
-    "wandb": "wandb",
-    "openai": "llm",
-    "trl": "train-llm",
-    "mcp": "mcp",
-    "mcp_types": "mcp",
-    "peft": "train-llm",
-    "datasets": "train-llm",
-    "pyarrow": "tune",
-    "ray": "ray",
+    "torch": "gpu", "pynvml": "gpu", "nvMatmulHeuristics": "gpu", "cuda": "compile", "gymnasium": "rl",
+    "sb3_contrib": "rl", "optuna": "rl", "wandb": "wandb", "openai": "llm", "trl": "train-llm", "mcp": "mcp",
+    "mcp_types": "mcp", "peft": "train-llm", "datasets": "train-llm", "pyarrow": "tune", "ray": "ray",
     "kernel_tuner": "kernel-tuner",
-}
+}  # fmt: skip
 
 
 #: Heading of a part of the help page -> its commands in order, each with a summary of at most 50 characters.

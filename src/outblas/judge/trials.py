@@ -1,7 +1,7 @@
 """Cache of proof inputs and reference results, for problems on which many kernels are proved.
 
-A tuning proves hundreds of kernels on the same few hundred problems (outblas.kernels.proof_shapes). To make operands,
-references, bounds and cuBLAS results takes longer than to run the kernels.
+A tuning proves hundreds of kernels on the same few hundred problems. To make operands, references, bounds and cuBLAS
+results takes longer than to run the kernels.
 
 The cache is only for kernels whose source is in this package. The expected result of an untrusted kernel must not be in
 GPU memory before the kernel runs, so a plain :class:`ProofTrials` keeps nothing.

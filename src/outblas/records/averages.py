@@ -21,13 +21,9 @@ Row = dict[str, Any]
 
 #: Mode -> its way of timing: rounds in which all entries alternate, blocks of one entry alone, or single requests.
 PROTOCOLS = {
-    "offline": "rounds",
-    "offline_cold": "rounds",
-    "block": "blocks",
-    "server": "requests",
-    "unmeasured": "rounds",
+    "offline": "rounds", "offline_cold": "rounds", "block": "blocks", "server": "requests", "unmeasured": "rounds",
     "learned": "rounds",
-}
+}  # fmt: skip
 #: A row below this is far behind: beyond the noise between starts.
 FAR_BELOW = 0.98
 #: Columns of a row of one layout that mean nothing for the best of two.

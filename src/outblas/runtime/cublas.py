@@ -39,16 +39,10 @@ _DESC_TRANSA, _DESC_TRANSB = 3, 4  # cublasLtMatmulDescAttributes_t
 _PREF_MAX_WORKSPACE, _PREF_MIN_ALIGNMENT = 1, (5, 6, 7, 8)  # cublasLtMatmulPreferenceAttributes_t: A, B, C, D
 #: cublasLtMatmulAlgoConfigAttributes_t: name -> (number, type).
 _ALGO_FIELDS: dict[str, tuple[int, Any]] = {
-    "id": (0, c_int),
-    "tile": (1, c_uint32),
-    "splitk": (2, c_int),
-    "reduction": (3, c_uint32),
-    "swizzle": (4, c_uint32),
-    "custom": (5, c_uint32),
-    "stages": (6, c_uint32),
-    "inner": (7, c_uint16),
+    "id": (0, c_int), "tile": (1, c_uint32), "splitk": (2, c_int), "reduction": (3, c_uint32),
+    "swizzle": (4, c_uint32), "custom": (5, c_uint32), "stages": (6, c_uint32), "inner": (7, c_uint16),
     "cluster": (8, c_uint16),
-}
+}  # fmt: skip
 _STATUS = {
     1: "NOT_INITIALIZED",
     3: "ALLOC_FAILED",

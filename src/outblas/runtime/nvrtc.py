@@ -29,13 +29,9 @@ ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100a", "sm_12
 #: NVRTC's own cache would omit that log. ``--no-source-include`` ignores files in the working directory: headers come
 #: from the Source.
 BASE_OPTIONS = (
-    "-std=c++17",
-    "-default-device",
-    "--no-cache",
-    "--no-source-include",
-    "--ptxas-options=-v",
+    "-std=c++17", "-default-device", "--no-cache", "--no-source-include", "--ptxas-options=-v",
     "--ptxas-options=--warn-on-spills",
-)
+)  # fmt: skip
 #: setmaxnreg ignored; wgmma serialised (three reasons); registers of a role exceeded.
 FATAL_WARNINGS = ("C7508", "C7510", "C7511", "C7512", "C7600")
 #: Default cache; its directory is read from the environment at each use.

@@ -39,7 +39,7 @@ from outblas.judge import faults
 from outblas.judge.baselines import AlgorithmCache
 from outblas.judge.bench_cell import UNFUSED, Baselines, BenchCell, Options
 from outblas.judge.fallback_entry import FALLBACK, SECOND_ALGORITHM, FallbackEntry
-from outblas.kernels.proof_shapes import proof_shapes
+from outblas.kernels.kernel_space import proof_shapes
 from outblas.workers.sandbox import Emit
 
 if TYPE_CHECKING:

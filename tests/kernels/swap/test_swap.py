@@ -10,8 +10,8 @@ from outblas.core.problem import Problem
 from outblas.kernels.families.sm90_wgmma.sm90_wgmma_gemm import FAMILY
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.kernels.families.sm90_wgmma.wgmma_kernels import paired_candidates
+from outblas.kernels.kernel_space import proof_shapes
 from outblas.kernels.legality import why_illegal
-from outblas.kernels.proof_shapes import proof_shapes
 from outblas.kernels.source import make_source
 from support.gpus.known import H200
 

@@ -148,9 +148,6 @@ class Learner:
             seconds: GPU seconds that it may take; None: the rest of the budget.
             graphs: time in CUDA graphs. No other thread may wait for the device meanwhile.
 
-        Returns:
-            The report.
-
         Raises:
             UsageError: ``seconds`` is negative or no number, or this thread captures a CUDA graph.
         """

@@ -89,9 +89,6 @@ class LearningDevice:
             timed: measure its GPU time, and wait at its end for that stream alone. False for work of the host, whose
                 time must not count as the GPU's.
 
-        Yields:
-            The timer.
-
         Raises:
             DeviceError: the GPU cannot be used any more.
         """

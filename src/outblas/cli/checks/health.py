@@ -395,7 +395,8 @@ def gpu_library_part(index: int) -> GpuPart:
         RecordError: a record or a library cannot be read.
     """
     gpu = record_of_device(index).gpu
-    packaged, tuned = Library.packaged(gpu.name, missing_ok=True), _own_library(gpu.name)
+    packaged, path = Library.packaged(gpu.name, missing_ok=True), user_library_path(gpu.name)
+    tuned = Library.load(path) if path is not None and path.is_file() else Library(gpu.name, ())
     parts = [_library_words("packaged library", packaged), _library_words("own library", tuned)]
     parts += [_kind_words(gpu, *kind) for kind in _KINDS]
     return GpuPart("; ".join(parts), TUNE if packaged.is_empty and tuned.is_empty else "")
@@ -418,12 +419,6 @@ def _kind_words(gpu: Gpu, name: str, folder: str, ending: str) -> str:
     except OutblasError:
         return f"no {name}"
     return f"{name} scaled from {other}" if folder == "models" else f"{name} of {other}"
-
-
-def _own_library(gpu: str) -> Library:
-    """Return the user's library of a GPU; an empty one without a file."""
-    path = user_library_path(gpu)
-    return Library.load(path) if path is not None and path.is_file() else Library(gpu, ())
 
 
 def _library_words(name: str, library: Library) -> str:

@@ -307,13 +307,9 @@ def _slopes(p: Columns, c: Columns, exact: Floats) -> Floats:
 
 #: Ratio -> coefficients that are multiplied by it.
 MULTIPLIED = {
-    "launch": ("launch", "launch_pdl", "launch_early"),
-    "hbm": ("hbm",),
-    "l2": ("l2",),
-    "l2_bytes": ("cache",),
-    "clock": ("ingest", "shared", "store_tma", "store_direct", "exchange"),
-    "tensor": ("clock",),
-}
+    "launch": ("launch", "launch_pdl", "launch_early"), "hbm": ("hbm",), "l2": ("l2",), "l2_bytes": ("cache",),
+    "clock": ("ingest", "shared", "store_tma", "store_direct", "exchange"), "tensor": ("clock",),
+}  # fmt: skip
 #: Cycles at the coefficient ``clock`` that are no tensor work: their time scales with the clock of an SM.
 CYCLES = ("issue", "stage", "copy", "scalar", "align")
 #: Times on an SM, microseconds, that shrink as its clock rises.

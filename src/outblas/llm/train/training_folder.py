@@ -185,21 +185,12 @@ def on_first_process(own: Sequence[Own], work: Callable[[list[Own]], list[Done]]
 
 #: trl's name -> ours, of figures beside the parts of the reward.
 _FIGURES = {
-    "loss": "loss",
-    "kl": "kl",
-    "entropy": "entropy",
-    "grad_norm": "grad_norm",
-    "learning_rate": "learning_rate",
-    "completions/mean_length": "answer_tokens_mean",
-    "completions/max_length": "answer_tokens_max",
-    "completions/clipped_ratio": "answers_cut_off",
-    "frac_reward_zero_std": "groups_without_variance",
-    "answers/compiled": "share_compiled",
-    "answers/passed": "share_passed",
-    "answers/different": "share_different",
-    "mean_token_accuracy": "token_accuracy",
-    "step_time": "step_seconds",
-}
+    "loss": "loss", "kl": "kl", "entropy": "entropy", "grad_norm": "grad_norm", "learning_rate": "learning_rate",
+    "completions/mean_length": "answer_tokens_mean", "completions/max_length": "answer_tokens_max",
+    "completions/clipped_ratio": "answers_cut_off", "frac_reward_zero_std": "groups_without_variance",
+    "answers/compiled": "share_compiled", "answers/passed": "share_passed", "answers/different": "share_different",
+    "mean_token_accuracy": "token_accuracy", "step_time": "step_seconds",
+}  # fmt: skip
 
 
 def set_callbacks(trainer: Any, path: Path, say: Callable[[str], None], best: Callable[[], float | None]) -> None:
