@@ -279,12 +279,9 @@ class _Station:
                 _row(problem, launch, self._mode, pick if isinstance(pick, str) else found[pick], report, self._gpu)
                 for pick in picked
             )
-            for row in plain:  # what the plain choice would make, beside its second winner
-                ran |= {
-                    "plain_config": row["config"],
-                    "plain_us": row.get("ours_us"),
-                    "plain_speedup": row["published"],
-                }
+            for other in plain:  # the plain choice, beside its second winner
+                ran |= {"plain_config": other["config"], "plain_us": other.get("ours_us")}
+                ran["plain_speedup"] = other["published"]
             out.append({**ran, **state})
         return out
 

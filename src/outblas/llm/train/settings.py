@@ -37,14 +37,16 @@ class TrainSettings:
         micro_batch: answers per forward and backward pass of a process; None takes its whole part of a step.
         language: ``cuda`` (free kernels or configurations by an answer's code block) or ``knobs``. It is not checked
             here; :func:`outblas.llm.train.stages.train` compares it with its own language.
-        device, proof: see :func:`outblas.llm.train.answer_judge.evaluator_of`. It is not checked here.
+        device: see :func:`outblas.llm.train.answer_judge.evaluator_of`. It is not checked here.
+        proof: as for ``device``.
         archive: JSON lines or a store of evaluations, which the supervised stage needs. The prompts of the others draw
             from its timed kernels, too.
         lr: learning rate; None chooses by the kind of model: 3e-3 for ``random:tiny``, 1e-5 with LoRA, else 1e-6.
         lora: rank of LoRA's matrices; 0 trains all weights.
         kl: weight of the KL divergence from the model at the beginning of the stage.
         max_tokens: most tokens of an answer; None takes the language's.
-        least_std, clip: see :func:`outblas.llm.train.rewards.advantages`.
+        least_std: see :func:`outblas.llm.train.rewards.advantages`.
+        clip: as for ``least_std``.
         seed: seed of the training, and of a random model's weights.
         save_every: steps between two checkpoints.
         batch_seconds: time limit of a step's evaluations, seconds.
@@ -137,7 +139,6 @@ class TrainSettings:
         return self.contrast and self.stage not in ("supervised", GENERAL)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the settings as JSON values."""
         return {**asdict(self), "problems": [p.key for p in self.problems], "lr": self.learning_rate}
 
 
