@@ -1,4 +1,4 @@
-"""Run a program once, as it is or with OutBLAS; read its figure and the counts of its products."""
+"""Run a program once, as it is or with OutBLAS, or in pairs of both; read its figure and the counts of its products."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``outblas build-library``: recording, library and published results of all tables, on a GPU."""
+"""``outblas build-library`` and ``contribute``: recording, library and published results, and one GPU's share."""
 
 from __future__ import annotations
 

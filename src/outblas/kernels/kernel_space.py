@@ -1,4 +1,4 @@
-"""An enumerated space of kernels, much wider than the pool, and its legal members for a problem.
+"""An enumerated space of kernels, much wider than the pool, its legal members, neighbours and proof shapes.
 
 The space has every kernel of the pool and of the reference GPU's catalogue. It also has every kernel that differs from
 one of them in one knob. The values of a knob are those of :func:`outblas.kernels.knobs.reference_knobs`. So a

@@ -1,4 +1,4 @@
-"""The limits of a slice: its GPU time, and the scratch memory of a product."""
+"""The limits of learning: GPU time of a slice and of a process, and the scratch memory of a product."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Launch probe kernels on a GPU through the driver, and time them by its events."""
+"""The probe kernels; launch them on a GPU through the driver, and time them by its events."""
 
 from __future__ import annotations
 

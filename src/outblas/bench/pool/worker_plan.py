@@ -1,4 +1,4 @@
-"""Build the pool from the workers that the command line names."""
+"""Build the pool from the workers that the command line names: local processes, or actors of Ray."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The languages of answers, by name."""
+"""The languages of answers by name, and that of CUDA."""
 
 from __future__ import annotations
 

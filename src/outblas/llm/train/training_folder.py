@@ -1,4 +1,4 @@
-"""The run folder: stages, checkpoints, and folders that are published whole or not at all.
+"""The run folder: stages, checkpoints, logs, and folders that are published whole or not at all.
 
 - ``RUN/base``: for random:tiny only, the model at the beginning of the training.
 - ``RUN/store.sqlite``: every evaluation of all stages.

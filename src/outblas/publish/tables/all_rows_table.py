@@ -1,4 +1,4 @@
-"""The table of every summary row, with the notes that its lines cannot hold."""
+"""The table of every summary row, the notes that its lines cannot hold, and the command of every result file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The block of the agents' page on their comparison, from its result file alone.
+"""Blocks on agents, from result files alone: their comparison, learning across GPUs, and the published recipe.
 
 A method is credited only with what its ablation shows: the agent with it over the agent without it, on the same
 problems.

@@ -1,4 +1,4 @@
-"""Publish result files: summary.json, the pictures, and every generated block of a page.
+"""Publish result files: summary.json, the pictures, and every generated block of a page, also those of the code.
 
 A generated block stands between ``<!-- NAME:begin -->`` and ``<!-- NAME:end -->``. Its text comes from the committed
 result files or from the code, and is the same every time.

@@ -1,4 +1,4 @@
-"""The table of every committed draw of random shapes, from the file that ``tools/drawn_history.py`` writes."""
+"""Tables of single studies: draws of random shapes, runs on several GPUs, and hardware counters."""
 
 from __future__ import annotations
 

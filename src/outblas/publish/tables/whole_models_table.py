@@ -1,4 +1,4 @@
-"""The tables of whole models of transformers, from the result file of ``benchmarks/transformer/whole_models.py``."""
+"""The tables of whole models: of transformers, and in vLLM."""
 
 from __future__ import annotations
 
