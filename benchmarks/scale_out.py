@@ -12,7 +12,7 @@ scale_out_free.json in results/h200.
 The same work is timed with one worker and with all. It is a tuning, or with ``--free`` the proof and timing of every
 example of a free kernel on a few problems, in jailed workers. ``--fill`` takes ``--free``, too, and ``--sample``
 and ``--budget`` do not apply to it. The aim of ``--free`` is 1.8 with two GPUs on equal work, see
-:func:`outblas.publish.tables.scale_block.equal_work_ratio`.
+:func:`outblas.publish.tables.study_blocks.equal_work_ratio`.
 
 A first, untimed run fills the compile cache; ``--filled`` says that this was done. The timed ones then start from
 the same state, each into a new store. ``--together`` runs both at the same time, each in a process with GPUs of its
@@ -48,7 +48,7 @@ from outblas.kernels.catalogue import candidates
 from outblas.kernels.custom.examples.example_kernels import all_examples
 from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.kernels.source import make_source
-from outblas.publish.tables.scale_block import equal_work_ratio
+from outblas.publish.tables.study_blocks import equal_work_ratio
 from outblas.records.provenance import script_command
 from outblas.records.store import Store
 from outblas.runtime.nvrtc import compile_many

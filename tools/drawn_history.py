@@ -21,7 +21,7 @@ from typing import Any
 
 from outblas.core.errors import OutblasError, RecordError
 from outblas.core.files import write_json
-from outblas.publish.tables.draws_block import DRAWS, FORMAT, figures_of_draw
+from outblas.publish.tables.study_blocks import DRAWS, FORMAT, figures_of_draw
 from outblas.records.results import Result, read_result
 
 PATTERN = "results/*/drawn_*.parquet"

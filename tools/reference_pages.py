@@ -36,9 +36,9 @@ def cli_page() -> str:
         "",
         *_options(group),
     ]
-    for part in PARTS:
-        lines += ["", f"## {part.title}"]
-        for name in part.commands:
+    for title, commands in PARTS.items():
+        lines += ["", f"## {title}"]
+        for name in commands:
             lines += _command(group.commands[name], f"outblas {name}")
     return "\n".join(lines) + "\n"
 

@@ -18,8 +18,7 @@ from outblas.core.problem import Problem
 from outblas.jail.build import BuiltKernel
 from outblas.jail.confinement import Jail
 from outblas.runtime.cubin import Cubin
-from outblas.workers.host_limits import HostLimits
-from outblas.workers.sandbox import Emit, Sandbox, WorkerLoss
+from outblas.workers.sandbox import Emit, HostLimits, Sandbox, WorkerLoss
 
 CUDA_L2 = "cuda_l2"
 #: Seconds that a row may take, and that a worker may take to start.

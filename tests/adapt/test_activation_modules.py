@@ -15,8 +15,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import outblas
-from outblas.adapt.activations import activation_of
 from outblas.adapt.module_draft import plan_of
+from outblas.adapt.structures import activation_of
 from support.models.decoder_blocks import HIDDEN, counted, rows
 
 HALF = torch.bfloat16

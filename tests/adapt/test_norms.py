@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import outblas
-from outblas.adapt.norms import epsilon_of_norm
+from outblas.adapt.optimize import epsilon_of_norm
 from support.served_fixture import Served, served_fixture  # noqa: F401
 
 SIZE = 24

@@ -224,7 +224,7 @@ def test_a_residual_of_another_dtype_or_shape_is_added_by_torch(served: Served) 
 
 
 def test_activations_are_known_by_their_values() -> None:
-    from outblas.adapt.activations import activation_of
+    from outblas.adapt.structures import activation_of
 
     assert activation_of(nn.SiLU()) == "silu"
     assert activation_of(lambda x: x * torch.sigmoid(x)) == "silu"

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import outblas
-from outblas.adapt.layout_readers import reads_layout
+from outblas.adapt.strided_parts import reads_layout
 from support.models.decoder_blocks import HEADS, HIDDEN, counted, rows
 
 SIZE = HIDDEN // HEADS

@@ -32,12 +32,11 @@ from outblas.records.contribution import (
     load_contribution,
     save_contribution,
 )
-from outblas.records.equal_kernels import EqualKernels
 from outblas.records.library import Library
-from outblas.records.library_interval import LibraryInterval
-from outblas.records.library_row import LibraryChoice, LibraryRow
+from outblas.records.library_row import LibraryChoice, LibraryInterval, LibraryRow
 from outblas.records.recording_files import BASELINES, read_table, write_table
 from outblas.records.store import Store
+from outblas.records.user_library import EqualKernels
 from support.gpus.known import H200
 from support.helpers import ROOT, failed_evaluation, passed_evaluation, random_policy
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from outblas.bench.pool.compile_queue import CompileQueue
-from outblas.bench.pool.units import WorkUnit
+from outblas.bench.pool.units import CompileQueue, WorkUnit
 from outblas.core.problem import Problem
 
 

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from outblas.bench.pool.gpu_pool import PoolEvaluator
-from outblas.bench.pool.ray_actors import RayTransport
 from outblas.bench.pool.transport import EvaluatorSpec
-from outblas.bench.pool.worker_plan import make_plan, open_pool
+from outblas.bench.pool.worker_plan import RayTransport, make_plan, open_pool
 from outblas.core.errors import DeviceError, ToolchainMissing, UsageError
 from outblas.core.evaluation import Status
 from outblas.records.evaluation_json import evaluation_to_json

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from outblas.bench import record_suite
-from outblas.bench.record_candidates import CandidateDraw, choose_candidates
-from outblas.bench.record_suite import RecordSettings
+from outblas.bench.record_suite import CandidateDraw, RecordSettings, choose_candidates
 from outblas.core.config import KernelConfig, launch_of
 from outblas.core.errors import RecordError, UsageError
 from outblas.core.evaluation import Status
@@ -17,9 +16,8 @@ from outblas.core.problem import Problem
 from outblas.kernels.catalogue import catalogue
 from outblas.kernels.cost.cost_model import predict_many
 from outblas.kernels.legality import why_illegal
-from outblas.records.recording import Recording
+from outblas.records.recording import Recording, recording_sha
 from outblas.records.recording_files import CHOICE_CODES, STATUS_CODES
-from outblas.records.recording_hash import recording_sha
 from outblas.records.replay import ReplayEvaluator
 from outblas.search.compare.held_out import CompareUnit, Plan, run_unit, tasks_of
 from support.cli_fixture import outblas

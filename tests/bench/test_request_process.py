@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from outblas.bench.request_process import caller, serving_gpus
+from outblas.bench.run_bench import caller, serving_gpus
 from outblas.core.errors import ProblemError
 from outblas.core.problem import Problem
 

@@ -17,8 +17,8 @@ from outblas.core.roofline import regime
 from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.kernels.legality import why_illegal
-from outblas.publish.tables.counter_table import counters_table, counters_text, short_name
 from outblas.publish.tables.publish_results import check_published, publish
+from outblas.publish.tables.study_blocks import counters_table, counters_text, short_name
 from outblas.records.counter_file import read_counters
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from outblas.bench.calibrate import calibration
-from outblas.bench.calibrate.probes import Probe
+from outblas.bench.calibrate.probe_runner import Probe
 from outblas.core import gpu_records
 from outblas.core.roofline import Gpu
 from outblas.runtime import device

@@ -28,8 +28,7 @@ from outblas.dispatch.fusion import joined_operators
 from outblas.dispatch.inductor_pass import ProductPass, has_kernel_for_graph, replace_products
 from outblas.dispatch.inductor_settings import switch_padding_off
 from outblas.records.library import Library
-from outblas.records.library_interval import LibraryInterval
-from outblas.records.library_row import LibraryChoice, LibraryRow
+from outblas.records.library_row import LibraryChoice, LibraryInterval, LibraryRow
 from support.served_fixture import ANY, Served, numbers, served_fixture  # noqa: F401
 
 MM, OURS = torch.ops.aten.mm.default, torch.ops.outblas.mm.default

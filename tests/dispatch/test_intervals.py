@@ -15,8 +15,7 @@ from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.records import user_library
 from outblas.records.library import Library
-from outblas.records.library_interval import LibraryInterval
-from outblas.records.library_row import AnswerChoice, LibraryChoice, LibraryRow
+from outblas.records.library_row import AnswerChoice, LibraryChoice, LibraryInterval, LibraryRow
 from outblas.records.user_library import install, stamp_of
 from support.dispatch_fixture import rows, transposed
 from support.gpus.known import H200

@@ -6,7 +6,7 @@ import pytest
 
 from outblas.bench.calibrate.calibration import base_record, calibrate
 from outblas.records.provenance import collect_provenance
-from outblas.runtime.device_attributes import device_attributes
+from outblas.runtime.device import device_attributes
 
 pytestmark = pytest.mark.gpu
 

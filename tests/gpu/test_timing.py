@@ -12,7 +12,7 @@ from outblas.core.errors import DeviceError  # noqa: E402
 from outblas.core.problem import Problem  # noqa: E402
 from outblas.judge import gpu_clock, latency, rounds  # noqa: E402
 from outblas.judge.baselines import make_baselines  # noqa: E402
-from outblas.judge.time_offline import TimingEffort, time_offline  # noqa: E402
+from outblas.judge.gpu_clock import TimingEffort, time_offline  # noqa: E402
 from support.gpus.known import H200  # noqa: E402
 
 pytestmark = pytest.mark.gpu

@@ -22,7 +22,7 @@ from outblas.judge.reference import Reference
 from outblas.kernels.geometry import workspace_bytes
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow
-from outblas.runtime import graph_workspace
+from outblas.runtime import workspace
 from outblas.runtime.device import gpu_of_device
 from outblas.runtime.driver import capture_graph, check, driver
 from outblas.runtime.kernel_loader import load_kernel
@@ -267,7 +267,7 @@ def test_captures_leave_no_memory_behind(library: DeviceState) -> None:
         return int(torch.cuda.memory_reserved())
 
     def streams() -> int:
-        return sum(map(len, graph_workspace._asides.values()))
+        return sum(map(len, workspace._asides.values()))
 
     before, made = reserved(3), streams()
     assert reserved(50) <= before and streams() == made > 0

@@ -9,7 +9,7 @@ import pytest
 
 from outblas.core.evaluation import Evaluation, Speedup, Status, Timing, Verdict
 from outblas.core.problem import Problem
-from outblas.jail.answers import decode, encode
+from outblas.jail.jailed_evaluator import decode, encode
 from outblas.judge.bench_cell import Baselines
 from outblas.kernels.custom.free_kernel import FreeKernel
 from support.free_fixture import device_text

@@ -13,8 +13,7 @@ import pytest
 from outblas.core.evaluation import Status
 from outblas.jail import landlock, seccomp
 from outblas.jail.confinement import Jail, lines, readable_roots, report
-from outblas.workers.host_limits import HostLimits
-from outblas.workers.sandbox import Sandbox, WorkerLoss
+from outblas.workers.sandbox import HostLimits, Sandbox, WorkerLoss
 
 SRC = Path(__file__).resolve().parents[2] / "src"
 HERE = Path(__file__).resolve().parents[1]

@@ -13,8 +13,7 @@ from outblas.jail.jailed_evaluator import FreeOptions, JailedEvaluator
 from outblas.jail.jailed_worker import JailedCell
 from outblas.judge.bench_cell import Baselines, Options
 from outblas.kernels.custom.free_kernel import FreeKernel
-from outblas.workers.host_limits import HostLimits
-from outblas.workers.sandbox import WorkerLoss
+from outblas.workers.sandbox import HostLimits, WorkerLoss
 from support.free_fixture import BODY, device_text, host_text
 from support.gpus.known import H200
 
@@ -91,7 +90,7 @@ def test_device_kernels_share_workers_and_host_kernels_are_alone(evaluated):
     for box in Box.made:
         assert box.limits == HostLimits(5, box.cell.folder, 6) and box.cell.jailed and box.spawn is None
         assert (box.factory, box.step_s, box.codec) == (
-            "outblas.jail.jailed_worker:make_handler", 7.0, "outblas.jail.answers"
+            "outblas.jail.jailed_worker:make_handler", 7.0, "outblas.jail.jailed_evaluator"
         )  # fmt: skip
         assert box.options.baselines == ("cublas",) and box.options.algorithms is None
         assert all(item.problem == P and not item.proved and item.nvmmh is None for item in box.items)

@@ -17,10 +17,9 @@ from outblas.jail import landlock
 from outblas.jail.build import BuiltKernel, build
 from outblas.jail.confined_compiler import CompileLimits, run_confined
 from outblas.jail.evaluation_file import FORMAT, Recorder, load
-from outblas.jail.free_proof_shapes import MAX_FLOPS, free_proof_shapes
+from outblas.jail.jailed_worker import MAX_FLOPS, free_proof_shapes
 from outblas.jail.offline_evaluators import NOT_RUN, CompileOnlyEvaluator, RecordedFreeEvaluator, recording_evaluator
-from outblas.jail.static_gate import examine
-from outblas.jail.symbols import allowed, why_refused
+from outblas.jail.static_gate import allowed, examine, why_refused
 from outblas.jail.text_rules import refusal
 from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig

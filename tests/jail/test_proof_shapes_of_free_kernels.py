@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from outblas.core.problem import Problem
-from outblas.jail.free_proof_shapes import MAX_FLOPS, free_proof_shapes
+from outblas.jail.jailed_worker import MAX_FLOPS, free_proof_shapes
 from outblas.kernels.custom.free_kernel import FreeKernel
 from support.free_fixture import device_text
 from support.gpus.known import H200

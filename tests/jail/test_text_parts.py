@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from outblas.jail.build import own_words
-from outblas.jail.spliced_literals import can_say, literal_macros, runs_of
-from outblas.jail.symbols import allowed, why_refused
-from outblas.jail.text_rules import refusal
+from outblas.jail.static_gate import allowed, why_refused
+from outblas.jail.text_rules import can_say, literal_macros, refusal, runs_of
 
 
 def plain(literal):

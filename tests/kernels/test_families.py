@@ -27,8 +27,7 @@ from outblas.core.problem import ROW_ALIGN_BYTES, Problem
 from outblas.kernels.catalogue import candidates, even_twin
 from outblas.kernels.config_text import config_from_json, config_from_name
 from outblas.kernels.cost.columns import COLUMN_DEFAULTS, config_columns
-from outblas.kernels.cost.cost_model import START_COEFFICIENTS, predict_many
-from outblas.kernels.cost.residual import FEATURE_NAMES
+from outblas.kernels.cost.cost_model import FEATURE_NAMES, START_COEFFICIENTS, predict_many
 from outblas.kernels.families.family import LAST_PLACE, Family, TileChoice
 from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.geometry import geometry, grid, k_tiles, workspace_bytes

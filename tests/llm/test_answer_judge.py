@@ -17,10 +17,9 @@ from outblas.core.roofline import floor_us
 from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.llm.train import training_folder
 from outblas.llm.train.answer_judge import AnswerJudge, evaluator_of
-from outblas.llm.train.cuda_answers import CudaAnswers
 from outblas.llm.train.dataset import completion_text, prompt_messages, prompt_rows, supervised_rows
 from outblas.llm.train.knob_words import KnobWords
-from outblas.llm.train.languages import language_of
+from outblas.llm.train.languages import CudaAnswers, language_of
 from outblas.llm.train.reward_functions import RewardFunctions
 from outblas.llm.train.rewards import RefusedAnswer
 from outblas.llm.train.settings import TrainSettings, claim_folder

@@ -18,11 +18,10 @@ from outblas.judge.small_tasks import SmallTask
 from outblas.kernels.legality import why_illegal
 from outblas.llm.archive import Entry
 from outblas.llm.train.answer_judge import JudgedAnswer
-from outblas.llm.train.cuda_answers import CudaAnswers
 from outblas.llm.train.dataset import proven_evaluations
 from outblas.llm.train.knob_words import KnobWords
-from outblas.llm.train.step_prompts import StepPrompts
-from outblas.llm.train.training_archive import TrainingArchive, archive_of_stage, begin_archive
+from outblas.llm.train.languages import CudaAnswers
+from outblas.llm.train.step_prompts import StepPrompts, TrainingArchive, archive_of_stage, begin_archive
 from support.gpus.known import H200
 from support.llm_kernels import BASELINE_US, failed, kernel, passed, record
 from support.training.tiny_training import (

@@ -15,8 +15,8 @@ from outblas.jail.offline_evaluators import CompileOnlyEvaluator
 from outblas.judge.small_tasks import TASK_NAMES, SmallTask, TaskRun, prove_task, task_evaluation
 from outblas.kernels.custom.free_kernel import FreeKernel
 from outblas.llm.train import stages
-from outblas.llm.train.cuda_answers import CudaAnswers
 from outblas.llm.train.knob_words import KnobWords
+from outblas.llm.train.languages import CudaAnswers
 from outblas.llm.train.rewards import RefusedAnswer
 from outblas.llm.train.stages import train
 from outblas.llm.train.task_judge import FreeKernelsOnly, TaskJudge, task_evaluator, tasks_on

@@ -21,7 +21,7 @@ from outblas.llm.train.knob_words import KnobWords
 from outblas.llm.train.rewards import RefusedAnswer
 from outblas.llm.train.settings import TrainSettings
 from outblas.llm.train.stages import train
-from outblas.llm.train.tiny import RANDOM_TINY
+from outblas.llm.train.training_folder import RANDOM_TINY
 from outblas.records.store import Store
 from support.training.tiny_training import (
     PROBLEM,

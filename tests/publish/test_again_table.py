@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from outblas.publish.tables.again_table import again_table, build_command, command_of_file
+from outblas.publish.tables.all_rows_table import again_table, build_command, command_of_file
 from outblas.records.results import Result
 from support.helpers import ROOT
 

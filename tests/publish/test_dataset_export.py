@@ -16,11 +16,9 @@ import yaml
 
 from outblas.core.errors import UsageError
 from outblas.core.evaluation import Status
-from outblas.publish.dataset.dataset_export import export_recording
-from outblas.publish.dataset.dataset_tables import COLUMNS
-from outblas.records.recording import Recording
+from outblas.publish.dataset.dataset_export import COLUMNS, export_recording
+from outblas.records.recording import Recording, recording_sha
 from outblas.records.recording_files import STATUS_CODES, STATUSES
-from outblas.records.recording_hash import recording_sha
 from outblas.search.compare.splits import public_split
 from outblas.search.kernel_tuner.t4_files import read_task, task_of
 from support.helpers import synthetic_recording

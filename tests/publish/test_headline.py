@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from outblas.publish.tables.headline import headline_rows, headline_table
-from outblas.publish.tables.peer_tables import transformer_table
+from outblas.publish.tables.rival_tables import transformer_table
 from outblas.publish.tables.whole_models_table import FORMAT
 from outblas.publish.words import mean_in_words
 from outblas.records.results import read_result, write_result

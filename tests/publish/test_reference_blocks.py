@@ -10,7 +10,7 @@ import pytest
 from outblas.core.config import knob_schema
 from outblas.core.environment import VARIABLES
 from outblas.kernels.families.registry import FAMILIES
-from outblas.publish.tables.reference_blocks import attribute_texts, knob_table, variable_table
+from outblas.publish.tables.publish_results import attribute_texts, knob_table, variable_table
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 #: Macros of C and CUDA sources, which are no variables of the environment.

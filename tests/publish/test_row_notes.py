@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from outblas.publish.tables.row_notes import notes_of_rows
+from outblas.publish.tables.all_rows_table import notes_of_rows
 from outblas.records.results import Result
 from support.bench_fixture import META, make_rows
 

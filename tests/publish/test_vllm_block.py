@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from outblas.core.errors import RecordError
-from outblas.publish.tables.vllm_block import vllm_block
+from outblas.publish.tables.whole_models_table import vllm_block
 from outblas.records.summary import VLLM, engine_rows
 from support.helpers import ROOT, module_of_file
 

@@ -18,9 +18,8 @@ from outblas.core.weight import Weight, WeightRange, parse_range
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.records import user_library
 from outblas.records.library import Library
-from outblas.records.library_interval import LibraryInterval
 from outblas.records.library_merge import merge_user_row, overlay_intervals, replace_intervals
-from outblas.records.library_row import LibraryChoice, LibraryRow
+from outblas.records.library_row import LibraryChoice, LibraryInterval, LibraryRow
 
 WEIGHT, OTHER = Weight(128, 256), Weight(128, 256, "NN")
 KERNELS = tuple(LibraryChoice(Sm80MmaConfig(16 * i, 64), 1.2, 1.1, 1.3) for i in range(1, 6))

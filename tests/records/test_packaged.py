@@ -36,9 +36,8 @@ from outblas.records.library import Library
 from outblas.records.library_row import LEVEL_ABOVE, LibraryRow
 from outblas.records.library_tables import kernels_since
 from outblas.records.proved_kernels import unproved_intervals, unproved_tables
-from outblas.records.recording import Recording
+from outblas.records.recording import Recording, packaged
 from outblas.records.recording_files import STATUS_CODES
-from outblas.records.recording_places import packaged
 from outblas.records.results import PROVENANCE_FIELDS, bench_files, read_result, write_result
 from support.helpers import ROOT
 

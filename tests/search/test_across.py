@@ -16,7 +16,7 @@ from outblas.core.errors import UsageError
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
-from outblas.kernels.cost.scaled import scaled
+from outblas.kernels.cost.cost_model import scaled
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.learn.train import fit_cost_model
 from outblas.learn.train.training_part import TrainingPart

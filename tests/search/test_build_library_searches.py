@@ -20,7 +20,7 @@ from outblas.kernels.catalogue import candidates, first_search_candidates
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.records import provenance
 from outblas.records.library import Library
-from outblas.records.library_interval import LibraryInterval
+from outblas.records.library_row import LibraryInterval
 from outblas.records.proved_kernels import unproved_intervals
 from outblas.records.recording import Recording
 from outblas.records.store import Store

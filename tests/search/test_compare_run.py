@@ -18,8 +18,7 @@ from typer.testing import CliRunner
 
 from outblas.cli.main import app
 from outblas.core.errors import DeviceError, UsageError
-from outblas.records.recording import Recording
-from outblas.records.recording_hash import recording_sha
+from outblas.records.recording import Recording, recording_sha
 from outblas.records.replay import ReplayEvaluator
 from outblas.search.agents.agent_registry import make_agent
 from outblas.search.agents.base import Agent

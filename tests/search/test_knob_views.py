@@ -18,15 +18,14 @@ from outblas.core.errors import UsageError
 from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
 from outblas.kernels.config_text import config_from_json, config_from_name
-from outblas.kernels.families.learned_families import LEARNED_FAMILIES
-from outblas.kernels.families.registry import FAMILIES, knobs_by_name
+from outblas.kernels.families.registry import FAMILIES, LEARNED_FAMILIES, knobs_by_name
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.knobs import knobs_of
 from outblas.learn.features import CANDIDATE_FEATURES
 from outblas.llm.compact import describe_offered, read_config, write_config
 from outblas.llm.prompt import choice_prompt
 from outblas.llm.train.knob_words import KnobWords
-from outblas.publish.tables.counter_table import short_config
+from outblas.publish.tables.study_blocks import short_config
 from outblas.search.agents import evolution, tpe, transfer
 from outblas.search.kernel_tuner import knob_space, t4_files
 from support.gpus.known import H200

@@ -12,7 +12,7 @@ pytest.importorskip("sb3_contrib", reason="needs sb3-contrib (pip install '.[rl]
 from outblas.core.config import config_name
 from outblas.core.errors import RecordError, UsageError
 from outblas.core.evaluation import Status
-from outblas.kernels.cost.hit_rates import modelled_hit_rates
+from outblas.kernels.cost.cost_model import modelled_hit_rates
 from outblas.learn.reward import reward
 from outblas.records.recording import Recording
 from outblas.records.replay import ReplayEvaluator

@@ -13,9 +13,9 @@ from outblas.core.errors import UsageError
 from outblas.core.files import write_json
 from outblas.core.problem import Problem
 from outblas.kernels.kernel_hash import kernels_sha
-from outblas.records.equal_kernels import EqualKernels, KernelRelease
 from outblas.records.provenance import utc_now
 from outblas.records.replay import ReplayEvaluator
+from outblas.records.user_library import EqualKernels, KernelRelease
 from outblas.runtime.device import Device
 from outblas.search import tune_run
 from outblas.search.tune_folder import RunFiles, read_run

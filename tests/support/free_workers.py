@@ -11,7 +11,7 @@ import re
 import time
 
 from outblas.core.evaluation import Evaluation, Speedup, Status, Timing, Verdict
-from outblas.jail.answers import encode
+from outblas.jail.jailed_evaluator import encode
 from outblas.judge.bench_cell import Baselines
 from support.helpers import running
 
@@ -117,7 +117,7 @@ def templates(options):
 
 
 def with_hostile_words(value):
-    """An answer of :func:`outblas.jail.answers.encode` with a surrogate and escapes in every word."""
+    """An answer of :func:`outblas.jail.jailed_evaluator.encode` with a surrogate and escapes in every word."""
     word = f"\ud800{ESCAPES}word"
     told = value["evaluation"]
     told["detail"] = told["log"] = told["verdict"]["detail"] = word

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from outblas.core.errors import RecordError
-from outblas.publish.tables.draws_block import DRAWS, draws_block, figures_of_draw
+from outblas.publish.tables.study_blocks import DRAWS, draws_block, figures_of_draw
 from outblas.records.results import read_result, write_result
 from support.bench_fixture import META, make_rows
 from support.helpers import ROOT, module_of_file

@@ -24,10 +24,10 @@ from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.kernel_hash import headers_sha, headers_sha_as_written, kernels_sha
 from outblas.kernels.source import Source, make_source
-from outblas.records.equal_kernels import EqualKernels, KernelRelease
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow
 from outblas.records.results import read_result, write_result
+from outblas.records.user_library import EqualKernels, KernelRelease
 from outblas.runtime.cubin import Cubin
 from outblas.runtime.nvrtc import compile_source
 from support.helpers import ROOT, module_of_file

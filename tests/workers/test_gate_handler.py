@@ -17,9 +17,8 @@ from outblas.judge.bench_cell import UNFUSED, Options
 from outblas.judge.operands import CANARY
 from outblas.kernels.epilogue import STACKED_GATE
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
-from outblas.workers.gate_cell import FollowedEntry, GateReference, half_of
-from outblas.workers.gate_handler import GateHandler
-from outblas.workers.work_item import WorkItem
+from outblas.workers.gate_handler import FollowedEntry, GateHandler, GateReference, half_of
+from outblas.workers.handler import WorkItem
 from support.gpus.known import H200
 
 CONFIG, RIVAL = Sm90WgmmaConfig(64, 64), Sm90WgmmaConfig(64, 128)

@@ -8,18 +8,22 @@ from typing import Any
 
 from outblas.bench.live_evaluator import LiveEvaluator
 from outblas.core.config import KernelConfig, config_name
-from outblas.core.errors import DeviceError
+from outblas.core.errors import ContractError, DeviceError, UsageError
 from outblas.core.evaluation import Evaluation, Status, Timing
 from outblas.core.files import write_json
+from outblas.core.gpu_records import reference_gpu
 from outblas.core.problem import Problem
 from outblas.core.rivals import BASELINE_NAMES
 from outblas.core.roofline import Gpu, floor_us
 from outblas.dispatch.matmul import use_library
+from outblas.jail.offline_evaluators import CompileOnlyEvaluator
 from outblas.judge.bench_cell import Options
 from outblas.judge.latency import RequestPlan, check_qps, percentile
 from outblas.kernels.catalogue import candidates
 from outblas.kernels.cost.cost_model import rank
+from outblas.kernels.custom.free_kernel import MAX_TEXT_BYTES, FreeKernel
 from outblas.kernels.legality import why_illegal
+from outblas.records.evaluation_json import evaluation_to_json
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice
 from outblas.records.library_row import LibraryRow as LibraryRow
@@ -36,24 +40,15 @@ Row = dict[str, Any]
 
 
 def run_eval(
-    problem: Problem,
-    mode: str,
-    target_qps: float | None,
-    warmup_seconds: float,
-    benchmark_seconds: float,
-    base_dir: Path,
-    gpu_index: int = 0,
-) -> dict[str, Any]:
+    problem: Problem, mode: str, target_qps: float | None, warmup_seconds: float, benchmark_seconds: float,
+    base_dir: Path, gpu_index: int = 0,
+) -> dict[str, Any]:  # fmt: skip
     """Evaluate one problem; write ``<base_dir>/eval_<problem>_<mode>.json``.
 
     Args:
-        problem: the product to compute.
-        mode: ``offline`` or ``server``.
         target_qps: requests per second, in server mode; else None.
         warmup_seconds: seconds of untimed rounds or requests.
         benchmark_seconds: least seconds of timed ones.
-        base_dir: folder of the result.
-        gpu_index: CUDA ordinal.
 
     Returns:
         ``rows`` (one per callable: name, us or p50_us/p99_us, tflops, floor_percent, speedup, low, high,
@@ -99,8 +94,6 @@ def shortlist_candidates(problem: Problem, gpu: Gpu, tried: int = CANDIDATES_TRI
     out.
 
     Args:
-        problem: the product to compute.
-        gpu: the GPU.
         tried: number of the model's choices, rounded down to an even one. The library's kernels, at most 2, come in
             addition.
 
@@ -165,9 +158,7 @@ def one_row_library(problem: Problem, best: Mapping[str, Evaluation], gpu: Gpu) 
     """Return a library with one row, by which ``outblas.matmul`` runs the first kernel of ``best`` on the problem.
 
     Args:
-        problem: the product to compute.
         best: names of entries -> evaluations, at least one.
-        gpu: the GPU.
     """
     plain = next(iter(best.values())).template
     row = LibraryRow(problem, source="outblas eval", plain=LibraryChoice(plain, 1.0, 1.0, 1.0))
@@ -210,3 +201,71 @@ def _server(
             row["detail"] = f"outblas.matmul, vs {found.baseline}"
         rows.append(row)
     return rows
+
+
+def read_kernel(path: Path) -> FreeKernel:
+    """Read a free kernel from a CUDA C++ file.
+
+    Raises:
+        UsageError: the file cannot be read.
+        ContractError: its text is not UTF-8, or not a free kernel.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_TEXT_BYTES + 1)
+    except OSError as error:
+        raise UsageError(f"--file {path} ({error.strerror})", "a readable CUDA C++ file", "check the path") from error
+    try:
+        return FreeKernel.parse(data.decode())
+    except UnicodeDecodeError as error:
+        raise ContractError(f"{path} is no UTF-8", "CUDA C++ as text", "convert it") from error
+
+
+def eval_file(problem: Problem, path: Path, gpu_index: int | None, base_dir: Path) -> dict[str, Any]:
+    """Evaluate a file's kernel; write ``<base_dir>/eval_<problem>_<kernel>.json`` and return the printed result.
+
+    Args:
+        gpu_index: CUDA ordinal; None: no GPU, so the kernel is only compiled and inspected.
+
+    Raises:
+        UsageError: the file cannot be used.
+        ContractError: the file breaks the contract of kernels.
+        ToolchainMissing: a compiler is not installed.
+        DeviceError: the GPU's worker cannot start.
+        RecordError: the result cannot be written; OSError may be raised instead.
+    """
+    kernel = read_kernel(path)
+    evaluation, source, gpu = _evaluated(problem, kernel, gpu_index)
+    target = base_dir / f"eval_{problem.key}_{kernel.name}.json"
+    write_json(target, {"source": source, **evaluation_to_json(evaluation)})
+    return {**_result_of(problem, evaluation, gpu), "evaluated_by": source, "written": str(target)}
+
+
+def _evaluated(problem: Problem, kernel: FreeKernel, gpu_index: int | None) -> tuple[Evaluation, str, Gpu]:
+    if gpu_index is None:
+        by = CompileOnlyEvaluator(reference_gpu())
+        (found,) = by.evaluate([(problem, kernel)])
+        return found, by.source, by.gpu
+    from outblas.bench.live_evaluator import LiveEvaluator
+    from outblas.jail.jailed_evaluator import FreeOptions
+
+    with LiveEvaluator(gpu_index, free=FreeOptions(prepare=None)) as live:
+        (found,) = live.evaluate([(problem, kernel)])
+        return found, live.source, live.gpu
+
+
+def _result_of(problem: Problem, e: Evaluation, gpu: Gpu) -> dict[str, Any]:
+    """Return the rows and lines that ``outblas.cli.eval.show`` prints."""
+    result: dict[str, Any] = {"kernel": getattr(e.config, "name", ""), "status": e.status.value, "detail": e.detail}
+    if e.timing is not None:
+        us = e.timing.median_us
+        row = {"name": "free", "us": us, "tflops": problem.flops / us / 1e6, "spread": e.timing.spread}
+        row["floor_percent"] = 100.0 * floor_us(problem, gpu) / us
+        if e.speedup is not None:
+            row |= {"speedup": e.speedup.ratio, "low": e.speedup.low, "high": e.speedup.high}
+        others = [{"name": name, "us": us, "tflops": problem.flops / us / 1e6} for name, us in e.baselines_us.items()]
+        result["rows"] = [row, *others]
+    result |= {name: f"{value:g}" for name, value in e.counters.items()}
+    if e.status not in (Status.PASSED, Status.LEFT_OUT) and e.log.strip() != e.detail.strip():
+        result["log"] = e.log.strip()[-2000:]
+    return result

@@ -29,7 +29,6 @@ class ProfiledAlgorithm:
 
     Attributes:
         algo: the 64 bytes of the cublasLtMatmulAlgo_t.
-        detail: its description.
     """
 
     algo: bytes
@@ -41,7 +40,6 @@ class ProfileWork:
     """The entries to profile on one problem.
 
     Attributes:
-        entries: kernels and algorithms.
         l2: content of L2 before each of ncu's passes, see :data:`outblas.runtime.ncu.CacheControl`.
     """
 
@@ -80,10 +78,7 @@ class Profiler:
     """Launch works under ncu. ``metrics`` holds the metrics of this GPU, read first, because a refusal is quick.
 
     Args:
-        tool: path of ncu.
-        scratch: folder for the input and output files of ncu.
         timeout_s: limit of each run, in seconds.
-        gpu_index: CUDA ordinal.
 
     Raises:
         DeviceError: as :func:`outblas.runtime.ncu.profile`.
@@ -139,10 +134,6 @@ def launch(works: Sequence[ProfileWork], gpu_index: int = 0) -> None:
 
     For every entry of every work there is one call outside of the profile, then a mark (a sleep kernel) and one
     profiled call. Without works there is a single mark.
-
-    Args:
-        works: problems with their entries.
-        gpu_index: CUDA's index of the GPU.
     """
     import torch
 

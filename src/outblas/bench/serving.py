@@ -39,7 +39,6 @@ class PublicApi:
     It runs on torch's current stream, which must be the one passed to a bound call.
 
     Args:
-        gpu_index: CUDA ordinal.
         library: library of matmul during the blocks of this entry; None: the one that matmul uses already.
         workload: workload of the process during the blocks of this entry.
     """
@@ -103,9 +102,6 @@ def serve(
     """Time ``outblas.matmul`` and the baselines on requests that arrive at a rate.
 
     Args:
-        problem: the product to compute.
-        gpu_index: CUDA ordinal.
-        plan: number and rate of the requests.
         library: library for ``outblas.matmul``; None: the library that it uses already.
         with_plain: also time the library's plain choice, as entry ``plain``.
 
@@ -174,10 +170,6 @@ def over_chosen_rival(times: ServerTimes, name: str) -> Speedup:
     """Return the speed-up of an entry over the baseline of the least median on the half that chooses.
 
     The figures are of the half that judges: no luck of the choice is in them.
-
-    Args:
-        times: both halves.
-        name: the entry.
     """
     medians = {each: times.choosing[each].median_us for each in SERVER_BASELINES if each in times.choosing}
     return speedup(times.judging, name, (fastest_baseline(medians),))
@@ -190,12 +182,6 @@ def server_rows(problem: Problem, library: Library, gpu_index: int, gpu: Gpu, ta
     ``single``: if the library has a second winner for it, columns ``plain_...`` have the row's plain choice. A row with
     ``fallback`` has latencies, too: ``ours_us`` is the latency of ``outblas.matmul``, by any kernel that it ran. A row
     whose kernel could not be loaded falls back, with status ``launch_error``.
-
-    Args:
-        library: library of the bench.
-        gpu_index: CUDA ordinal.
-        gpu: the GPU.
-        target_qps: requests per second, at most; must be given.
 
     Raises:
         UsageError: ``target_qps`` is missing or <= 0.

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
-from dataclasses import dataclass
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from types import FrameType
 from typing import Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
 
 from outblas.cli.common import EXIT_ERROR, EXIT_INTERRUPT, command_line, errors
-from outblas.cli.end_signals import interrupted_by_signals
 from outblas.core.errors import OutblasError
 from outblas.core.install_hint import install_hint
 
@@ -19,89 +24,50 @@ _BadUsage: Any = typer.BadParameter.__base__
 #: Failures of the machine rather than of the program: no space, quota, read-only, no permission.
 _MACHINE_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR)
 _EXTRAS = {
-    "torch": "gpu",
-    "pynvml": "gpu",
-    "nvMatmulHeuristics": "gpu",
-    "cuda": "compile",
-    "gymnasium": "rl",
-    "sb3_contrib": "rl",
-    "optuna": "rl",
-    "wandb": "wandb",
-    "openai": "llm",
-    "tenacity": "llm",
-    "trl": "train-llm",
-    "mcp": "mcp",
-    "mcp_types": "mcp",
-    "peft": "train-llm",
-    "datasets": "train-llm",
-    "pyarrow": "tune",
-    "ray": "ray",
+    "torch": "gpu", "pynvml": "gpu", "nvMatmulHeuristics": "gpu", "cuda": "compile", "gymnasium": "rl",
+    "sb3_contrib": "rl", "optuna": "rl", "wandb": "wandb", "openai": "llm", "tenacity": "llm", "trl": "train-llm",
+    "mcp": "mcp", "mcp_types": "mcp", "peft": "train-llm", "datasets": "train-llm", "pyarrow": "tune", "ray": "ray",
     "kernel_tuner": "kernel-tuner",
+}  # fmt: skip
+
+
+#: Heading of a part of the help page -> its commands in order, each with a summary of at most 50 characters.
+PARTS = {
+    "Use": {
+        "doctor": "Say what works on this machine, and what next",
+        "calibrate": "Measure this GPU for floors and ranking",
+        "eval": "Prove and time one problem beside its rivals",
+        "try": "Run a program without and with OutBLAS",
+        "capture": "Record the matrix products of a program",
+        "tune": "Find the fastest proven kernel of each problem",
+        "explain": "Say what serves a model in an engine, and how well",
+        "export": "Write a kernel as CUDA, PTX, cubin or C++",
+        "report": "Write the HTML page of a run or result file",
+    },
+    "Study": {
+        "list": "List suites, agents, kernels and counters",
+        "compare": "Compare agents on held-out problems",
+        "train": "Train the policy of agent ppo",
+        "recipe": "Train by the published reward and our own",
+        "recording": "Export a recording, or score an agent on it",
+        "evolve": "Let language models write kernels",
+        "train-llm": "Train a language model that writes kernels",
+        "mcp": "Give the tools to a coding agent (MCP server)",
+        "export-t4": "Write recorded measurements as T4 results",
+        "import-t4": "Read and compare T4 results",
+    },
+    "Measure": {
+        "bench": "Time the library over a suite (GPU)",
+        "record": "Time all candidates over a suite (GPU)",
+        "contribute": "Pack your GPU's results into one file (GPU)",
+        "profile": "Read hardware counters of a run's best (GPU)",
+        "results": "Summarise, write and check published figures",
+    },
+    "Develop": {
+        "build-library": "Build the packaged library from measurements",
+        "fit": "Fit packaged models to measurements",
+    },
 }
-
-
-@dataclass(frozen=True)
-class Part:
-    """A part of the help page.
-
-    Attributes:
-        title: its heading.
-        commands: name of each command -> summary of at most 50 characters, in the page's order. The length is not
-            checked.
-    """
-
-    title: str
-    commands: dict[str, str]
-
-
-PARTS = (
-    Part(
-        "Use",
-        {
-            "doctor": "Say what works on this machine, and what next",
-            "calibrate": "Measure this GPU for floors and ranking",
-            "eval": "Prove and time one problem beside its rivals",
-            "try": "Run a program without and with OutBLAS",
-            "capture": "Record the matrix products of a program",
-            "tune": "Find the fastest proven kernel of each problem",
-            "explain": "Say what serves a model in an engine, and how well",
-            "export": "Write a kernel as CUDA, PTX, cubin or C++",
-            "report": "Write the HTML page of a run or result file",
-        },
-    ),
-    Part(
-        "Study",
-        {
-            "list": "List suites, agents, kernels and counters",
-            "compare": "Compare agents on held-out problems",
-            "train": "Train the policy of agent ppo",
-            "recipe": "Train by the published reward and our own",
-            "recording": "Export a recording, or score an agent on it",
-            "evolve": "Let language models write kernels",
-            "train-llm": "Train a language model that writes kernels",
-            "mcp": "Give the tools to a coding agent (MCP server)",
-            "export-t4": "Write recorded measurements as T4 results",
-            "import-t4": "Read and compare T4 results",
-        },
-    ),
-    Part(
-        "Measure",
-        {
-            "bench": "Time the library over a suite (GPU)",
-            "record": "Time all candidates over a suite (GPU)",
-            "contribute": "Pack your GPU's results into one file (GPU)",
-            "profile": "Read hardware counters of a run's best (GPU)",
-            "results": "Summarise, write and check published figures",
-        },
-    ),
-    Part(
-        "Develop",
-        {
-            "build-library": "Build the packaged library from measurements",
-            "fit": "Fit packaged models to measurements",
-        },
-    ),
-)
 #: Commands that keep what an interrupted run has recorded; the same command goes on.
 RESUMABLE = frozenset(
     (
@@ -111,7 +77,7 @@ RESUMABLE = frozenset(
 )
 #: Key of a context's data: the words of the command line behind ``outblas``.
 _WORDS = "outblas: words"
-SUMMARIES = {name: summary for part in PARTS for name, summary in part.commands.items()}
+SUMMARIES = {name: summary for commands in PARTS.values() for name, summary in commands.items()}
 
 
 class OutblasGroup(TyperGroup):
@@ -180,9 +146,9 @@ class OutblasGroup(TyperGroup):
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the commands in their parts, each with its summary."""
-        for part in PARTS:
-            with formatter.section(part.title):
-                formatter.write_dl(list(part.commands.items()), col_max=20)
+        for title, commands in PARTS.items():
+            with formatter.section(title):
+                formatter.write_dl(list(commands.items()), col_max=20)
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of all commands in the order of the help page, ``doctor`` first."""
@@ -217,10 +183,6 @@ def given_options(context: typer.Context, *names: str) -> dict[str, str]:
 
     Example: of ``outblas tune --suite grid1000``, ``given_options(context, "suite", "layout")`` is
     ``{"suite": "--suite"}``.
-
-    Args:
-        context: context of the running command.
-        names: names of its parameters.
     """
     found: dict[str, str] = {}
     for parameter in context.command.params:
@@ -228,3 +190,53 @@ def given_options(context: typer.Context, *names: str) -> dict[str, str]:
         if parameter.name in names and source is not None and source.name != "DEFAULT":
             found[parameter.name] = max(parameter.opts, key=len)
     return found
+
+
+#: Signals by which schedulers, ``timeout``, ``kill`` and a closed terminal end a program.
+_ENDING = (signal.SIGTERM, signal.SIGHUP)
+
+
+@contextlib.contextmanager
+def interrupted_by_signals() -> Iterator[None]:
+    """Turn SIGTERM and SIGHUP within the ``with`` block into Ctrl-C; then end this process by the same signal.
+
+    By default they end a process at once. Its programs in another session go on then, and its temporary folders stay.
+
+    A signal with a handler is left alone, and so is one that is ignored (``nohup``). The second signal ends the process
+    at once. On another thread than the main one, nothing happens.
+    """
+    taken: list[signal.Signals] = []
+    if threading.current_thread() is threading.main_thread():
+        taken = [number for number in _ENDING if signal.getsignal(number) is signal.SIG_DFL]
+    received: list[int] = []
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        _restore(taken)
+        answer = signal.getsignal(signal.SIGINT)
+        if callable(answer):  # Python's, or that of a loop of asyncio
+            answer(number, frame)
+        else:
+            raise KeyboardInterrupt
+
+    for number in taken:
+        signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        _restore(taken)
+        if received:
+            _end_by(received[0])
+
+
+def _restore(numbers: list[signal.Signals]) -> None:
+    for number in numbers:
+        signal.signal(number, signal.SIG_DFL)
+
+
+def _end_by(number: int) -> None:
+    """End this process by a signal, so that its parent sees why. Printed text is written out before."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # the terminal is gone
+            stream.flush()
+    os.kill(os.getpid(), number)

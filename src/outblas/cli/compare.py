@@ -67,8 +67,9 @@ def compare(
     from outblas.search.compare.held_out import Plan
 
     plan = Plan(
-        where.recording, common.integers("--budgets", budgets), held_out, split_seed, sample, _recording_name(across)
-    )
+        where.recording, common.integers("--budgets", budgets), held_out, split_seed, sample,
+        across and across.removeprefix("replay:"),
+    )  # fmt: skip
     with common.progress_bar("compare") as progress:
         request = CompareRequest(
             plan, common.words(splits), common.words(agents), seeds, out_file, common.command_line(), jobs, resume,
@@ -155,8 +156,3 @@ def _sources(learn_from: str | None, across: str | None) -> list[str]:
     if across is None:
         raise UsageError("--learn-from without --across", "both, or none", "add --across, or leave --learn-from out")
     return common.words(learn_from)
-
-
-def _recording_name(across: str | None) -> str | None:
-    """Return the recording that ``--across`` names, with or without ``replay:`` in front."""
-    return None if across is None else across.removeprefix("replay:")

@@ -47,8 +47,7 @@ def _suites() -> list[ListedSuite]:
 def _recorded_tables() -> dict[str, list[str]]:
     """Return suite -> the tables of packaged recordings; empty where pyarrow, which reads them, is absent."""
     from outblas.core.errors import OutblasError
-    from outblas.records.recording import Recording
-    from outblas.records.recording_places import packaged
+    from outblas.records.recording import Recording, packaged
 
     found: dict[str, list[str]] = {}
     for name in packaged():

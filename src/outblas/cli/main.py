@@ -62,7 +62,7 @@ COMMANDS = {
     "import-t4": "study.t4:import_t4",
     "bench": "bench:bench",
     "record": "record:record",
-    "contribute": "contribute:contribute",
+    "contribute": "build_library:contribute",
     "profile": "profile:profile",
     "results": "results:results",
     "build-library": "build_library:build_library",
@@ -73,19 +73,11 @@ EPILOGS = {"build-library": "build_library:STEPS_HELP"}
 
 
 def app_of(names: Iterable[str]) -> typer.Typer:
-    """Return the ``outblas`` command with some of its commands; only they are imported.
-
-    Args:
-        names: names in :data:`COMMANDS`.
-    """
+    """Return the ``outblas`` command with some of its commands; only they are imported."""
     app = typer.Typer(
-        name="outblas",
-        cls=OutblasGroup,
-        context_settings={"help_option_names": ["-h", "--help"]},
-        no_args_is_help=True,
-        pretty_exceptions_enable=False,
-        rich_markup_mode=None,
-    )
+        name="outblas", cls=OutblasGroup, context_settings={"help_option_names": ["-h", "--help"]},
+        no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None,
+    )  # fmt: skip
     app.callback()(main)
     for name in names:
         found, summary = _imported(COMMANDS[name]), SUMMARIES[name]
@@ -101,7 +93,6 @@ def names_for(arguments: Sequence[str], environment: Mapping[str, str]) -> Itera
     """Return the commands that a call can need: one if its arguments begin with it, after global options; else all.
 
     Args:
-        arguments: the words behind ``outblas``.
         environment: environment variables. A shell that completes a command needs all.
     """
     options = list(takewhile(lambda word: word.startswith("-"), arguments))

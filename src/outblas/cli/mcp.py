@@ -26,7 +26,7 @@ def mcp(
 ) -> None:
     """Serve a coding agent over the Model Context Protocol on stdin and stdout: compile, prove, time, keep kernels."""
     from outblas.llm.evaluators import parse_evaluator
-    from outblas.records.recording_places import packaged
+    from outblas.records.recording import packaged
     from outblas.tool_server.session_budget import SessionLimits
     from outblas.tool_server.stdio_server import require_sdk, serve
     from outblas.tool_server.tool_session import SessionSettings, ToolSession

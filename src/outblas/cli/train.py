@@ -45,8 +45,7 @@ def train(
     quick: Annotated[
         bool,
         typer.Option(
-            "--quick",
-            help="A trial: 200 problems, one epoch of the regressor and 1024 steps. The policy is weak.",
+            "--quick", help="A trial: 200 problems, one epoch of the regressor and 1024 steps. The policy is weak."
         ),
     ] = False,
 ) -> None:
@@ -72,7 +71,6 @@ def _parts(names: list[str] | None, most: int | None = None) -> list[TrainingPar
     """Return the problems of the named recordings, or of the default one.
 
     Args:
-        names: names or folders of recordings.
         most: greatest number of problems of each, stratified; None: all.
     """
     from outblas.core.suites import sample

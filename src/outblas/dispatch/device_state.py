@@ -23,8 +23,8 @@ from outblas.kernels.geometry import workspace_bytes
 from outblas.kernels.legality import why_illegal
 from outblas.records.library import Library
 from outblas.runtime.cublaslt import LtAlgorithms
-from outblas.runtime.graph_workspace import CapturedWorkspace
 from outblas.runtime.recent_entries import keep, touch
+from outblas.runtime.workspace import CapturedWorkspace
 
 if TYPE_CHECKING:
     import torch

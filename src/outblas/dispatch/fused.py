@@ -40,9 +40,9 @@ from outblas.kernels.epilogue import Epilogue, why_not_fused
 from outblas.kernels.geometry import workspace_bytes
 from outblas.kernels.source import make_source
 from outblas.runtime.fused_launch import Extra, FusedKernel, row_stride, why_no_gated_output, why_unfit
-from outblas.runtime.graph_workspace import CapturedWorkspace
 from outblas.runtime.kernel_loader import ARCHITECTURE, KernelCode, ShippedRefused, kernel_code, load_code
 from outblas.runtime.recent_entries import keep
+from outblas.runtime.workspace import CapturedWorkspace
 
 if TYPE_CHECKING:
     import torch

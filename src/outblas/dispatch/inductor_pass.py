@@ -307,7 +307,7 @@ def remove(made: ProductPass) -> None:
         entry.user_override = entry.user_override.own
 
 
-#: Packages of engines that this package enters by their own configuration alone (:mod:`outblas.adapt.vllm_graphs`).
+#: Packages of engines that this package enters by their own configuration alone (:mod:`outblas.adapt.engine_plugins`).
 _ENGINES = ("vllm",)
 
 

@@ -69,7 +69,7 @@ def matmul(
 
     While a CUDA graph is captured no kernel is loaded: run one such call before, else the graph holds torch's kernel. A
     kernel or algorithm that needs a workspace takes it from the graph's memory pool
-    (:mod:`outblas.runtime.graph_workspace`). That needs torch's capture and torch's native allocator; without them the
+    (:mod:`outblas.runtime.workspace`). That needs torch's capture and torch's native allocator; without them the
     graph holds torch's kernel.
 
     Args:

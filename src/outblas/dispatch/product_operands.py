@@ -15,7 +15,7 @@ from outblas.core.install_hint import install_hint
 from outblas.core.problem import ROW_ALIGN_BYTES
 from outblas.dispatch import device_registry
 from outblas.dispatch.decide import Operand
-from outblas.runtime.overlap import may_overlap
+from outblas.runtime.launch import may_overlap
 
 if TYPE_CHECKING:
     import torch

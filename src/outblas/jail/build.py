@@ -58,7 +58,6 @@ class BuiltKernel:
     Its property ``log`` is the compiler's output as text.
 
     Attributes:
-        kernel: the source.
         cubin: its machine code with the compiler's output. For form ``host`` the image is the shared object; registers
             and shared memory are the maximum over its kernels, the other figures the sum.
     """
@@ -73,8 +72,6 @@ class BuiltKernel:
 
     def counters(self) -> dict[str, float]:
         """Return a new dictionary of the compiled kernel's figures that an evaluation reports, as floats.
-
-        Example: ``built.counters()["registers"]`` is ``32.0``.
 
         Returns:
             Ten keys: ``registers``, ``spill_bytes``, ``stack_bytes``, ``static_shared`` (bytes) and
@@ -102,9 +99,7 @@ def build(kernel: FreeKernel, problem: Problem, gpu: Gpu, cache: CubinCache | No
     Example: ``build(FreeKernel.parse(text), Problem(512, 512, 512)).counters()``. No GPU is needed.
 
     Args:
-        kernel: the source.
         problem: decides the macros :func:`macro_definitions`.
-        gpu: target of the compilation.
         cache: compile cache; None: compile anew and keep nothing.
 
     Raises:
@@ -269,18 +264,10 @@ def _measured(image: bytes, arch: str, said: str, seconds: float) -> Cubin:
     spills = re.findall(r"\b(\d{1,9}) bytes spill stores, (\d{1,9}) bytes spill loads", said)
     stack = [int(x) for x in re.findall(r"\b(\d{1,9}) bytes stack frame", said)]
     return Cubin(
-        image,
-        "outblas_launch",
-        arch,
-        max(registers, default=0),
-        sum(int(stores) + int(loads) for stores, loads in spills),
-        sum(stack),
-        max(shared, default=0),
-        facts,
-        seconds,
-        False,
-        said,
-    )
+        image, "outblas_launch", arch, max(registers, default=0),
+        sum(int(stores) + int(loads) for stores, loads in spills), sum(stack), max(shared, default=0), facts,
+        seconds, False, said,
+    )  # fmt: skip
 
 
 def _together(found: list[SassFacts]) -> SassFacts:

@@ -17,8 +17,8 @@ from outblas.judge import faults
 from outblas.judge.bench_cell import Options
 from outblas.judge.small_tasks import SmallTask, TaskRun, prove_task, task_evaluation
 from outblas.kernels.custom.free_kernel import FreeKernel
+from outblas.workers.handler import WorkItem
 from outblas.workers.sandbox import Emit
-from outblas.workers.work_item import WorkItem
 
 #: Guards before and behind C, elements, and the value of their bits.
 _GUARD, _CANARY = 4096, 0x5A5A
@@ -28,11 +28,6 @@ class TaskHandler(FreeHandler):
     """The handler of one kind of task. An item's problem gives the extents.
 
     It is called as :class:`outblas.workers.handler.Handler`. No baselines are answered.
-
-    Args:
-        name: name of the task, of :data:`outblas.judge.small_tasks.TASK_NAMES`.
-        options: GPU; nothing is timed.
-        cell: the worker's folder and libraries.
     """
 
     def __init__(self, name: str, options: Options, cell: JailedCell) -> None:
@@ -74,9 +69,6 @@ def run_on_gpu(kernel: DeviceKernel, gpu_index: int, problem: Problem, a: Any, b
     """Run a loaded kernel once, between guards around C (a :data:`outblas.judge.small_tasks.TaskRunner`).
 
     Args:
-        kernel: the loaded kernel.
-        gpu_index: CUDA ordinal.
-        problem: extents of the operands.
         a: float16[M, K].
         b: float16[N, K].
         poison: value of every element of C before the call.

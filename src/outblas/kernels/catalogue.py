@@ -73,7 +73,6 @@ def candidates(problem: Problem, gpu: Gpu, early: bool = False, even: bool = Fal
     kernels with narrower loads. If M or N is ragged, wgmma kernels are offered with ``shift=True``.
 
     Args:
-        gpu: the GPU.
         early: append, for each config with PDL, its legal twin with early loads of B. Not for kernels with ``vec=1``.
         even: append, for each config so far whose CTAs may pile up on an SM, its legal twin with evenly spread CTAs.
             Only configs with PDL of families that have the knob ``even`` get one.

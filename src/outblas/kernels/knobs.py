@@ -59,7 +59,6 @@ def knobs_of(
     in ``more`` has the values ``(0,)``.
 
     Args:
-        configs: configs whose values count; may be empty.
         more: knob -> further values of a number; None: none. Names of unknown knobs are ignored.
     """
     knobs = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -109,6 +109,12 @@ def mean_in_words(geomean: float, starts: Sequence[float] | None, bootstrap: Seq
     found = [("starts", starts), ("95%", bootstrap)]
     inner = ", ".join(f"{name} {ends[0]:.3f}–{ends[1]:.3f}" for name, ends in found if ends)
     return f"{geomean:.3f}× ({inner})" if inner else f"{geomean:.3f}×"
+
+
+def table_lines(head: Sequence[object], words: int, rows: Iterable[Sequence[object]]) -> list[str]:
+    """Return the lines of a Markdown table. The columns after the first ``words`` hold figures."""
+    rule = [*["---"] * words, *["---:"] * (len(head) - words)]
+    return [f"| {' | '.join(map(str, row))} |" for row in (head, rule, *rows)]
 
 
 def step_words(name: str) -> str:

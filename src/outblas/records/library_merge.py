@@ -9,8 +9,7 @@ from itertools import pairwise
 from outblas.core.weight import Weight
 from outblas.core.workload import SECOND_WORKLOADS
 from outblas.records.library import Library
-from outblas.records.library_interval import IntervalIndex, LibraryInterval
-from outblas.records.library_row import LibraryRow
+from outblas.records.library_row import IntervalIndex, LibraryInterval, LibraryRow
 
 
 def replace_intervals(old: Sequence[LibraryInterval], new: Sequence[LibraryInterval]) -> tuple[LibraryInterval, ...]:

@@ -31,8 +31,6 @@ class KernelCode:
     """Machine code of a kernel that is not loaded yet.
 
     Attributes:
-        cubin: the machine code.
-        name: name of the kernel, for logs.
         packaged: whether it was shipped.
         seconds: of compilation; 0 if it was shipped or cached.
         refused: why the driver refused the shipped cubin that it replaces; empty: it replaces none.
@@ -54,10 +52,6 @@ def load_kernel(problem: Problem, config: KernelConfig, gpu: Gpu | None = None) 
 
     The shipped cubin is used if it was built from exactly this source. Otherwise, or if the driver refuses it, the
     kernel is compiled here.
-
-    Args:
-        config: the kernel.
-        gpu: the GPU of that device; None: one of the architecture of the shipped kernels.
 
     Returns:
         (bindable kernel, seconds of compilation); 0 seconds if it was shipped or cached.
@@ -82,20 +76,12 @@ def load_kernel(problem: Problem, config: KernelConfig, gpu: Gpu | None = None) 
 
 
 def kernel_code(
-    source: Source,
-    name: str,
-    arch: str = ARCHITECTURE,
-    refused: str = "",
-    else_say: tuple[str, str] | None = None,
+    source: Source, name: str, arch: str = ARCHITECTURE, refused: str = "", else_say: tuple[str, str] | None = None
 ) -> KernelCode:
     """Return the machine code of a kernel: the shipped cubin, else from the compile cache or NVRTC. No CUDA is called.
 
     Args:
-        source: the kernel's source.
-        name: name of the kernel, for logs.
-        arch: architecture of the device.
         refused: why the driver refused the shipped cubin, which is then left out.
-        else_say: as for :func:`outblas.runtime.nvrtc.compile_tuned`.
 
     Raises:
         CompileError: it does not compile, or the machine code spills or accumulates otherwise than asked.
@@ -126,7 +112,6 @@ def load_code(code: KernelCode, load: Callable[[Cubin], _Kernel]) -> _Kernel:
     A compiled kernel that replaces a refused one costs the process a warning once.
 
     Args:
-        code: of :func:`kernel_code`.
         load: makes a cubin bindable, or raises DeviceError.
 
     Raises:

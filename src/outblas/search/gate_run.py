@@ -16,7 +16,7 @@ from outblas.core.rivals import RIVALS
 from outblas.kernels.epilogue import STACKED_GATE
 from outblas.records import user_library
 from outblas.records.library import Library
-from outblas.records.library_interval import LibraryInterval
+from outblas.records.library_row import LibraryInterval
 from outblas.search.intervals.interval_search import Told
 from outblas.search.intervals.model_ranges import ModelWeight, weights_of_file
 from outblas.search.intervals.range_search import RangesRequest, engine_ranges

@@ -29,7 +29,7 @@ from outblas.core.problem import Problem
 from outblas.core.suites import sample
 from outblas.kernels.catalogue import with_launch
 from outblas.kernels.config_text import config_from_name
-from outblas.kernels.cost.hit_rates import modelled_hit_rates
+from outblas.kernels.cost.cost_model import modelled_hit_rates
 from outblas.learn.features import CANDIDATE_FEATURES, PROBLEM_FEATURES
 from outblas.learn.policy import Policy
 from outblas.learn.posterior import Regressor
@@ -39,9 +39,8 @@ from outblas.learn.train.regression import one_thread
 from outblas.learn.train.train_ppo import BaseCallback, PpoSettings, TrainingRun, make_learner, torch
 from outblas.learn.train.training_part import TrainingPart
 from outblas.records.provenance import source_commit, utc_now
-from outblas.records.recording import Recording
+from outblas.records.recording import Recording, recording_sha
 from outblas.records.recording_files import STATUS_CODES
-from outblas.records.recording_hash import recording_sha
 from outblas.records.replay import ReplayEvaluator
 from outblas.search.compare.compare_result import figures, read_comparison, write_comparison
 from outblas.search.compare.compare_run import about_recording

@@ -9,8 +9,7 @@ from typing import NamedTuple
 from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
 from outblas.llm.prompt import kernel_guide
-from outblas.records.recording import Recording
-from outblas.records.recording_places import packaged
+from outblas.records.recording import Recording, packaged
 from outblas.tool_server.kernel_tools import recorded_rows
 from outblas.tool_server.tool_session import ToolSession
 

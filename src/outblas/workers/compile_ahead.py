@@ -27,13 +27,9 @@ class CompileAhead:
 
     Compile errors are not reported. The later use of a kernel raises them.
 
-    Example: ``for _ in CompileAhead(H200).compile(pairs): pass`` compiles the kernels of ``pairs`` and waits for them.
-
     Args:
-        gpu: target of the compilation.
         jobs: number of processes; None: one per usable core.
         least: smallest number of new kernels that are compiled in one call; fewer are left to their users. Default: 4.
-        epilogue: what the kernels compute after the product.
     """
 
     def __init__(
@@ -74,10 +70,7 @@ class BackgroundCompiler:
     them.
     Compile errors are not reported. The later use of a kernel raises them.
 
-    Example: ``compiler.begin(pairs)``, other work, then ``compiler.wait(pairs[:1])`` before the first kernel is used.
-
     Args:
-        gpu: target of the compilation.
         jobs: number of processes; None: one per usable core but two, from 1 to 16.
         least: number of new kernels that must have come together before the processes start. Default: 4.
     """
@@ -94,9 +87,6 @@ class BackgroundCompiler:
         once.
 
         Until the processes have started, fewer than ``least`` kernels are kept for a later call.
-
-        Args:
-            pairs: (problem, config) of each kernel. Illegal pairs are ignored.
 
         Raises:
             ToolchainMissing: NVRTC is not installed.
@@ -138,8 +128,7 @@ class BackgroundCompiler:
             pool.shutdown(wait=False, cancel_futures=True)
 
     def _submit(self, arch: str) -> None:
-        from outblas.runtime.compile_processes import compile_processes
-        from outblas.runtime.nvrtc import fill_cache, usable_cores
+        from outblas.runtime.nvrtc import compile_processes, fill_cache, usable_cores
 
         self._pool = self._pool or compile_processes(
             self._jobs or max(1, min(MAX_IDLE_COMPILERS, usable_cores() - CORES_LEFT)), BACKGROUND_NICENESS
@@ -173,9 +162,6 @@ class BaselineKernels:
     """Kernels of this package that are timed as baseline ``nvmmh``: the choices of nvMatmulHeuristics.
 
     The one method is :meth:`of`; a second call with the same problems returns an empty list.
-
-    Args:
-        gpu: GPU of the choices.
     """
 
     def __init__(self, gpu: Gpu) -> None:
@@ -184,9 +170,6 @@ class BaselineKernels:
 
     def of(self, problems: Iterable[Problem]) -> list[tuple[Problem, KernelConfig]]:
         """Return the choices for the problems that no earlier call named, asked for in one subprocess.
-
-        Args:
-            problems: the problems; repeated ones count once.
 
         Returns:
             (problem, config) for each problem with a choice that can be built here. Empty if all were named before, or

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from outblas.bench.calibrate.probes import (
+from outblas.bench.calibrate.probe_runner import (
     UNIT_BYTES,
     WGMMA_SMEM,
     Probe,

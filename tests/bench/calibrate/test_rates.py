@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outblas.bench.calibrate.rates import calibrated_record, launch_gap_us, settled_us, tera_rate
+from outblas.bench.calibrate.calibration import calibrated_record, launch_gap_us, settled_us, tera_rate
 from outblas.core.derived_gpu import derived_record
 from outblas.core.errors import DeviceError, UsageError
 from outblas.core.gpu_records import packaged_records

@@ -27,9 +27,8 @@ from outblas.kernels.epilogue import STACKED_GATE, Epilogue, why_not_fused
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.records.library import Library
-from outblas.records.library_interval import LibraryInterval
 from outblas.records.library_merge import replace_weights
-from outblas.records.library_row import LibraryChoice, LibraryRow
+from outblas.records.library_row import LibraryChoice, LibraryInterval, LibraryRow
 from outblas.runtime.fused_launch import Extra
 from support.gpus.known import H200
 

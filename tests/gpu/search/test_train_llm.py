@@ -13,7 +13,7 @@ from outblas.core.problem import Problem
 from outblas.llm.train.knob_words import KnobWords
 from outblas.llm.train.settings import TrainSettings
 from outblas.llm.train.stages import train
-from outblas.llm.train.tiny import RANDOM_TINY
+from outblas.llm.train.training_folder import RANDOM_TINY
 from outblas.records.store import Store
 
 pytestmark = pytest.mark.gpu

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from outblas.core.problem import Problem
-from outblas.kernels.cost.hit_rates import modelled_hit_rates
+from outblas.kernels.cost.cost_model import modelled_hit_rates
 from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.records.recording import Recording

@@ -11,7 +11,7 @@ import pytest
 from outblas.core.problem import Problem
 from outblas.kernels.catalogue import candidates
 from outblas.kernels.families.registry import FAMILIES
-from outblas.kernels.families.sm90_oddrows_kernels import Sm90OddrowsConfig
+from outblas.kernels.families.sm90_oddrows_gemm import Sm90OddrowsConfig
 from outblas.kernels.geometry import geometry, grid, workspace_bytes
 from outblas.kernels.geometry_terms import COMBS
 from outblas.kernels.knobs import all_knobs

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from outblas.core.problem import Problem
-from outblas.kernels.families.sm90_oddrows_kernels import Sm90OddrowsConfig
+from outblas.kernels.families.sm90_oddrows_gemm import Sm90OddrowsConfig
 from outblas.kernels.legality import why_illegal
 from outblas.kernels.source import make_source
 from support.gpus.known import H200

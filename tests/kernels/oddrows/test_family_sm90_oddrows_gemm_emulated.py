@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("torch")
 
 from outblas.core.problem import Problem
-from outblas.kernels.families.sm90_oddrows_kernels import Sm90OddrowsConfig
+from outblas.kernels.families.sm90_oddrows_gemm import Sm90OddrowsConfig
 from outblas.kernels.legality import why_illegal
 from support.emulation import emulate
 from support.gpus.known import H200

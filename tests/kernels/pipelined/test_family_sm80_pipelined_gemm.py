@@ -14,7 +14,7 @@ from outblas.core.roofline import Gpu
 from outblas.kernels.catalogue import candidates, catalogue, catalogue_of, pool_name
 from outblas.kernels.cost import cost_model
 from outblas.kernels.families.registry import FAMILIES
-from outblas.kernels.families.sm80_pipelined_kernels import Sm80PipelinedConfig
+from outblas.kernels.families.sm80_pipelined_gemm import Sm80PipelinedConfig
 from outblas.kernels.geometry import geometry, grid, workspace_bytes
 from outblas.kernels.geometry_terms import COUNTERS_BYTES
 from outblas.kernels.knobs import all_knobs

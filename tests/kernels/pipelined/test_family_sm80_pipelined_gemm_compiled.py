@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from outblas.core.problem import Problem
-from outblas.kernels.families.sm80_pipelined_kernels import Sm80PipelinedConfig
+from outblas.kernels.families.sm80_pipelined_gemm import Sm80PipelinedConfig
 from outblas.kernels.legality import never_legal
 from outblas.kernels.source import make_source
 from support.gpus.fake_driver import DEVICES

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("torch")
 
 from outblas.core.problem import Problem
-from outblas.kernels.families.sm80_pipelined_kernels import Sm80PipelinedConfig
+from outblas.kernels.families.sm80_pipelined_gemm import Sm80PipelinedConfig
 from outblas.kernels.legality import why_illegal
 from support.emulation import emulate
 from support.gpus.known import H200

@@ -15,8 +15,7 @@ from outblas.core.weight import Weight
 from outblas.kernels.epilogue import STACKED_GATE
 from outblas.records import provenance
 from outblas.records.library import Library
-from outblas.records.library_interval import LibraryInterval
-from outblas.records.library_row import LibraryChoice, LibraryRow
+from outblas.records.library_row import LibraryChoice, LibraryInterval, LibraryRow
 from outblas.runtime import device
 from outblas.search import gate_run, tune_run
 from outblas.search.gate_run import surely_faster

@@ -11,8 +11,7 @@ from outblas.core.errors import RecordError
 from outblas.core.suites import capture_sizes
 from outblas.core.weight import Weight, WeightRange, spans_of
 from outblas.records.library import Library
-from outblas.records.library_interval import LibraryInterval
-from outblas.records.library_row import LibraryRow
+from outblas.records.library_row import LibraryInterval, LibraryRow
 from outblas.search.intervals.model_ranges import EngineProduct, ModelWeight, lacking_ranges, weights_of_model
 from outblas.search.intervals.range_search import RangesRequest, joined_free
 from support.gpus.known import H200

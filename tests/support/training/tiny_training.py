@@ -18,7 +18,7 @@ from outblas.core.problem import Problem
 from outblas.llm.train import stages
 from outblas.llm.train.knob_words import KnobWords
 from outblas.llm.train.settings import TrainSettings
-from outblas.llm.train.tiny import RANDOM_TINY
+from outblas.llm.train.training_folder import RANDOM_TINY
 
 PROBLEM = Problem(512, 512, 512)
 STEPS = 5

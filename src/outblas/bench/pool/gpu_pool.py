@@ -8,9 +8,8 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, field
 from typing import Any
 
-from outblas.bench.pool.compile_queue import Compile, CompileQueue
 from outblas.bench.pool.transport import BaselineNotes, EvaluateTask, Event, Pair, QuestionTask, Transport, WorkerAbout
-from outblas.bench.pool.units import WorkUnit, WorkUnits
+from outblas.bench.pool.units import Compile, CompileQueue, WorkUnit, WorkUnits
 from outblas.core.config import KernelConfig, KernelKind, kernel_kind
 from outblas.core.errors import DeviceError, UsageError
 from outblas.core.evaluation import Evaluation, Status, Verdict
@@ -223,11 +222,7 @@ class PoolEvaluator(Evaluator):
         return self._notes_of(problem).details.get(name, "")
 
     def provenance(self, command: str) -> dict[str, Any]:
-        """Return the provenance of one worker's machine; the key ``workers`` has one line per worker.
-
-        Args:
-            command: the command line to record.
-        """
+        """Return the provenance of one worker's machine; the key ``workers`` has one line per worker."""
         return {**self._ask("provenance", [command])[0], "workers": self.workers}
 
     def _open(self) -> None:

@@ -23,7 +23,6 @@ class EvaluatorSpec(NamedTuple):
 
     Attributes:
         factory: function that returns it, as ``module:callable``.
-        args: picklable arguments of the function.
     """
 
     factory: str
@@ -35,9 +34,6 @@ class Judging:
     """Extent of the proof and of the timing in live workers, by the names of :class:`outblas.judge.bench_cell.Options`.
 
     Attributes:
-        level: extent of the proof, ``full`` or ``cell``.
-        baselines: names of the baselines that are timed beside the candidates.
-        epilogue: what candidates compute after the product.
         unfused: problem -> kernel that is a rival with one pass more.
     """
 
@@ -68,12 +64,7 @@ class EvaluateTask:
 
 @dataclass(frozen=True)
 class QuestionTask:
-    """A task: call a method of :class:`outblas.bench.pool.worker_host.WorkerHost` and send its result.
-
-    Attributes:
-        method: name of the method.
-        args: its arguments.
-    """
+    """A task: call a method of :class:`outblas.bench.pool.worker_host.WorkerHost` and send its result."""
 
     method: str
     args: tuple[Any, ...] = ()
@@ -87,9 +78,6 @@ class WorkerAbout:
     """The content of a worker's first message.
 
     Attributes:
-        gpu: its GPU.
-        source: its evaluator's source, e.g. ``cuda:0``.
-        place: its machine and device, in words.
         build: its build of OutBLAS; workers of one run must agree in it.
     """
 
@@ -127,8 +115,6 @@ class Event(NamedTuple):
     """A message of a worker, or the news that it was lost.
 
     Attributes:
-        worker: number of the worker.
-        kind: kind of the message, see :data:`EventKind`.
         value: what belongs to the kind; None if nothing does.
     """
 

@@ -1,7 +1,7 @@
 """Fit the ranking model to measured rows.
 
 The fits give its coefficients (:mod:`outblas.kernels.cost.cost_model`) and its ridge regression
-(:mod:`outblas.kernels.cost.residual`). All families are fitted together, in log space, by Levenberg-Marquardt on
+(:mod:`outblas.kernels.cost.cost_model`). All families are fitted together, in log space, by Levenberg-Marquardt on
 robustly weighted residuals. The mean residual of a problem's cells counts little, because the model only ranks.
 """
 
@@ -17,7 +17,7 @@ from outblas.core.config import KernelConfig
 from outblas.core.evaluation import Evaluation
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
-from outblas.kernels.cost import cost_model, residual
+from outblas.kernels.cost import cost_model
 from outblas.kernels.cost.columns import columns_by_family
 from outblas.records.recording import Recording
 from outblas.records.store import Store
@@ -238,12 +238,12 @@ MAX_LOG_FACTOR = 0.25
 
 
 def fit_residual(rows: Sequence[MeasuredRow], coefficients: Mapping[str, Mapping[str, float]], gpu: Gpu) -> np.ndarray:
-    """Return the residual's coefficients, in the order of :data:`outblas.kernels.cost.residual.FEATURE_NAMES`.
+    """Return the residual's coefficients, in the order of :data:`outblas.kernels.cost.cost_model.FEATURE_NAMES`.
 
     They are fitted to log(measured / formula), less 0.9 of its weighted mean within each problem. The fit is a ridge
     regression.
     """
-    size = len(residual.FEATURE_NAMES)
+    size = len(cost_model.FEATURE_NAMES)
     hessian, gradient = RIDGE_WEIGHT * np.eye(size), np.zeros(size)
     for row in rows:
         weights = np.maximum((row.times.min() / row.times) ** 4, RESIDUAL_FAR_WEIGHT)
@@ -259,9 +259,9 @@ def fit_residual(rows: Sequence[MeasuredRow], coefficients: Mapping[str, Mapping
 
 def _features(problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu) -> np.ndarray:
     shape = cost_model.problem_columns(problem, gpu)
-    out = np.zeros((len(configs), len(residual.FEATURE_NAMES)))
+    out = np.zeros((len(configs), len(cost_model.FEATURE_NAMES)))
     for family, mine, columns in columns_by_family(configs, gpu):
-        out[mine] = residual.residual_features(family, shape, columns, gpu.sms)
+        out[mine] = cost_model.residual_features(family, shape, columns, gpu.sms)
     return out
 
 

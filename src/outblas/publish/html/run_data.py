@@ -17,7 +17,7 @@ from outblas.kernels.config_text import config_from_name
 from outblas.publish.words import PDL_NAMES, baseline_words, regime_words, short_config
 from outblas.records.averages import Row, problem_of, published_us
 from outblas.records.library import Library
-from outblas.records.library_interval import LibraryInterval
+from outblas.records.library_row import LibraryInterval
 from outblas.records.results import Result, read_result
 
 #: Columns of the rows that a page embeds. `us` is the time of what the library runs, and `kernel` is a place in the

@@ -8,7 +8,7 @@ from typing import Any
 
 from outblas.core.gpu_records import packaged_records
 from outblas.core.stats import LOSS_BELOW, losses
-from outblas.publish.words import baseline_words, regime_words
+from outblas.publish.words import baseline_words, regime_words, table_lines
 from outblas.records.averages import FAR_BELOW, Row, figures_of, launch_label, table_label
 from outblas.records.library import Library
 from outblas.records.results import Result
@@ -23,7 +23,6 @@ def weak_spots(folder: Path, results: Sequence[Result], of: str = "") -> str:
 
     Args:
         folder: folder of a GPU's result files, e.g. ``results/h200``; it is named at the end.
-        results: its bench files, read.
         of: end of every heading, e.g. ``" on NVIDIA H200"``.
     """
     parts = [*(_mode(results, mode, of) for mode in _TITLES), _large(results, of), _worst(results, of)]
@@ -43,10 +42,7 @@ def gpus_with_library() -> str:
 
 
 _TITLES = {
-    "offline_cold": (
-        "## Cold caches",
-        "L2 is evicted before every call. This bench takes no kernel back.",
-    ),
+    "offline_cold": ("## Cold caches", "L2 is evicted before every call. This bench takes no kernel back."),
     "server": (
         "## Single requests",
         "A request is one call, at Poisson arrivals, to the end of the product. Host time counts here.",
@@ -67,10 +63,8 @@ def _mode(results: Sequence[Result], mode: str, of: str) -> str:
     if not groups:
         return ""
     title, words = _TITLES[mode]
-    lines = [
-        "| table | PDL | problems | geometric mean | FLOP-weighted | below 0.99 | below 0.98 | worst |",
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]
+    head = ["table", "PDL", "problems", "geometric mean", "FLOP-weighted", "below 0.99", "below 0.98", "worst"]
+    lines = table_lines(head, 2, [])
     for (table, launch), rows in groups.items():
         found = figures_of(rows)
         lines.append(
@@ -90,14 +84,11 @@ def _chosen_words(groups: Mapping[Any, Sequence[Row]]) -> str:
 
 
 def _large(results: Sequence[Result], of: str) -> str:
-    lines = [
-        "| table | problems | geometric mean | fall-backs | largest gain |",
-        "| --- | ---: | ---: | ---: | ---: |",
-    ]
+    lines = table_lines(["table", "problems", "geometric mean", "fall-backs", "largest gain"], 1, [])
     for result in results:
         kinds: dict[str, list[Row]] = {}
         for row in result.rows:
-            if row["mode"] == "offline" and not row["pdl"] and _flop(row) >= LARGE_FLOP:
+            if row["mode"] == "offline" and not row["pdl"] and 2.0 * row["m"] * row["n"] * row["k"] >= LARGE_FLOP:
                 kinds.setdefault(table_label(result.suite, row), []).append(row)
         for table, rows in kinds.items():
             found = figures_of(rows)
@@ -107,10 +98,6 @@ def _large(results: Sequence[Result], of: str) -> str:
         return ""
     words = "From 10¹¹ FLOP on (about 3700 × 3700 × 3700) the tensor cores are the limit. Without PDL:"
     return f"## Large products{of}\n\n{words}\n\n" + "\n".join(lines)
-
-
-def _flop(row: Row) -> float:
-    return 2.0 * row["m"] * row["n"] * row["k"]
 
 
 def _worst(results: Sequence[Result], of: str) -> str:

@@ -34,13 +34,13 @@ class Heuristic(FixedOrder):
         """Fit the model's coefficients on these problems (about a minute for 800), or read the fit from the cache.
 
         A recording of another GPU is fitted with that GPU's record. The coefficients are then scaled by the rates of
-        both records (:mod:`outblas.kernels.cost.scaled`).
+        both records (:mod:`outblas.kernels.cost.cost_model`).
 
         Args:
             recording: measurements of ``problems``; other problems in it are not used.
         """
         from outblas.core.files import write_atomic
-        from outblas.kernels.cost.scaled import scaled
+        from outblas.kernels.cost.cost_model import scaled
         from outblas.learn.train.fit_cost_model import fit, fit_residual, rows_of_recording
         from outblas.learn.train.training_part import TrainingPart, training_cache_folder
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from outblas.bench.live_evaluator import LiveEvaluator
-from outblas.bench.share_gpus import entries_of_gpus
+from outblas.bench.run_bench import entries_of_gpus
 from outblas.core.config import KernelConfig, config_name
 from outblas.core.errors import UsageError
 from outblas.core.evaluation import Timing

@@ -20,9 +20,8 @@ from outblas.judge.latency import MAX_QPS
 from outblas.kernels.kernel_hash import kernels_sha
 from outblas.records.library import Library
 from outblas.records.library_tables import is_bench_of, rows_of_table
-from outblas.records.median_rows import median_rows
 from outblas.records.proved_kernels import unproved_tables
-from outblas.records.results import Result, read_result, write_result
+from outblas.records.results import Result, median_rows, read_result, write_result
 from outblas.runtime.device import gpu_of_device
 from outblas.search.build_library.build_work import SEEDS, BuildFolder, printer, proof_by, proved
 from outblas.search.build_library.finalist_trials import BLOCK, STARTS

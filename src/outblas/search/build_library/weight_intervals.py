@@ -17,7 +17,7 @@ from outblas.core.suites import Table, engine_gates
 from outblas.core.weight import Weight, WeightRange
 from outblas.kernels.kernel_hash import kernels_sha
 from outblas.records.library import Library
-from outblas.records.library_interval import LibraryInterval
+from outblas.records.library_row import LibraryInterval
 from outblas.records.library_tables import with_gates, with_intervals
 from outblas.records.proved_kernels import unproved_intervals
 from outblas.records.provenance import collect_provenance

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from outblas.bench.request_process import caller, serving_gpus
+from outblas.bench.run_bench import caller, serving_gpus
 from outblas.bench.serving import PublicApi, time_public_api
 from outblas.core.config import KernelConfig, Launch, config_name, launch_of
 from outblas.core.errors import UsageError

@@ -17,8 +17,7 @@ from outblas.core.journal import Journal, check_same_settings
 from outblas.core.roofline import Gpu
 from outblas.core.version import __version__
 from outblas.records.provenance import collect_provenance, provenance_field, source_commit
-from outblas.records.recording import Recording
-from outblas.records.recording_hash import recording_sha
+from outblas.records.recording import Recording, recording_sha
 from outblas.records.replay import standard_error
 from outblas.records.results import PROVENANCE_FIELDS
 from outblas.search.agents.agent_file import SUFFIX, check_agent_file, is_agent_file

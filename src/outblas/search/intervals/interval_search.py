@@ -19,8 +19,7 @@ from outblas.core.config import LAUNCHES, KernelConfig, Launch, launch_allows
 from outblas.core.evaluator import Evaluator
 from outblas.core.weight import WeightRange
 from outblas.kernels.catalogue import launch_options, with_launch, without_launch
-from outblas.records.library_interval import LibraryInterval
-from outblas.records.library_row import LEVEL_ABOVE, LibraryChoice, LibraryRow, choose_kernel
+from outblas.records.library_row import LEVEL_ABOVE, LibraryChoice, LibraryInterval, LibraryRow, choose_kernel
 from outblas.records.store import Store
 from outblas.search.agents.base import Agent, FixedOrder
 from outblas.search.intervals.cells import Ask, Cells, WinnerRun, drawn, inside, lowest_choice, middle, winner_runs

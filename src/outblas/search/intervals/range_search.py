@@ -20,9 +20,8 @@ from outblas.core.suites import capture_sizes, engine_weights
 from outblas.core.weight import Weight, WeightRange, parse_range, spans_of
 from outblas.records.library import Library
 from outblas.records.library_file import parse_content
-from outblas.records.library_interval import LibraryInterval
 from outblas.records.library_merge import parts_outside
-from outblas.records.library_row import LibraryRow
+from outblas.records.library_row import LibraryInterval, LibraryRow
 from outblas.records.recording import Recording
 from outblas.records.store import Store
 from outblas.search.agents.base import Agent
