@@ -104,7 +104,7 @@ $(VENV)/.made:
 
 # What the demo needs.
 $(VENV)/.base: $(REINSTALL_FOR) | $(VENV)/.made
-	$(INSTALL) --editable '.[tune]' --editable ./lab
+	$(INSTALL) --editable '.[tune]' --editable './lab[report]'
 	@touch $@
 
 # What lint and types need: the dependencies, ruff and mypy.

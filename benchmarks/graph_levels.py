@@ -31,8 +31,8 @@ from outblas.core.files import write_json
 from outblas.core.problem import Problem
 from outblas.core.rivals import LT_AUTO, RIVALS
 from outblas.judge.baselines import make_baselines
+from outblas.judge.block_clock import SmClock
 from outblas.judge.gpu_clock import GpuClock
-from outblas.judge.sm_clock import SmClock
 from outblas.records.provenance import collect_provenance, script_command
 from outblas.records.results import result_file
 from outblas.runtime.device import gpu_of_device

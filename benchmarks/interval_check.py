@@ -43,6 +43,7 @@ from outblas.core.roofline import Gpu
 from outblas.core.stats import geomean, losses
 from outblas.core.weight import Weight
 from outblas.judge.bench_cell import Options
+from outblas.predict.extents import log_uniform
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryRow
 from outblas.records.provenance import collect_provenance, script_command
@@ -53,7 +54,6 @@ from outblas.tune.agents.agent_registry import make_agent
 from outblas.tune.live_evaluator import LiveEvaluator
 from outblas.tune.tune import tune
 from outblas_lab.pool.averages import FAR_BELOW
-from outblas_lab.train.samplers import log_uniform
 
 #: What the checks that are joined share. Their commits may differ, and are listed.
 _SHARED = ("gpu", "driver", "toolchain")

@@ -33,9 +33,11 @@ from outblas.core.problem import Problem
 from outblas.core.rivals import RIVALS
 from outblas.core.roofline import Gpu
 from outblas.core.stats import geomean, losses
+from outblas.core.suites import GRID_EXTENTS
 from outblas.judge.bench_cell import Options
 from outblas.kernels.catalogue import first_search_candidates
 from outblas.predict.any_shape import AnyShapeModel
+from outblas.predict.extents import log_uniform
 from outblas.records.library import Library
 from outblas.records.result_rows import launch_of_row
 from outblas.records.results import read_result, result_file, write_result
@@ -47,7 +49,6 @@ from outblas.tune.tune import tune
 from outblas_lab.build.any_shape_run import library_of_choices
 from outblas_lab.pool.averages import FAR_BELOW, published_us
 from outblas_lab.pool.run_bench import BenchRequest, run_bench
-from outblas_lab.train.samplers import sampler
 
 #: The launch options that are searched: what needs no promise.
 OPTIONS: tuple[Launch, ...] = LAUNCHES[:2]
@@ -55,12 +56,12 @@ OPTIONS: tuple[Launch, ...] = LAUNCHES[:2]
 
 def shapes(count: int, seed: int) -> list[Problem]:
     """``count`` different problems, no extent a multiple of 64."""
-    rng, draw = random.Random(seed), sampler("log-uniform")
+    rng = random.Random(seed)
     found: dict[Problem, None] = {}
     while len(found) < count:
-        problem = draw(rng)
-        if all(extent % 64 for extent in (problem.m, problem.n, problem.k)):
-            found[problem] = None
+        mnk = [log_uniform(rng, GRID_EXTENTS[0], GRID_EXTENTS[-1]) for _ in range(3)]
+        if all(extent % 64 for extent in mnk):
+            found[Problem(*mnk)] = None
     return list(found)
 
 

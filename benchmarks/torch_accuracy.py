@@ -40,6 +40,7 @@ from outblas.core.problem import Problem
 from outblas.core.rivals import TORCH_FULL
 from outblas.core.stats import geomean
 from outblas.core.suites import suite
+from outblas.dispatch.device_registry import device_state
 from outblas.dispatch.matmul import matmul
 from outblas.dispatch.product import has_kernel, may_have_kernel
 from outblas.judge.baselines import make_baselines
@@ -91,7 +92,8 @@ def error_ratios(problem: Problem, device: str, seed: int) -> dict[str, float]:
     def ratio(product: Callable[..., Any]) -> float:
         return float(reference.worst_error_ratio(product(a, right)))
 
-    ours = "outblas_kernel" if may_have_kernel(a, right) and has_kernel(a, right) else "outblas_fallback"
+    serves = may_have_kernel(a, right) and has_kernel(device_state(a.device.index), a, right)
+    ours = "outblas_kernel" if serves else "outblas_fallback"
     found = {"torch": ratio(torch.matmul), ours: ratio(matmul)}
     found["outblas_accurate"] = ratio(functools.partial(matmul, accurate=True))
     with full_precision_reductions():

@@ -48,7 +48,7 @@ from engine.ended_groups import interrupted, run_and_end_group
 from engine.figures import summarised
 from engine.vllm_process import MODELS
 
-from outblas.cli.end_signals import interrupted_by_signals
+from outblas.cli.command_group import interrupted_by_signals
 from outblas.core.errors import OutblasError, RecordError
 from outblas.core.files import write_json
 from outblas.core.plain_files import read_object

@@ -22,7 +22,7 @@ from typing import Any
 from outblas.core.errors import OutblasError, RecordError
 from outblas.core.files import write_json
 from outblas.records.results import Result, read_result
-from outblas_lab.publish.tables.draws_block import DRAWS, FORMAT, figures_of_draw
+from outblas_lab.publish.tables.study_blocks import DRAWS, FORMAT, figures_of_draw
 
 PATTERN = "results/*/drawn_*.parquet"
 

@@ -17,7 +17,7 @@ from outblas.cli.command_table import parts
 from outblas.cli.documents import DOCUMENTS, Document
 from outblas.cli.main import app
 from outblas_lab.cli.lab_documents import DOCUMENTS as LAB_DOCUMENTS
-from outblas_lab.mcp.guide_resources import FIXED, OF_A_PROBLEM
+from outblas_lab.mcp.guide_resources import RESOURCES
 from outblas_lab.mcp.kernel_tools import TOOLS
 
 REFERENCE = Path(__file__).resolve().parents[1] / "docs" / "reference"
@@ -126,15 +126,16 @@ def mcp_page() -> str:
         "This page is generated from the code. [Tools for agents](../llm/mcp.md) explains how to use them.",
         "",
         "An answer is JSON. It has the keys of the tool, and `budget_left`.",
-        "A mistake gives three lines: the mistake, the expected input and the remedy.",
+        "An argument that does not fit its schema gives an error that names it.",
+        "Any other mistake gives three lines: the mistake, the expected input and the remedy.",
         "",
         "## Tools",
     ]
-    for tool in TOOLS.values():
-        lines += ["", f"### {tool.name}", "", tool.description, "", "| argument | default | meaning |"]
-        lines += ["| --- | --- | --- |", *_arguments(tool.arguments.model_json_schema())]
+    for name, tool in TOOLS.items():
+        lines += ["", f"### {name}", "", tool.description(), "", "| argument | default | meaning |"]
+        lines += ["| --- | --- | --- |", *_arguments(tool.model_json_schema())]
     lines += ["", "## Resources", "", "| address | type | meaning |", "| --- | --- | --- |"]
-    lines += [f"| `{one.uri}` | {one.mime_type} | {one.description} |" for one in (*FIXED, *OF_A_PROBLEM)]
+    lines += [f"| `{one.uri}` | {one.mime_type} | {one.description} |" for one in RESOURCES]
     return "\n".join(lines) + "\n"
 
 

@@ -11,7 +11,7 @@ Every kernel counts that a packaged library installs, or that is offered for any
 That commit and the present one make its source. If a compiler reads different texts, one NVRTC compiles both. All
 cubins have to be the same, at least in their code sections. Then the libraries, and results that name their kernels,
 get the present hash (:func:`outblas.kernels.kernel_hash.kernels_sha`). A record beside it has the old hash, the date
-and the counts. The table of equal kernels (:mod:`outblas.records.equal_kernels`) keeps users' libraries valid.
+and the counts. The table of equal kernels (:mod:`outblas.records.user_library`) keeps users' libraries valid.
 
 The stamp says that proofs and figures from the older commit on belong to kernels that compile to the shipped code. That
 commit must have the kernels that the library names, if it names any.
@@ -45,11 +45,11 @@ from outblas.kernels.config_text import config_from_name
 from outblas.kernels.epilogue import NO_EPILOGUE, STACKED_GATE
 from outblas.kernels.kernel_hash import headers_sha, headers_sha_as_written, kernel_headers, kernels_sha
 from outblas.kernels.source import Source, make_source
-from outblas.records.equal_kernels import TABLE_PATH, EqualKernels, KernelRelease
 from outblas.records.library import Library
 from outblas.records.proved_kernels import unproved_intervals, unproved_tables
 from outblas.records.provenance import utc_now
 from outblas.records.results import TABLE_KIND, read_meta, read_result, write_result
+from outblas.records.user_library import TABLE_PATH, EqualKernels, KernelRelease
 from outblas.runtime.cubin import Cubin
 from outblas.runtime.nvrtc import compile_many, nvrtc_version
 from outblas.runtime.sass import _code_sections

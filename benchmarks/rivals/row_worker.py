@@ -16,8 +16,7 @@ from outblas.core.config import KernelConfig
 from outblas.core.errors import DeviceError
 from outblas.core.problem import Problem
 from outblas.runtime.cubin import Cubin
-from outblas.workers.host_limits import HostLimits
-from outblas.workers.sandbox import Emit, Sandbox, WorkerLoss
+from outblas.workers.sandbox import Emit, HostLimits, Sandbox, WorkerLoss
 from outblas_lab.jail.build import BuiltKernel
 from outblas_lab.jail.confinement import Jail
 

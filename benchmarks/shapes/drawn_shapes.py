@@ -15,7 +15,7 @@ from typing import get_args
 from outblas.core.errors import UsageError
 from outblas.core.problem import Dtype, Layout, Problem
 from outblas.core.suites import GRID_EXTENTS, LLM_LAYERS
-from outblas_lab.train.samplers import log_uniform
+from outblas.predict.extents import log_uniform
 
 #: Model -> (N = out features, K = in features) of its linear layers, from the model's config.json. QKV and gate/up are
 #: fused. Of these, a suite has Gemma's 8192 x 3584 alone: it is also a part of Llama 3 70B on 8 GPUs (llm_tp).

@@ -17,7 +17,7 @@ import torch
 import outblas
 from outblas.core.errors import DeviceError, UsageError
 from outblas.core.stats import bootstrap_median, paired_speedup
-from outblas.dispatch.fusion import fused
+from outblas.dispatch import fused
 
 #: Eager or compiled calls before a capture, or before times are taken.
 WARM_UPS = 3

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from outblas.adapt.optimize import optimize, restore
     from outblas.dispatch.capture.session import capture
     from outblas.dispatch.enable import enabled, status, use
-    from outblas.dispatch.fusion.gated import gated_linear, interleave_gate_up
+    from outblas.dispatch.gated import gated_linear, interleave_gate_up
     from outblas.dispatch.linear import linear, warm
     from outblas.dispatch.matmul import explain, matmul, mm, use_library, use_workload
     from outblas.tune.prepare import prepare
@@ -29,7 +29,7 @@ _LATER = {
     **dict.fromkeys(("enabled", "status", "use"), "outblas.dispatch.enable"),
     "capture": "outblas.dispatch.capture.session",
     **dict.fromkeys(("linear", "warm"), "outblas.dispatch.linear"),
-    **dict.fromkeys(("gated_linear", "interleave_gate_up"), "outblas.dispatch.fusion.gated"),
+    **dict.fromkeys(("gated_linear", "interleave_gate_up"), "outblas.dispatch.gated"),
     **dict.fromkeys(("optimize", "restore"), "outblas.adapt.optimize"),
     "prepare": "outblas.tune.prepare",
 }

@@ -10,14 +10,14 @@ import pytest
 
 pytest.importorskip("torch", reason="models are of torch")
 
-import torch
-from torch import nn
-from torch.nn import functional as F
+import torch  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
 
-import outblas
-from outblas.adapt.activations import activation_of
-from outblas.adapt.module_draft import plan_of
-from support.models.decoder_blocks import HIDDEN, counted, rows
+import outblas  # noqa: E402
+from outblas.adapt.module_draft import plan_of  # noqa: E402
+from outblas.adapt.structures import activation_of  # noqa: E402
+from support.models.decoder_blocks import HIDDEN, counted, rows  # noqa: E402
 
 HALF = torch.bfloat16
 

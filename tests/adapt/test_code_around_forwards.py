@@ -11,11 +11,11 @@ import pytest
 
 pytest.importorskip("torch", reason="models are of torch")
 
-import torch
-from torch import nn
+import torch  # noqa: E402
+from torch import nn  # noqa: E402
 
-import outblas
-from support.models.decoder_blocks import HIDDEN, counted, rows
+import outblas  # noqa: E402
+from support.models.decoder_blocks import HIDDEN, counted, rows  # noqa: E402
 
 HALF = torch.bfloat16
 

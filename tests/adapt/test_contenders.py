@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from outblas.adapt.learning import learn_product
-from outblas.adapt.learning.effort import BRIEF, THOROUGH, ProductCost, settling_effort
+from outblas.adapt.learning.learn_product import BRIEF, THOROUGH, ProductCost, settling_effort
 from outblas.adapt.learning.ready_contenders import at_most
 from outblas.adapt.learning.slice_limits import SETTLING
 from outblas.core.problem import Problem

@@ -14,13 +14,13 @@ import pytest
 
 pytest.importorskip("torch")
 
-import torch
-from torch._inductor import config, standalone_compile
-from torch._inductor.custom_graph_pass import CustomGraphPass
-from torch._inductor.utils import fresh_cache
+import torch  # noqa: E402
+from torch._inductor import config, standalone_compile  # noqa: E402
+from torch._inductor.custom_graph_pass import CustomGraphPass  # noqa: E402
+from torch._inductor.utils import fresh_cache  # noqa: E402
 
-from outblas.dispatch import inductor_pass
-from support.served_fixture import Served, numbers, served_fixture  # noqa: F401
+from outblas.dispatch import inductor_pass  # noqa: E402
+from support.served_fixture import Served, numbers, served_fixture  # noqa: F401  # noqa: E402
 
 pytestmark = [
     pytest.mark.skipif(inductor_pass._entry() is None, reason="this torch has one setting for all threads"),

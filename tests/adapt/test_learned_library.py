@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from outblas.adapt.learning import learning_device, ready_contenders
-from outblas.adapt.learning.effort import BRIEF, THOROUGH
+from outblas.adapt.learning.learn_product import BRIEF, THOROUGH
 from outblas.adapt.learning.learning_device import LearningDevice
 from outblas.adapt.learning.ready_contenders import WHILE_RUNNING, WHILE_SETTLING, find_ready, ready_cubin
 from outblas.core.problem import Problem

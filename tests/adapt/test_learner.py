@@ -11,13 +11,11 @@ from typing import Any
 import pytest
 
 from outblas.adapt.learning import learner as learner_module
-from outblas.adapt.learning.effort import BRIEF, SCREENING_ROUNDS
-from outblas.adapt.learning.gpu_budget import HOST_SHARE, SEARCH_SHARE, SHARE, pause_after
 from outblas.adapt.learning.gpu_workbench import ALL_INPUTS
-from outblas.adapt.learning.learn_product import MAX_SPOILED
+from outblas.adapt.learning.learn_product import BRIEF, MAX_SPOILED, SCREENING_ROUNDS
 from outblas.adapt.learning.learned_products import Stage
 from outblas.adapt.learning.learner import CALLS_BEFORE_QUEUED
-from outblas.adapt.learning.slice_limits import RUNNING, SETTLING
+from outblas.adapt.learning.slice_limits import HOST_SHARE, RUNNING, SEARCH_SHARE, SETTLING, SHARE, pause_after
 from outblas.core.errors import DeviceError, RecordError, UsageError
 from outblas.core.problem import Problem
 from outblas.dispatch.decide import NotWhileCapturing

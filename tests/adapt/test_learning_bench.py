@@ -18,8 +18,12 @@ from outblas.adapt.learning.learned_products import Contender  # noqa: E402
 from outblas.adapt.learning.slice_limits import RUNNING, SETTLING, SliceLimits  # noqa: E402
 from outblas.core.errors import DeviceError  # noqa: E402
 from outblas.core.problem import Problem  # noqa: E402
-from outblas.judge.reference import Reference  # noqa: E402
-from outblas.judge.sliced_reference import BLOCK_BYTES, SlicedReference, block_extents  # noqa: E402
+from outblas.judge.reference import (  # noqa: E402
+    BLOCK_BYTES,
+    Reference,
+    SlicedReference,
+    block_extents,
+)
 from outblas.judge.stream_clock import HostBehindGpu  # noqa: E402
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig  # noqa: E402
 from support.gpus.known import H200  # noqa: E402

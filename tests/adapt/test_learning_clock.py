@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from outblas.adapt.learning import learning_clock
-from outblas.adapt.learning.learning_clock import LearningClock, locked_driver
+from outblas.adapt.learning import learning_device
+from outblas.adapt.learning.learning_device import LearningClock, locked_driver
 from outblas.core.errors import DeviceError
 
 
@@ -29,7 +29,7 @@ class FakeCuda:
 
 def clock(monkeypatch: pytest.MonkeyPatch, status: int) -> tuple[LearningClock, FakeCuda]:
     cuda = FakeCuda(status)
-    monkeypatch.setattr(learning_clock, "locked_driver", lambda: cuda)
+    monkeypatch.setattr(learning_device, "locked_driver", lambda: cuda)
     return LearningClock(SimpleNamespace(cuda_stream=77)), cuda
 
 

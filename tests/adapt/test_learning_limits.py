@@ -7,8 +7,14 @@ from dataclasses import replace
 import pytest
 
 from outblas.adapt.learning import slice_limits
-from outblas.adapt.learning.gpu_budget import GpuBudget, pause_after
-from outblas.adapt.learning.slice_limits import RUNNING, SETTLING, SHARED_WORKSPACE_BYTES, SliceLimits
+from outblas.adapt.learning.slice_limits import (
+    RUNNING,
+    SETTLING,
+    SHARED_WORKSPACE_BYTES,
+    GpuBudget,
+    SliceLimits,
+    pause_after,
+)
 from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
 from support.gpus.known import H200

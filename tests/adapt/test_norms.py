@@ -13,13 +13,13 @@ import pytest
 
 pytest.importorskip("torch", reason="models are of torch")
 
-import torch
-from torch import nn
-from torch.nn import functional as F
+import torch  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
 
-import outblas
-from outblas.adapt.norms import epsilon_of_norm
-from support.served_fixture import Served, served_fixture  # noqa: F401
+import outblas  # noqa: E402
+from outblas.adapt.optimize import epsilon_of_norm  # noqa: E402
+from support.served_fixture import Served, served_fixture  # noqa: F401  # noqa: E402
 
 SIZE = 24
 

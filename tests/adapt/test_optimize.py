@@ -10,16 +10,16 @@ import pytest
 
 pytest.importorskip("torch", reason="models are of torch")
 
-import torch
-from torch import nn
-from torch.nn import functional as F
+import torch  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
 
-import outblas
-from outblas.adapt.optimize import OptimizeReport
-from outblas.core.errors import UsageError
-from support.models import decoder_blocks as blocks
-from support.models.decoder_blocks import counted, decoder, products, rows
-from support.served_fixture import Served, served_fixture  # noqa: F401
+import outblas  # noqa: E402
+from outblas.adapt.optimize import OptimizeReport  # noqa: E402
+from outblas.core.errors import UsageError  # noqa: E402
+from support.models import decoder_blocks as blocks  # noqa: E402
+from support.models.decoder_blocks import counted, decoder, products, rows  # noqa: E402
+from support.served_fixture import Served, served_fixture  # noqa: F401  # noqa: E402
 
 HALF = torch.bfloat16
 
@@ -224,7 +224,7 @@ def test_a_residual_of_another_dtype_or_shape_is_added_by_torch(served: Served) 
 
 
 def test_activations_are_known_by_their_values() -> None:
-    from outblas.adapt.activations import activation_of
+    from outblas.adapt.structures import activation_of
 
     assert activation_of(nn.SiLU()) == "silu"
     assert activation_of(lambda x: x * torch.sigmoid(x)) == "silu"

@@ -11,13 +11,13 @@ import pytest
 pytest.importorskip("torch", reason="models are of torch")
 pytest.importorskip("transformers", reason="transformers is not installed: pip install '.[examples]'")
 
-import torch
-import transformers
+import torch  # noqa: E402
+import transformers  # noqa: E402
 
-import outblas
-from support.fused_fixture import host_fixture  # noqa: F401
-from support.models.decoder_blocks import counted, products
-from support.served_fixture import Served, served_fixture  # noqa: F401
+import outblas  # noqa: E402
+from support.fused_fixture import host_fixture  # noqa: F401  # noqa: E402
+from support.models.decoder_blocks import counted, products  # noqa: E402
+from support.served_fixture import Served, served_fixture  # noqa: F401  # noqa: E402
 
 LAYERS = 2
 TINY = {

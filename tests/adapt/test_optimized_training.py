@@ -13,18 +13,18 @@ import pytest
 
 pytest.importorskip("torch", reason="models are of torch")
 
-import torch
-from torch import nn
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.nn.utils import prune
+import torch  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.multiprocessing.reductions import StorageWeakRef  # noqa: E402
+from torch.nn.utils import prune  # noqa: E402
 
-import outblas
-from outblas.adapt.model_weights import model_weights
-from outblas.adapt.module_draft import plan_of
-from outblas.adapt.parts import ResidualSum
-from outblas.dispatch import device_registry
-from support.models import decoder_blocks as blocks
-from support.models.decoder_blocks import rows
+import outblas  # noqa: E402
+from outblas.adapt.model_weights import model_weights  # noqa: E402
+from outblas.adapt.module_draft import plan_of  # noqa: E402
+from outblas.adapt.parts import ResidualSum  # noqa: E402
+from outblas.dispatch import device_registry  # noqa: E402
+from support.models import decoder_blocks as blocks  # noqa: E402
+from support.models.decoder_blocks import rows  # noqa: E402
 
 HALF = torch.bfloat16
 

@@ -9,22 +9,22 @@ import pytest
 
 pytest.importorskip("torch", reason="models are of torch")
 
-import torch
-from torch import nn
+import torch  # noqa: E402
+from torch import nn  # noqa: E402
 
-import outblas
-from outblas.core.errors import RecordError, UsageError
-from outblas.core.problem import Problem
-from outblas.dispatch import device_registry
-from outblas.records.library import Library
-from outblas.records.library_row import LibraryChoice, LibraryRow
-from outblas.tune import prepare as prepare_module
-from outblas.tune import tune_captured
-from outblas.tune.prepare import ALGORITHM, LIBRARY, TORCH, UNLISTED, PreparedProduct, PrepareReport
-from support.fused_fixture import host_fixture  # noqa: F401
-from support.gpus.known import H200
-from support.models import decoder_blocks as blocks
-from support.served_fixture import ANY, Served, served_fixture  # noqa: F401
+import outblas  # noqa: E402
+from outblas.core.errors import RecordError, UsageError  # noqa: E402
+from outblas.core.problem import Problem  # noqa: E402
+from outblas.dispatch import device_registry  # noqa: E402
+from outblas.records.library import Library  # noqa: E402
+from outblas.records.library_row import LibraryChoice, LibraryRow  # noqa: E402
+from outblas.tune import prepare as prepare_module  # noqa: E402
+from outblas.tune import tune_captured  # noqa: E402
+from outblas.tune.prepare import ALGORITHM, LIBRARY, TORCH, UNLISTED, PreparedProduct, PrepareReport  # noqa: E402
+from support.fused_fixture import host_fixture  # noqa: F401  # noqa: E402
+from support.gpus.known import H200  # noqa: E402
+from support.models import decoder_blocks as blocks  # noqa: E402
+from support.served_fixture import ANY, Served, served_fixture  # noqa: F401  # noqa: E402
 
 CHOICE = LibraryChoice(ANY, 1.2, 1.1, 1.3)
 ROWS = {

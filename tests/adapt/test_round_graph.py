@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from outblas.adapt.learning import round_graph
-from outblas.adapt.learning.round_graph import RoundGraph
+from outblas.adapt.learning import gpu_workbench
+from outblas.adapt.learning.gpu_workbench import RoundGraph
 from outblas.core.errors import DeviceError
 from outblas.judge import gpu_clock
 
@@ -26,9 +26,9 @@ def made(monkeypatch: pytest.MonkeyPatch, status: int = 0) -> tuple[RoundGraph, 
     cuda = SimpleNamespace(
         cuGraphUpload=asked("upload"), cuGraphLaunch=asked("launch", status), cuGraphExecDestroy=asked("destroy")
     )
-    for module in (round_graph, gpu_clock):
+    for module in (gpu_workbench, gpu_clock):
         monkeypatch.setattr(module, "driver", lambda: cuda)
-    monkeypatch.setattr(round_graph, "instantiate", lambda calls, stream: log.append((calls, stream)) or "graph")
+    monkeypatch.setattr(gpu_workbench, "instantiate", lambda calls, stream: log.append((calls, stream)) or "graph")
     return RoundGraph(["first", "second"], 7), log  # type: ignore[list-item]
 
 

@@ -8,12 +8,12 @@ import pytest
 
 pytest.importorskip("torch", reason="models are of torch")
 
-import torch
-from torch import nn
-from torch.nn.functional import silu
+import torch  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.nn.functional import silu  # noqa: E402
 
-import outblas
-from support.models.decoder_blocks import rows
+import outblas  # noqa: E402
+from support.models.decoder_blocks import rows  # noqa: E402
 
 
 class Layer(nn.Module):

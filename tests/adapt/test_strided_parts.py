@@ -8,13 +8,13 @@ import pytest
 
 pytest.importorskip("torch", reason="models are of torch")
 
-import torch
-from torch import nn
-from torch.nn import functional as F
+import torch  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
 
-import outblas
-from outblas.adapt.layout_readers import reads_layout
-from support.models.decoder_blocks import HEADS, HIDDEN, counted, rows
+import outblas  # noqa: E402
+from outblas.adapt.strided_parts import reads_layout  # noqa: E402
+from support.models.decoder_blocks import HEADS, HIDDEN, counted, rows  # noqa: E402
 
 SIZE = HIDDEN // HEADS
 

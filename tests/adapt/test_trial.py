@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from outblas.adapt.program_run import Program, ProgramRun
+from outblas.adapt.program_run import Program, ProgramRun, run_trial
 from outblas.adapt.run_enabled import NO_TORCH, AfterImport, switch_on
-from outblas.adapt.trial import run_trial
 from outblas.cli.documents import TryDocument
 from outblas.core.problem import Problem
 from outblas.dispatch import enable

@@ -28,11 +28,10 @@ from outblas.records.contribution import (
     load_contribution,
     save_contribution,
 )
-from outblas.records.equal_kernels import EqualKernels
 from outblas.records.library import Library
-from outblas.records.library_interval import LibraryInterval
-from outblas.records.library_row import LibraryChoice, LibraryRow
+from outblas.records.library_row import LibraryChoice, LibraryInterval, LibraryRow
 from outblas.records.store import Store
+from outblas.records.user_library import EqualKernels
 from outblas_lab.custom.examples.example_kernels import example
 from outblas_lab.jail.evaluation_file import Recorder
 from outblas_lab.jail.evaluation_file import load as load_evaluations

@@ -143,10 +143,10 @@ def test_a_policy_that_unpacks_to_too_much_is_an_error_of_the_house(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Zeros shrink to a thousandth. Nothing of them is unpacked."""
-    from outblas.predict import array_file
+    from outblas.predict import posterior
     from outblas_lab.train.policy import Policy
 
-    monkeypatch.setattr(array_file, "_MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(posterior, "_MOST_BYTES", 1 << 20)
     with zipfile.ZipFile(tmp_path / "p.npz", "w", zipfile.ZIP_DEFLATED) as packed:
         packed.writestr("w0.npy", bytes(3 << 20))
     with pytest.raises(RecordError, match="unpacks to 3 MiB"):

@@ -22,7 +22,7 @@ from outblas.judge.bench_cell import Options
 from outblas.records.store import Store
 from outblas.workers.sandbox import UnreadableMessage, receive
 from outblas_lab.custom.free_kernel import FreeKernel
-from outblas_lab.jail import answers
+from outblas_lab.jail import jailed_evaluator
 from outblas_lab.jail.jailed_evaluator import JailedEvaluator
 from outblas_lab.llm.budget import Cost
 from outblas_lab.llm.evolve_journal import AnswerOutcome, EvolveJournal
@@ -70,7 +70,7 @@ def received(data: bytes, left: Iterable[int] = (0, 1)) -> Any:
         sender = Thread(target=theirs.send_bytes, args=(data,))
         sender.start()
         try:
-            return receive(ours, answers.__name__, set(left))
+            return receive(ours, jailed_evaluator.__name__, set(left))
         finally:
             sender.join()
 
@@ -104,15 +104,15 @@ def told(order: str = "pass") -> dict[str, Any]:
     """A worker's answer, as JSON types."""
     cell, options = SimpleNamespace(folder="."), SimpleNamespace(baselines=("cublas",))
     item = SimpleNamespace(problem=PROBLEM, config=kernel(1))
-    return json.loads(json.dumps(answers.encode(worker_answer(options, cell, item, order))))  # type: ignore[no-any-return]
+    return json.loads(json.dumps(jailed_evaluator.encode(worker_answer(options, cell, item, order))))  # type: ignore[no-any-return]
 
 
 def test_every_word_of_an_answer_is_cleaned_and_cut() -> None:
     value = with_hostile_words(told())
-    found = answers.decode(json.loads(json.dumps(value)))
+    found = jailed_evaluator.decode(json.loads(json.dumps(value)))
     assert found[0] is not None and found[0].detail == "?]0;PWN[2J2Jword" and is_clean(found)
     long = json.loads(json.dumps(value).replace("word", "x" * 100_000))
-    assert is_clean(answers.decode(long)) and max(map(len, words_of(answers.decode(long)))) < 1000
+    assert is_clean(jailed_evaluator.decode(long)) and max(map(len, words_of(jailed_evaluator.decode(long)))) < 1000
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from outblas.core.problem import Problem
-from outblas_lab.pool.compile_queue import CompileQueue
-from outblas_lab.pool.units import WorkUnit
+from outblas_lab.pool.units import CompileQueue, WorkUnit
 
 
 def test_the_end_may_come_while_units_are_gathered() -> None:

@@ -22,7 +22,7 @@ from outblas.kernels.legality import why_illegal
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow
 from outblas.tune import eval_problem
-from outblas.tune.eval_problem import MIN_REQUESTS
+from outblas_lab.pool.served_rows import MIN_REQUESTS
 from outblas_lab.pool.serving import Served
 from support.fake_gpu import BASELINES_US, FakeGpu, install, time_us, timing
 from support.gpus.known import H200

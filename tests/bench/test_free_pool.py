@@ -16,11 +16,10 @@ from outblas.core.problem import Problem
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas_lab.custom.free_kernel import FreeKernel
 from outblas_lab.jail.jailed_evaluator import FreeOptions
-from outblas_lab.pool.gpu_pool import PoolEvaluator
+from outblas_lab.pool.gpu_pool import PoolEvaluator, WorkerSlot
 from outblas_lab.pool.transport import EvaluateTask, EvaluatorSpec, Event, Task
 from outblas_lab.pool.units import WorkUnit, WorkUnits
 from outblas_lab.pool.worker_plan import LocalTransport
-from outblas_lab.pool.worker_slot import WorkerSlot
 from support import free_workers, pool_workers
 from support.free_fixture import BODY, cache_fixture, compiles, device_text, host_text  # noqa: F401
 from support.helpers import ROOT, running

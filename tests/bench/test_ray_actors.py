@@ -18,9 +18,8 @@ from outblas.records.store import Store
 from outblas.tune.agents.agent_registry import make_agent
 from outblas.tune.tune import tune
 from outblas_lab.pool.gpu_pool import PoolEvaluator
-from outblas_lab.pool.ray_actors import RayTransport
 from outblas_lab.pool.transport import EvaluatorSpec
-from outblas_lab.pool.worker_plan import make_plan, open_pool
+from outblas_lab.pool.worker_plan import RayTransport, make_plan, open_pool
 from outblas_lab.recordings.replay import ReplayEvaluator
 from support.gpus.known import H200
 from support.helpers import ROOT, SOURCE_PATH, synthetic_recording

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from outblas.core.errors import DeviceError, UsageError
-from outblas_lab.pool import ray_actors
+from outblas_lab.pool import worker_plan
 from outblas_lab.pool.transport import EvaluateTask, EvaluatorSpec, Event, QuestionTask, WorkerAbout
 from support.gpus.known import H200
 
@@ -44,8 +44,8 @@ class FakeRay:
 
 
 def transport(monkeypatch: pytest.MonkeyPatch, ray: FakeRay, size: int | None, gpus: int) -> Any:
-    monkeypatch.setattr(ray_actors, "_ray", lambda: ray)
-    return ray_actors.RayTransport(EvaluatorSpec("support.pool_workers:Many"), size, gpus, "here")
+    monkeypatch.setattr(worker_plan, "_ray", lambda: ray)
+    return worker_plan.RayTransport(EvaluatorSpec("support.pool_workers:Many"), size, gpus, "here")
 
 
 @pytest.mark.parametrize(
@@ -82,9 +82,9 @@ def test_a_cluster_is_left_by_who_has_joined_it(monkeypatch: pytest.MonkeyPatch,
 @pytest.mark.parametrize("error", [ConnectionError("nobody\nhome"), RuntimeError("nobody"), ValueError("nobody")])
 def test_a_cluster_that_does_not_answer_is_one_line(error: Exception) -> None:
     with pytest.raises(DeviceError, match=r"no Ray cluster answers at 'there' \(nobody\)"):
-        ray_actors._join(FakeRay(refuses=error), "there")
+        worker_plan._join(FakeRay(refuses=error), "there")
     ray = FakeRay()
-    assert ray_actors._join(ray, "local") is True
+    assert worker_plan._join(ray, "local") is True
     assert ray.asked == [{"address": "local", "log_to_driver": False, "include_dashboard": False}]
 
 

@@ -15,11 +15,9 @@ from outblas.kernels.catalogue import catalogue
 from outblas.kernels.cost.cost_model import predict_many
 from outblas.kernels.legality import why_illegal
 from outblas_lab.compare.held_out import CompareUnit, Plan, run_unit, tasks_of
-from outblas_lab.compare.recording_hash import recording_sha
 from outblas_lab.pool import record_suite
-from outblas_lab.pool.record_candidates import CandidateDraw, choose_candidates
-from outblas_lab.pool.record_suite import RecordSettings
-from outblas_lab.recordings.recording import Recording
+from outblas_lab.pool.record_suite import CandidateDraw, RecordSettings, choose_candidates
+from outblas_lab.recordings.recording import Recording, recording_sha
 from outblas_lab.recordings.recording_files import CHOICE_CODES, STATUS_CODES
 from outblas_lab.recordings.replay import ReplayEvaluator
 from support.cli_fixture import outblas

@@ -8,7 +8,7 @@ import pytest
 
 from outblas.core.errors import ProblemError
 from outblas.core.problem import Problem
-from outblas_lab.pool.request_process import caller, serving_gpus
+from outblas_lab.pool.run_bench import caller, serving_gpus
 
 
 @pytest.mark.parametrize(("cores", "served"), [(1, (3,)), (7, (3,)), (8, (3, 1)), (64, (3, 1, 0))])

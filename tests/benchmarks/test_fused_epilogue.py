@@ -10,14 +10,14 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("cuda.bindings")
 
-import torch
+import torch  # noqa: E402
 
-from outblas.core.errors import UsageError
-from outblas.core.problem import Problem
-from outblas.judge.fused_gates import fused_reference
-from outblas.kernels.epilogue import ACTIVATIONS, Epilogue
-from outblas.runtime.fused_launch import Extra
-from support.helpers import ROOT, module_of_file
+from outblas.core.errors import UsageError  # noqa: E402
+from outblas.core.problem import Problem  # noqa: E402
+from outblas.judge.fused_gates import fused_reference  # noqa: E402
+from outblas.kernels.epilogue import ACTIVATIONS, Epilogue  # noqa: E402
+from outblas.runtime.fused_launch import Extra  # noqa: E402
+from support.helpers import ROOT, module_of_file  # noqa: E402
 
 EVERY = [Epilogue(b, a, r) for b in (False, True) for a in ACTIVATIONS for r in (False, True)][1:]
 

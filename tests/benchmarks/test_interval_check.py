@@ -15,8 +15,7 @@ from outblas.core.config import config_name
 from outblas.core.errors import ConfigError, UsageError
 from outblas.core.weight import Weight
 from outblas.records.library import Library
-from outblas.records.library_interval import LibraryInterval
-from outblas.records.library_row import LibraryChoice, LibraryRow
+from outblas.records.library_row import LibraryChoice, LibraryInterval, LibraryRow
 from support.gpus.known import H200
 from support.gpus.modelled_gpu import LARGE, SMALL, Model, ModelledEvaluator
 

@@ -10,15 +10,15 @@ import pytest
 pytest.importorskip("torch", reason="the example is of torch")
 pytest.importorskip("transformers", reason="transformers is not installed: pip install '.[examples]'")
 
-import torch
-from transformers import AutoModelForCausalLM
+import torch  # noqa: E402
+from transformers import AutoModelForCausalLM  # noqa: E402
 
-import outblas
-from outblas.core.errors import CompileError, UsageError
-from outblas.core.problem import Problem
-from outblas.dispatch.fusion import fused
-from support.fused_fixture import host_fixture  # noqa: F401
-from support.model_steps_fixture import (  # noqa: F401
+import outblas  # noqa: E402
+from outblas.core.errors import CompileError, UsageError  # noqa: E402
+from outblas.core.problem import Problem  # noqa: E402
+from outblas.dispatch import fused  # noqa: E402
+from support.fused_fixture import host_fixture  # noqa: F401  # noqa: E402
+from support.model_steps_fixture import (  # noqa: F401  # noqa: E402
     FOLLOWED,
     LAYERS,
     LAYERS_OF_EACH,
@@ -29,8 +29,8 @@ from support.model_steps_fixture import (  # noqa: F401
     model_fixture,
     ours_fixture,
 )
-from support.operator_counts import OperatorCounts
-from support.served_fixture import ANY, Everything, Served, served_fixture  # noqa: F401
+from support.operator_counts import OperatorCounts  # noqa: E402
+from support.served_fixture import ANY, Everything, Served, served_fixture  # noqa: F401  # noqa: E402
 
 
 def test_the_example_runs_and_says_what_it_did(

@@ -13,18 +13,18 @@ import pytest
 pytest.importorskip("torch", reason="the example is of torch")
 pytest.importorskip("transformers", reason="transformers is not installed: pip install '.[examples]'")
 
-import torch
+import torch  # noqa: E402
 
-import outblas
-from outblas.core.errors import DeviceError
-from outblas.dispatch import enable, linear
-from outblas.records.captured_products import CapturedProducts
-from outblas.records.library import Library
-from outblas.records.library_row import LibraryChoice, LibraryRow
-from outblas.records.user_library import LIBRARY_VARIABLE
-from outblas.tune.tune_run import RunFiles
-from support.fused_fixture import host_fixture  # noqa: F401
-from support.model_steps_fixture import (  # noqa: F401
+import outblas  # noqa: E402
+from outblas.core.errors import DeviceError  # noqa: E402
+from outblas.dispatch import enable, linear  # noqa: E402
+from outblas.records.captured_products import CapturedProducts  # noqa: E402
+from outblas.records.library import Library  # noqa: E402
+from outblas.records.library_row import LibraryChoice, LibraryRow  # noqa: E402
+from outblas.records.user_library import LIBRARY_VARIABLE  # noqa: E402
+from outblas.tune.tune_run import RunFiles  # noqa: E402
+from support.fused_fixture import host_fixture  # noqa: F401  # noqa: E402
+from support.model_steps_fixture import (  # noqa: F401  # noqa: E402
     FOLLOWED,
     LAYERS,
     LAYERS_OF_EACH,
@@ -35,7 +35,7 @@ from support.model_steps_fixture import (  # noqa: F401
     model_fixture,
     ours_fixture,
 )
-from support.served_fixture import ANY, Everything, Served, served_fixture  # noqa: F401
+from support.served_fixture import ANY, Everything, Served, served_fixture  # noqa: F401  # noqa: E402
 
 
 @pytest.mark.parametrize("kind, size", [("decode", 3), ("prefill", 5)])

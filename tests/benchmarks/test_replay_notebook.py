@@ -35,7 +35,7 @@ def test_the_notebook_has_no_outputs() -> None:
 def test_the_cells_run_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    matplotlib = pytest.importorskip("matplotlib", reason="needs matplotlib (extra examples)")
+    matplotlib = pytest.importorskip("matplotlib", reason="needs matplotlib (extra report)")
     matplotlib.use("agg")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([SOURCE_PATH, os.environ.get("PYTHONPATH", "")]))

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from outblas.core.errors import RecordError
-from outblas.tune.intervals.engine_model import engine_products
+from outblas.tune.intervals.model_ranges import engine_products
 from support.helpers import ROOT, module_of_file
 
 

@@ -14,13 +14,13 @@ import pytest
 pytest.importorskip("torch", reason="models are of torch")
 pytest.importorskip("transformers", reason="transformers is not installed: pip install '.[examples]'")
 
-import torch
+import torch  # noqa: E402
 
-from outblas.core.errors import RecordError, UsageError
-from support.fused_fixture import host_fixture  # noqa: F401
-from support.helpers import ROOT
-from support.model_steps_fixture import ours_fixture  # noqa: F401
-from support.served_fixture import Served, served_fixture  # noqa: F401
+from outblas.core.errors import RecordError, UsageError  # noqa: E402
+from support.fused_fixture import host_fixture  # noqa: F401  # noqa: E402
+from support.helpers import ROOT  # noqa: E402
+from support.model_steps_fixture import ours_fixture  # noqa: F401  # noqa: E402
+from support.served_fixture import Served, served_fixture  # noqa: F401  # noqa: E402
 
 LAYERS = 2
 #: Linear layers of a tiny model: q, k, v, o, gate, up, down; the head.

@@ -1,4 +1,4 @@
-"""The base install: what works without pyarrow and plotly, and which extra the other commands name."""
+"""The base install: what works without pyarrow, Jinja2 and Matplotlib, and which extra the other commands name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WITHOUT = """
 import sys
 class Absent:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("pyarrow", "plotly"):
+        if name.partition(".")[0] in ("pyarrow", "jinja2", "matplotlib"):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Absent())
 """
@@ -42,7 +42,8 @@ def test_the_package_and_its_library_need_neither(tmp_path: Path) -> None:
         "from outblas.records.library import Library\n"
         "from outblas.dispatch import decide, enable, matmul  # noqa\n"
         "rows = Library.packaged('h200').rows\n"
-        "print(json.dumps([len(rows), outblas.enabled(), sorted({'pyarrow', 'plotly'} & set(sys.modules))]))\n"
+        "loaded = sorted({'pyarrow', 'jinja2', 'matplotlib'} & set(sys.modules))\n"
+        "print(json.dumps([len(rows), outblas.enabled(), loaded]))\n"
     )
     done = run_without(code, folder=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -108,5 +109,8 @@ def test_no_module_imports_an_optional_package_when_it_is_imported_itself() -> N
     found = []
     for path in sorted((ROOT / "src").rglob("*.py")):
         text = path.read_text(encoding="utf-8")
-        found += [f"{path.name}: {line}" for line in re.findall(r"^(?:import|from) (?:pyarrow|plotly)\b.*", text, re.M)]
+        found += [
+            f"{path.name}: {line}"
+            for line in re.findall(r"^(?:import|from) (?:pyarrow|jinja2|matplotlib)\b.*", text, re.M)
+        ]
     assert found == []

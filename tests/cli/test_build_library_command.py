@@ -15,7 +15,7 @@ from outblas.core.errors import UsageError
 from outblas.core.files import lock_folder
 from outblas.core.problem import Problem
 from outblas.core.process_group import Ended
-from outblas_lab.build import build_run, build_steps
+from outblas_lab.build import build_run
 from outblas_lab.build.build_work import TABLES, BuildFolder
 from support.cli_fixture import assert_refused, refused
 
@@ -29,7 +29,7 @@ def command(*arguments: str) -> Any:
 def test_help_names_every_step_and_option() -> None:
     text = command("--help").stdout
     lines = [line.strip() for line in text.splitlines()]
-    for step in build_steps.STEPS:
+    for step in build_run.STEPS:
         assert any(line.startswith(f"{step} ") for line in lines), step
     for option in (
         "work",
@@ -41,7 +41,6 @@ def test_help_names_every_step_and_option() -> None:
         "starts",
         "from-nothing",
         "begin-with",
-        "fill-from",
     ):
         assert f"--{option}" in text
 
@@ -65,7 +64,6 @@ def test_help_names_every_step_and_option() -> None:
         (["--job", f"judge {TABLE} 4"], "--job"),
         (["--starts", "10"], "--starts"),
         (["--begin-with", "missing.json"], "missing.json"),
-        (["--fill-from", "missing.json"], "missing.json"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -12,7 +12,7 @@ from outblas.core import gpu_records
 from outblas.core.roofline import Gpu
 from outblas.runtime import device
 from outblas.tune.calibrate import calibration
-from outblas.tune.calibrate.probes import Probe
+from outblas.tune.calibrate.probe_runner import Probe
 from support.cli_fixture import assert_refused, outblas
 from support.gpus.fake_driver import DEVICES, FakeDevice, plug_in
 

@@ -12,11 +12,10 @@ import pytest
 from typer.testing import CliRunner
 
 from outblas.cli import common
-from outblas.cli.checks.gpu_data import TUNE
-from outblas.cli.checks.health import Check
-from outblas.cli.checks.verdict import REPLAY, verdict_of
+from outblas.cli.checks.health import TUNE, Check
 from outblas.cli.command_table import commands, parts
 from outblas.cli.common import err
+from outblas.cli.doctor import REPLAY, verdict_of
 from outblas.cli.main import app
 from outblas.core.errors import unknown_name
 from outblas_lab.publish.tables import publish_results
@@ -55,7 +54,7 @@ def test_the_help_page_shows_whole_summaries_in_parts(flag: str) -> None:
     assert CliRunner().invoke(app, ["tune", flag]).exit_code == 0
 
 
-@pytest.mark.parametrize(("name", "words"), [("train", "policy of agent ppo or knob"), ("import-t4", "compare")])
+@pytest.mark.parametrize(("name", "words"), [("train", "policy of agent ppo"), ("import-t4", "compare")])
 def test_a_summary_says_what_the_help_of_its_command_says(name: str, words: str) -> None:
     assert words in SUMMARIES[name] and words in outblas(name, "--help").stdout
 

@@ -9,12 +9,12 @@ import sys
 
 import pytest
 
-from outblas.cli.end_signals import interrupted_by_signals
+from outblas.cli.command_group import interrupted_by_signals
 from support.helpers import SOURCE_PATH
 
 WAITING = """
 import signal, sys, time
-from outblas.cli.end_signals import interrupted_by_signals
+from outblas.cli.command_group import interrupted_by_signals
 if "ignored" in sys.argv:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
 if "background" in sys.argv:  # as a shell starts a job with &
@@ -29,7 +29,7 @@ with interrupted_by_signals():
 """
 IN_A_LOOP = """
 import asyncio
-from outblas.cli.end_signals import interrupted_by_signals
+from outblas.cli.command_group import interrupted_by_signals
 async def wait():
     try:
         print("waiting", flush=True)

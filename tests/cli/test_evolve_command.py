@@ -12,7 +12,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from outblas.cli.main import app
-from outblas_lab.cli import evolve_view
+from outblas_lab.cli import evolve
 from outblas_lab.llm.budget import Budget, Cost, SpendingAccount
 from support.llm_kernels import PROBLEM, answer, kernel, passed, record
 from support.llm_server import Say, serving
@@ -89,16 +89,16 @@ def test_it_says_what_comes_and_where_it_went(tmp_path: Path) -> None:
 def test_what_is_left_is_told_by_the_rate_of_this_session() -> None:
     account = SpendingAccount(Budget(requests=100), Cost(80))
     client: Any = SimpleNamespace(seconds=10.0)
-    assert "left" not in evolve_view.spent_words(account.budget, account, client)
+    assert "left" not in evolve.spent_words(account.budget, account, client)
     account.settle(Cost(), Cost(10))
-    assert "(90% of the budget, about 10 s left)" in evolve_view.spent_words(account.budget, account, client)
+    assert "(90% of the budget, about 10 s left)" in evolve.spent_words(account.budget, account, client)
 
 
 def test_the_live_view_shows_every_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     screen = io.StringIO()
-    monkeypatch.setattr(evolve_view, "err", Console(file=screen, force_terminal=True, width=160, highlight=False))
+    monkeypatch.setattr(evolve, "err", Console(file=screen, force_terminal=True, width=160, highlight=False))
     shown: list[str] = []
-    table = evolve_view.table
+    table = evolve.table
 
     def seen(*arguments: object) -> object:
         found = table(*arguments)  # type: ignore[arg-type]
@@ -107,7 +107,7 @@ def test_the_live_view_shows_every_problem(tmp_path: Path, monkeypatch: pytest.M
         shown.append(console.file.getvalue())  # type: ignore[attr-defined]
         return found
 
-    monkeypatch.setattr(evolve_view, "table", seen)
+    monkeypatch.setattr(evolve, "table", seen)
     recording = record(tmp_path / "r.jsonl", *(passed(kernel(i), 3.9 - 0.1 * i) for i in range(4)))
     with serving(lambda request, number: Say(answer(kernel(number % 4).text), stall_s=0.3)) as server:
         options = ("--model", "m", "--base-url", server.url, "--device", recording, "--parallel", 1)

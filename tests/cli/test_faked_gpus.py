@@ -39,7 +39,7 @@ AGENTS = {
     "A100": "heuristic",
     "A10": "ppo",
     "L40S": "regressor",
-    "RTX 4090": "ppo-oneshot",
+    "RTX 4090": "surrogate",
     "RTX 5090": "recorded",
     "H100 PCIe": "transfer",
     "B200": "random",
@@ -148,7 +148,7 @@ def test_the_model_of_the_nearest_gpu_is_scaled_by_the_rates(fake: FakeDevice) -
 
 def test_the_policy_of_the_nearest_gpu_proposes_what_is_good_here(fake: FakeDevice) -> None:
     gpu = device.gpu_of_device(0)
-    assert packaged_policy(gpu) == "h200" and packaged_policy(gpu, "-oneshot") == "h200-oneshot"
+    assert packaged_policy(gpu) == "h200"
     for problem in (LARGE, FEW_ROWS):
         configs = [c for c in candidates(problem, gpu) if not c.pdl]
         times = dict(zip(map(config_name, configs), predict_many(problem, configs, gpu), strict=True))

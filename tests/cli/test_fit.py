@@ -14,16 +14,11 @@ from outblas.core.files import lock_folder
 
 pytest.importorskip("torch", reason="what any shape is given is fitted by torch")
 
-from outblas_lab.build import (
-    answer_record,  # noqa: E402
-    any_shape_extension,  # noqa: E402
-    any_shape_run,  # noqa: E402
-)
-from outblas_lab.train import (
-    fit_answers,  # noqa: E402
-    fit_any_shape,  # noqa: E402
-    fit_any_shape_run,  # noqa: E402
-    held_out_choices,  # noqa: E402
+from outblas_lab.build import any_shape_run  # noqa: E402
+from outblas_lab.train import (  # noqa: E402
+    fit_answers,
+    fit_any_shape,
+    fit_any_shape_run,
 )
 from support.cli_fixture import refused  # noqa: E402
 
@@ -62,7 +57,7 @@ def test_help_names_every_option(name: str, options: tuple[str, ...]) -> None:
         (["catalogue", "--out", "OUT", "--recording", "missing"], "missing"),
         (["catalogue", "--out", "OUT", "--recording", "missing", "--kernels", "0"], "--kernels"),
         (["model"], "give a JSONL, --store, --recording or some of them"),
-        (["model", "missing.jsonl"], "missing.jsonl"),
+        (["model", "--store", "missing.sqlite"], "missing.sqlite"),
         (["model", "--store", "missing.sqlite"], "missing.sqlite"),
         (["model", "--recording", "missing"], "missing"),
         (["model", "--recording", "missing", "--folds", "1"], "--folds"),
@@ -131,15 +126,15 @@ def test_the_fit_goes_into_the_package(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_what_further_steps_record_goes_into_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr(any_shape_extension, "extend", lambda *given: asked.append(given) or "7 cells")
-    monkeypatch.setattr(answer_record, "record_answers", lambda *given: asked.append(given) or "9 answers")
+    monkeypatch.setattr(any_shape_run, "extend", lambda *given: asked.append(given) or "7 cells")
+    monkeypatch.setattr(any_shape_run, "record_answers", lambda *given: asked.append(given) or "9 answers")
     for step, option, told in (("extend", "--more", "7 cells"), ("answers", "--answers", "9 answers")):
         file = tmp_path / f"{step}.parquet"
         done = fit("any-shape", step, "--count", "3", "--work", str(tmp_path), option, str(file))
         assert (done.exit_code, done.stdout) == (0, f"{told}: {file}\n")
-        assert asked[-1][0] == any_shape_extension.extension_shapes(3, 1) and asked[-1][2] == file
+        assert asked[-1][0] == any_shape_run.extension_shapes(3, 1) and asked[-1][2] == file
         fit("any-shape", step, "--count", "3", "--work", str(tmp_path), option, str(file), "--layouts", "NN")
-        assert asked[-1][0] == any_shape_extension.extension_shapes(3, 1, ("NN",))
+        assert asked[-1][0] == any_shape_run.extension_shapes(3, 1, ("NN",))
         assert {problem.layout for problem in asked[-1][0]} == {"NN"}
         wrong = fit("any-shape", step, "--work", str(tmp_path), option, str(file), "--layouts", "NT,TN")
         assert "--layouts NT,TN" in refused(wrong)
@@ -170,7 +165,7 @@ def test_others_are_benched_than_were_recorded(tmp_path: Path, monkeypatch: pyte
 def test_a_slice_of_the_problems_is_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small nets see few problems once, so the form of the figures and their bounds are tested, not their values."""
     monkeypatch.setattr(fit_any_shape, "SETTINGS", fit_any_shape.NetSettings(width=8, epochs=1, batch=256))
-    monkeypatch.setattr(held_out_choices, "MAX_SLOWER", 1.0)
+    monkeypatch.setattr(fit_any_shape, "MAX_SLOWER", 1.0)
     results, out = Path(__file__).resolve().parents[2] / "results" / "any_shapes", tmp_path / "held_out.json"
     names = {"--cells": "h200_cells", "--trials": "h200_trials", "--more": "h100_extension"}
     tables = [word for option, name in names.items() for word in (option, str(results / f"{name}.parquet"))]

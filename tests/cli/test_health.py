@@ -149,12 +149,12 @@ def test_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_damaged_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from outblas_lab.recordings import recording_places
+    from outblas_lab.recordings import recording
 
     folder = tmp_path / "h200"
     folder.mkdir()
     (folder / "a_cells.parquet").write_bytes(b"PAR1 cut off")
-    monkeypatch.setattr(recording_places, "_package_root", lambda: tmp_path)
+    monkeypatch.setattr(recording, "_package_root", lambda: tmp_path)
     check = machine(monkeypatch, [], None)["recording"]
     assert check.ok is False and check.required
 
@@ -163,7 +163,7 @@ def test_a_check_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> Non
     def broken() -> Check:
         raise ZeroDivisionError("inside")
 
-    monkeypatch.setattr(health, "_nvdisasm", broken)
+    monkeypatch.setattr(health, "find_nvdisasm", broken)
     found = [c for c in diagnose() if c.ok is False and "inside" in c.found]
     assert len(found) == 1
 

@@ -23,7 +23,6 @@ WRITERS: dict[str, str] = {
     "fit model": "fit model --recording {recording} --folds 2 --out {out}",
     "recipe": "recipe --recording {recording} --shapes 2 --out {out}",
     "report": "report {folder}/t4.json --out {out}",
-    "sweep": "sweep --recording {recording} --trials 1 --run {folder}",
 }
 
 
@@ -37,7 +36,7 @@ def written(name: str, recording: str, out: Path) -> Any:
     [*((name, '{"name": "mine"}\n') for name in WRITERS), ("export-t4", "[1]"), ("import-t4", "1")],
 )
 def test_a_file_of_something_else_is_refused_and_kept(name: str, text: str, recording: str, tmp_path: Path) -> None:
-    if name in ("fit model", "fit catalogue", "recipe", "sweep"):
+    if name in ("fit model", "fit catalogue", "recipe"):
         for package in ("torch", "sb3_contrib", "optuna"):
             pytest.importorskip(package, reason="needs torch, sb3-contrib and optuna (pip install './lab[rl]')")
     if name == "import-t4":

@@ -17,8 +17,8 @@ from support.helpers import ROOT
 
 PROBE = """
 import sys, outblas
-heavy = {"torch", "cuda", "mcp", "plotly", "pyarrow", "typer", "rich", "pydantic", "numpy"} & set(sys.modules)
-print(sorted(heavy), outblas.Problem(64, 64, 64).key, "matmul" in dir(outblas))
+heavy = {"torch", "cuda", "mcp", "jinja2", "matplotlib", "pyarrow", "typer", "rich", "pydantic", "numpy"}
+print(sorted(heavy & set(sys.modules)), outblas.Problem(64, 64, 64).key, "matmul" in dir(outblas))
 """
 #: What the packages export, as README.md and docs/ name it.
 FACES = {
@@ -43,13 +43,13 @@ for face in sorted(root.rglob("__init__.py")):
     names = sorted({*public, *getattr(module, "__all__", ())})
     if names:
         exported[name.partition(".")[2]] = names
-heavy = {"torch", "gymnasium", "mcp", "cuda", "plotly", "pyarrow", "typer", "rich", "pydantic", "numpy"}
+heavy = {"torch", "gymnasium", "mcp", "cuda", "jinja2", "matplotlib", "pyarrow", "typer", "rich", "pydantic", "numpy"}
 print(json.dumps([exported, sorted(heavy & set(sys.modules))]))
 """
 #: What `outblas --help` may load: neither torch nor CUDA nor anything slow.
 HELP_PROBE = """
 import sys, outblas.cli.main
-print(sorted({"torch", "cuda", "mcp", "plotly", "pyarrow", "pydantic", "numpy"} & set(sys.modules)))
+print(sorted({"torch", "cuda", "mcp", "jinja2", "matplotlib", "pyarrow", "pydantic", "numpy"} & set(sys.modules)))
 """
 
 

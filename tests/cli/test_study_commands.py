@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from outblas_lab.compare import score_run
-from outblas_lab.compare.score_run import ScoreRequest
+from outblas_lab.compare import compare_run
+from outblas_lab.compare.compare_run import ScoreRequest
 from support.cli_fixture import assert_refused, outblas, recording_fixture  # noqa: F401
 from support.helpers import synthetic_recording
 
@@ -55,13 +55,13 @@ def test_a_private_seed_is_used_and_told_nowhere(
     score: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seeds: list[int] = []
-    real = score_run.score_agent
+    real = compare_run.score_agent
 
     def watched(request: ScoreRequest, *more: Any) -> Any:
         seeds.append(request.split_seed)
         return real(request, *more)
 
-    monkeypatch.setattr(score_run, "score_agent", watched)
+    monkeypatch.setattr(compare_run, "score_agent", watched)
     (tmp_path / "seed").write_text("7310245\n")
     result = outblas(*score, "--split-seed-file", str(tmp_path / "seed"), "--json")
     assert result.exit_code == 0, result.stderr
@@ -99,9 +99,9 @@ def test_the_recipe_prints_its_table_and_writes_its_result(recording: str, tmp_p
 def test_wrong_options_of_the_recipe_are_refused(recording: str, tmp_path: Path) -> None:
     pytest.importorskip("sb3_contrib", reason="needs sb3-contrib (pip install './lab[rl]')")
     base = ["recipe", "--recording", recording, "--run", str(tmp_path / "run"), "--out", str(tmp_path / "out.json")]
-    assert_refused(outblas(*base, "--full", "--episodes", "3"), "--full with --episodes")
+    assert_refused(outblas(*base, "--episodes", "0"), "episodes is 0")
     assert_refused(outblas(*base, "--shapes", "0"), "shapes is 0")
     assert_refused(outblas(*base, "--shapes", "2", "--faulty", "2"), "share of faulty kernels")
-    rates = tmp_path / "rates.csv"
-    rates.write_text("problem,kernel\n")
-    assert_refused(outblas(*base, "--shapes", "2", "--hit-rates", str(rates)), "no column l2_hit_rate")
+    rates = tmp_path / "rates.json"
+    rates.write_text('{"rows": []}')
+    assert_refused(outblas(*base, "--shapes", "2", "--hit-rates", str(rates)), "no cell")

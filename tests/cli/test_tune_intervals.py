@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from outblas.cli.checks.gpu_data import gpu_library_part
+from outblas.cli.checks.health import gpu_library_part
 from outblas.core.phase_times import PhaseTotals
 from outblas.core.problem import Problem
 from outblas.core.weight import Weight
@@ -23,7 +23,7 @@ from outblas.records.library import Library
 from outblas.records.results import read_result
 from outblas.runtime import device
 from outblas.tune import tune_run
-from outblas.tune.intervals.sampled_m import SAMPLED
+from outblas.tune.intervals.cells import SAMPLED
 from support.cli_fixture import assert_refused, outblas, recording_fixture  # noqa: F401
 from support.dispatch_fixture import rows, transposed
 from support.gpus.known import H200
@@ -108,7 +108,7 @@ def test_doctor_counts_the_intervals_of_the_users_library(
     model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert tune(tmp_path / "run", *LINEAR, "--install").exit_code == 0
-    monkeypatch.setattr("outblas.cli.checks.gpu_data.record_of_device", lambda index: type("Record", (), {"gpu": H200}))
+    monkeypatch.setattr("outblas.cli.checks.health.record_of_device", lambda index: type("Record", (), {"gpu": H200}))
     part = gpu_library_part(0)
     assert "own library of 0 problems and 2 intervals of M" in part.found and part.missing == ""
 

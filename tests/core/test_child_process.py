@@ -67,7 +67,7 @@ SCRIPT = """
 import os, sys
 print("the script runs", flush=True)
 from outblas.core import child_process
-from outblas.runtime.compile_processes import compile_processes
+from outblas.runtime.nvrtc import compile_processes
 child = child_process.ChildProcess(child_process.close_inherited, ())
 print("code", child.exit_code(), flush=True)
 with compile_processes(1) as pool:

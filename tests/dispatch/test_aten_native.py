@@ -9,17 +9,17 @@ import pytest
 
 pytest.importorskip("torch")
 
-import torch
+import torch  # noqa: E402
 
-from outblas.dispatch import aten_native, aten_products
-from outblas.dispatch.aten_override import Override
-from outblas.dispatch.fold import fold
-from support.aten_native_fixture import (  # noqa: F401
+from outblas.dispatch import aten_native, aten_products  # noqa: E402
+from outblas.dispatch.aten_override import Override  # noqa: E402
+from outblas.dispatch.product_operands import fold  # noqa: E402
+from support.aten_native_fixture import (  # noqa: F401  # noqa: E402
     Device,
     device_fixture,
     on_fixture,
 )
-from support.native_fixture import (  # noqa: F401
+from support.native_fixture import (  # noqa: F401  # noqa: E402
     MAPPED,
     POINTERS,
     FakeCuda,
@@ -27,7 +27,7 @@ from support.native_fixture import (  # noqa: F401
     cuda_fixture,
     needs_compiler,
 )
-from support.served_fixture import Served, numbers, served_fixture  # noqa: F401
+from support.served_fixture import Served, numbers, served_fixture  # noqa: F401  # noqa: E402
 
 pytestmark = needs_compiler
 

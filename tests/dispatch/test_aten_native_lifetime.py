@@ -12,18 +12,18 @@ import pytest
 
 pytest.importorskip("torch")
 
-import torch
+import torch  # noqa: E402
 
-from outblas.core.problem import Problem
-from outblas.dispatch import aten_native, device_registry
-from outblas.dispatch.aten_override import Override
-from outblas.runtime import native, native_build
-from support.aten_native_fixture import (  # noqa: F401
+from outblas.core.problem import Problem  # noqa: E402
+from outblas.dispatch import aten_native, device_registry  # noqa: E402
+from outblas.dispatch.aten_override import Override  # noqa: E402
+from outblas.runtime import native, native_build  # noqa: E402
+from support.aten_native_fixture import (  # noqa: F401  # noqa: E402
     Device,
     device_fixture,
     on_fixture,
 )
-from support.native_fixture import (  # noqa: F401
+from support.native_fixture import (  # noqa: F401  # noqa: E402
     FakeCuda,
     algorithm,
     built_fixture,
@@ -31,7 +31,7 @@ from support.native_fixture import (  # noqa: F401
     loaded,
     needs_compiler,
 )
-from support.served_fixture import Served, numbers, served_fixture  # noqa: F401
+from support.served_fixture import Served, numbers, served_fixture  # noqa: F401  # noqa: E402
 
 pytestmark = needs_compiler
 

@@ -15,7 +15,7 @@ import outblas
 from outblas.core.config import kernel_kind
 from outblas.core.errors import CompileError, DeviceError, ToolchainMissing
 from outblas.core.problem import Problem
-from outblas.dispatch import device_registry, device_state, enable, native_table
+from outblas.dispatch import device_registry, device_state, enable, native_table, product
 from outblas.dispatch.decide import Decision, Operand
 from outblas.dispatch.device_state import DeviceState
 from outblas.records.library import Library
@@ -272,13 +272,16 @@ def test_a_library_given_without_the_drivers_bindings_is_left_to_torch_too() -> 
     with pytest.warns(RuntimeWarning, match="outblas uses torch.matmul: cuda.bindings cannot be loaded"):
         outblas.use_library(LIBRARY)
     device = device_registry.device_state(0)
-    assert device.decide(A, WEIGHT, None, "plain").problem is None and not device_registry.has_library(0)
+    assert device.decide(A, WEIGHT, None, "plain").problem is None and not device_registry.device_state(0).has_library
 
 
 def test_the_question_for_a_kernel_opens_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
     monkeypatch.setattr(device_registry, "devices", {})
     monkeypatch.setattr(device_registry, "_new_device", lambda index: pytest.fail("opened"))
+    a, b = torch.ones(8, 8).half(), torch.ones(8, 8).half()
     assert device_registry.may_serve(0)
+    assert product.may_have_kernel(a, b) and not product.may_have_kernel(a, b.float()) and not device_registry.devices
     closed = DeviceState(H200, Library("h200", ()), lambda problem, config: pytest.fail("loaded"))
     device_registry.devices[0] = closed
     assert not device_registry.may_serve(0), "neither a library nor a chooser"

@@ -6,21 +6,20 @@ import os
 import threading
 import warnings
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
 
-import torch
-from torch._inductor import config, decomposition
+import torch  # noqa: E402
+from torch._inductor import config, decomposition  # noqa: E402
 
-import outblas
-from outblas.dispatch import device_registry, enable, native_table, product
-from outblas.dispatch.enable import Switch
-from support.native_fixture import built_fixture, switch_of_cpu  # noqa: F401
-from support.served_fixture import Served, numbers, served_fixture  # noqa: F401
+import outblas  # noqa: E402
+from outblas.dispatch import device_registry, enable, native_table, product  # noqa: E402
+from outblas.dispatch.enable import Switch  # noqa: E402
+from support.native_fixture import built_fixture, switch_of_cpu  # noqa: F401  # noqa: E402
+from support.served_fixture import Served, numbers, served_fixture  # noqa: F401  # noqa: E402
 
 
 @pytest.fixture(params=["native", "python"])
@@ -356,7 +355,7 @@ def test_the_reason_is_what_this_machine_lacks(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "L4")
     monkeypatch.setattr(device_registry, "device_state", lambda index: served)
     assert enable.why_not().startswith("no library serves L4; ")
-    other = SimpleNamespace(gpu="h200", library=SimpleNamespace(is_empty=False), absent="")
+    other = Served()
     monkeypatch.setattr(device_registry, "device_state", lambda index: other if index else served)
     assert enable.why_not() == "" and "\n" not in enable.why_not()
 

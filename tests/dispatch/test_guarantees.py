@@ -10,29 +10,29 @@ import pytest
 
 pytest.importorskip("torch")
 
-import torch
+import torch  # noqa: E402
 
-import outblas
-from outblas.core.config import LAUNCHES
-from outblas.core.errors import DeviceError, UsageError
-from outblas.core.problem import Problem
-from outblas.dispatch.call_option import OPTIONS, CallOption, call_option, option_without_promise
-from outblas.dispatch.decide import CallTerms, Decision, decide
-from outblas.dispatch.enable import Switch
-from outblas.dispatch.guarantees import guarantee as guarantees
-from outblas.dispatch.guarantees.guarantee import GUARANTEES, process_guarantee, set_process_guarantee
-from outblas.dispatch.inductor_pass import is_half_for_graph, replace_products
-from outblas.dispatch.torch_op import INVARIANT, MM
-from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
-from outblas.kernels.fixed_order import summation
-from outblas.records.library import Library
-from outblas.records.library_row import LibraryChoice, LibraryRow
-from outblas.runtime.cublas import rounds_partial_sums
-from outblas.runtime.full_precision import full_precision_reductions, reduction_switches
-from support.dispatch_fixture import LIBRARY, PLAIN, WEIGHT, A, rows, transposed
-from support.gpus.known import H200
-from support.native_fixture import built_fixture, switch_of_cpu  # noqa: F401
-from support.served_fixture import Served, numbers, served_fixture  # noqa: F401
+import outblas  # noqa: E402
+from outblas.core.config import LAUNCHES  # noqa: E402
+from outblas.core.errors import DeviceError, UsageError  # noqa: E402
+from outblas.core.problem import Problem  # noqa: E402
+from outblas.dispatch.call_option import OPTIONS, CallOption, call_option, option_without_promise  # noqa: E402
+from outblas.dispatch.decide import CallTerms, Decision, decide  # noqa: E402
+from outblas.dispatch.enable import Switch  # noqa: E402
+from outblas.dispatch.guarantees import guarantee as guarantees  # noqa: E402
+from outblas.dispatch.guarantees.guarantee import GUARANTEES, process_guarantee, set_process_guarantee  # noqa: E402
+from outblas.dispatch.inductor_pass import is_half_for_graph, replace_products  # noqa: E402
+from outblas.dispatch.torch_op import INVARIANT, MM  # noqa: E402
+from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig  # noqa: E402
+from outblas.kernels.fixed_order import summation  # noqa: E402
+from outblas.records.library import Library  # noqa: E402
+from outblas.records.library_row import LibraryChoice, LibraryRow  # noqa: E402
+from outblas.runtime.cublas import rounds_partial_sums  # noqa: E402
+from outblas.runtime.full_precision import full_precision_reductions, reduction_switches  # noqa: E402
+from support.dispatch_fixture import LIBRARY, PLAIN, WEIGHT, A, rows, transposed  # noqa: E402
+from support.gpus.known import H200  # noqa: E402
+from support.native_fixture import built_fixture, switch_of_cpu  # noqa: F401  # noqa: E402
+from support.served_fixture import Served, numbers, served_fixture  # noqa: F401  # noqa: E402
 
 MATMUL = torch.backends.cuda.matmul
 

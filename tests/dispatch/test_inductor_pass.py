@@ -12,25 +12,24 @@ import pytest
 
 pytest.importorskip("torch")
 
-import torch
-from torch._inductor import config
-from torch._inductor.custom_graph_pass import CustomGraphPass
-from torch._inductor.utils import fresh_cache
-from torch._inductor.virtualized import V
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+import torch  # noqa: E402
+from torch._inductor import config  # noqa: E402
+from torch._inductor.custom_graph_pass import CustomGraphPass  # noqa: E402
+from torch._inductor.utils import fresh_cache  # noqa: E402
+from torch._inductor.virtualized import V  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext  # noqa: E402
 
-import outblas
-from outblas.core.problem import Problem
-from outblas.dispatch import device_registry, inductor_pass
-from outblas.dispatch.fusion import joined_operators
-from outblas.dispatch.guarantees.unpadded_products import switch_padding_off
-from outblas.dispatch.inductor_pass import ProductPass, has_kernel_for_graph, replace_products
-from outblas.records.library import Library
-from outblas.records.library_interval import LibraryInterval
-from outblas.records.library_row import LibraryChoice, LibraryRow
-from support.served_fixture import ANY, Served, numbers, served_fixture  # noqa: F401
+import outblas  # noqa: E402
+from outblas.core.problem import Problem  # noqa: E402
+from outblas.dispatch import device_registry, inductor_pass  # noqa: E402
+from outblas.dispatch.fusion import joined_operators  # noqa: E402
+from outblas.dispatch.inductor_pass import ProductPass, has_kernel_for_graph, replace_products  # noqa: E402
+from outblas.dispatch.inductor_settings import switch_padding_off  # noqa: E402
+from outblas.records.library import Library  # noqa: E402
+from outblas.records.library_row import LibraryChoice, LibraryInterval, LibraryRow  # noqa: E402
+from support.served_fixture import ANY, Served, numbers, served_fixture  # noqa: F401  # noqa: E402
 
 MM, OURS = torch.ops.aten.mm.default, torch.ops.outblas.mm.default
 

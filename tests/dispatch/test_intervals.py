@@ -15,8 +15,7 @@ from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.records import user_library
 from outblas.records.library import Library
-from outblas.records.library_interval import LibraryInterval
-from outblas.records.library_row import AnswerChoice, LibraryChoice, LibraryRow
+from outblas.records.library_row import AnswerChoice, LibraryChoice, LibraryInterval, LibraryRow
 from outblas.records.user_library import install, stamp_of
 from support.dispatch_fixture import rows, transposed
 from support.gpus.known import H200
@@ -136,4 +135,4 @@ def test_the_users_intervals_are_installed_used_and_named(tmp_path: Path, monkey
     assert "interval M 9..512 of the library," in device_registry.device_state(0).decide(
         rows(77, 256), transposed(rows(128, 256)), None, "plain"
     ).reason  # fmt: skip
-    assert device_registry.has_library(0)
+    assert device_registry.device_state(0).has_library

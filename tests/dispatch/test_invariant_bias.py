@@ -6,12 +6,12 @@ import pytest
 
 pytest.importorskip("torch")
 
-import torch
-from torch.nn import functional as F
+import torch  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
 
-import outblas
-from outblas.core.errors import TensorError
-from support.served_fixture import Served, numbers, served_fixture  # noqa: F401
+import outblas  # noqa: E402
+from outblas.core.errors import TensorError  # noqa: E402
+from support.served_fixture import Served, numbers, served_fixture  # noqa: F401  # noqa: E402
 
 W = numbers(16, 8, seed=1)
 

@@ -9,21 +9,21 @@ import pytest
 
 pytest.importorskip("torch")
 
-import torch
-from torch._inductor.decomposition import select_decomp_table
-from torch._inductor.utils import fresh_cache
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
-from torch.nn import functional
+import torch  # noqa: E402
+from torch._inductor.decomposition import select_decomp_table  # noqa: E402
+from torch._inductor.utils import fresh_cache  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext  # noqa: E402
+from torch.nn import functional  # noqa: E402
 
-import outblas
-from outblas.dispatch import linear
-from outblas.dispatch.fusion import fused, joined_operators
-from outblas.dispatch.fusion.joined_products import join_products
-from support.fused_fixture import host_fixture  # noqa: F401
-from support.model_steps_fixture import ours_fixture  # noqa: F401
-from support.served_fixture import Served, numbers, served_fixture  # noqa: F401
+import outblas  # noqa: E402
+from outblas.dispatch import fused, fused_layer  # noqa: E402
+from outblas.dispatch.fusion import joined_operators  # noqa: E402
+from outblas.dispatch.fusion.joined_products import join_products  # noqa: E402
+from support.fused_fixture import host_fixture  # noqa: F401  # noqa: E402
+from support.model_steps_fixture import ours_fixture  # noqa: F401  # noqa: E402
+from support.served_fixture import Served, numbers, served_fixture  # noqa: F401  # noqa: E402
 
 MM, ADDMM = torch.ops.aten.mm.default, torch.ops.aten.addmm.default
 BIASED = torch.ops.outblas.addmm_joined.default
@@ -119,7 +119,7 @@ def test_products_with_biases_are_joined(
     biases = [vector[i::3] for i in range(3)] if turns else list(vector.split([4, 3, 2]))
     module = traced(layers, x, *weights, *biases)
     assert join_products(module.graph, always, always) == 1 and counted(module) == {BIASED: 1}
-    monkeypatch.setattr(linear, "kernel_adds_bias", lambda x: ready)
+    monkeypatch.setattr(fused_layer, "kernel_adds_bias", lambda x: ready)
     if ready:
         joined = joined_operators.joined_matrix(weights, turns)
         assert joined is not None and outblas.warm(x, joined, joined_operators.joined_vector(biases, turns))

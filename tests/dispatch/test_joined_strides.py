@@ -9,20 +9,19 @@ import pytest
 
 pytest.importorskip("torch")
 
-import torch
-from torch._inductor.utils import fresh_cache
-from torch.nn import functional
-from torch.utils._python_dispatch import TorchDispatchMode
+import torch  # noqa: E402
+from torch._inductor.utils import fresh_cache  # noqa: E402
+from torch.nn import functional  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-import outblas
-from dispatch.test_joined_products import GATED, always, below, by_turns, counted, never, traced
-from outblas.adapt.joined_weights import JoinedWeights
-from outblas.dispatch import inductor_pass, torch_op
-from outblas.dispatch.fusion import fused
-from outblas.dispatch.fusion.joined_products import join_products
-from support.fused_fixture import host_fixture  # noqa: F401
-from support.model_steps_fixture import ours_fixture  # noqa: F401
-from support.served_fixture import Served, numbers, served_fixture  # noqa: F401
+import outblas  # noqa: E402
+from dispatch.test_joined_products import GATED, always, below, by_turns, counted, never, traced  # noqa: E402
+from outblas.adapt.joined_weights import JoinedWeights  # noqa: E402
+from outblas.dispatch import fused, inductor_pass, torch_op  # noqa: E402
+from outblas.dispatch.fusion.joined_products import join_products  # noqa: E402
+from support.fused_fixture import host_fixture  # noqa: F401  # noqa: E402
+from support.model_steps_fixture import ours_fixture  # noqa: F401  # noqa: E402
+from support.served_fixture import Served, numbers, served_fixture  # noqa: F401  # noqa: E402
 
 _ATEN = torch.ops.aten
 

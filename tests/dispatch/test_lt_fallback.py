@@ -24,8 +24,7 @@ from outblas.records.library_row import LibraryChoice, LibraryRow
 from outblas.runtime import cublaslt
 from outblas.runtime.cublas import WORKSPACE_BYTES
 from outblas.runtime.cublaslt import LtAlgorithm, LtAlgorithms
-from outblas.runtime.graph_workspace import CaptureWorkspaces
-from outblas.runtime.workspace import StreamWorkspaces
+from outblas.runtime.workspace import CaptureWorkspaces, StreamWorkspaces
 from support.gpus.known import H200
 
 PROBLEM = Problem(64, 128, 256)

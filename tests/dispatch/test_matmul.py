@@ -21,7 +21,7 @@ from outblas.dispatch.matmul import explain, matmul
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow
-from outblas.runtime.overlap import may_overlap
+from outblas.runtime.launch import may_overlap
 from support.dispatch_fixture import (
     DEPENDENT,
     LIBRARY,

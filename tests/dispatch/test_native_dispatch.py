@@ -16,7 +16,7 @@ from outblas.dispatch import matmul as dispatch
 from outblas.dispatch.call_option import CallOption, call_option
 from outblas.dispatch.decide import Decision
 from outblas.dispatch.enable import Switch
-from outblas.kernels.families.sm90_oddrows_kernels import Sm90OddrowsConfig
+from outblas.kernels.families.sm90_oddrows_gemm import Sm90OddrowsConfig
 from outblas.kernels.families.sm90_wgmma.sm90_wgmma_gemm import FAMILY
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.kernels.geometry import geometry, grid

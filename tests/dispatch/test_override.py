@@ -11,14 +11,14 @@ import pytest
 
 pytest.importorskip("torch")
 
-import torch
+import torch  # noqa: E402
 
-import outblas
-from outblas.dispatch import foreign_kernels
-from outblas.dispatch.aten_override import Override
-from outblas.dispatch.enable import Switch
-from support.native_fixture import built_fixture, switch_of_cpu  # noqa: F401
-from support.served_fixture import Served, numbers, served_fixture  # noqa: F401
+import outblas  # noqa: E402
+from outblas.dispatch import foreign_kernels  # noqa: E402
+from outblas.dispatch.aten_override import Override  # noqa: E402
+from outblas.dispatch.enable import Switch  # noqa: E402
+from support.native_fixture import built_fixture, switch_of_cpu  # noqa: F401  # noqa: E402
+from support.served_fixture import Served, numbers, served_fixture  # noqa: F401  # noqa: E402
 
 
 @pytest.fixture(params=["native", "python"])

@@ -10,17 +10,17 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("hypothesis")
 
-import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
+import torch  # noqa: E402
+from hypothesis import HealthCheck, given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 
-import outblas
-from outblas.core.errors import TensorError
-from outblas.dispatch import matmul
-from outblas.dispatch.fold import fold, leading_dims_collapse
-from support.served_fixture import Served, numbers, served_fixture  # noqa: F401
+import outblas  # noqa: E402
+from outblas.core.errors import TensorError  # noqa: E402
+from outblas.dispatch import matmul  # noqa: E402
+from outblas.dispatch.product_operands import fold, leading_dims_collapse  # noqa: E402
+from support.served_fixture import Served, numbers, served_fixture  # noqa: F401  # noqa: E402
 
 EXTENTS = st.sampled_from([0, 1, 1, 2, 3, 5, 8])
 DTYPES = st.sampled_from([torch.float16, torch.bfloat16, torch.float16, torch.float32, torch.float64])

@@ -9,10 +9,10 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("hypothesis")
 
-import torch
+import torch  # noqa: E402
 
-import outblas
-from support.served_fixture import Served, numbers, served_fixture  # noqa: F401
+import outblas  # noqa: E402
+from support.served_fixture import Served, numbers, served_fixture  # noqa: F401  # noqa: E402
 
 
 def test_autocast_transforms_and_forward_gradients_are_torchs(served: Served) -> None:

@@ -24,7 +24,7 @@ from outblas.dispatch.unlisted_shapes import (
     class_of_rows,
     offered_kernels,
 )
-from outblas.kernels.families.sm90_oddrows_kernels import Sm90OddrowsConfig
+from outblas.kernels.families.sm90_oddrows_gemm import Sm90OddrowsConfig
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.kernels.legality import why_illegal
 from outblas.predict import any_shape
@@ -67,7 +67,7 @@ def chooser(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A chooser whose model prefers kernels that need more of a call, over a library that installs three of them."""
     won = {"plain": INSTALLED, "pdl": PDL, "weights": EARLY}
     row = LibraryRow(Problem(64, 64, 64), "torch", **{n: LibraryChoice(c, 1.2, 1.1, 1.3) for n, c in won.items()})
-    model = AnyShapeModel((GENERAL,), preferring(EARLY, PDL, INSTALLED, GENERAL), 1.05, 1.0, 1.0)
+    model = AnyShapeModel(preferring(EARLY, PDL, INSTALLED, GENERAL), 1.05, 1.0, 1.0, "", (GENERAL,))
     monkeypatch.delenv(unlisted_shapes.ANY_SHAPE_VARIABLE, raising=False)
     monkeypatch.setattr(AnyShapeModel, "load", lambda name: model)
     monkeypatch.setattr(AnswerModel, "load", lambda name: SimpleNamespace(choose=other_answer))

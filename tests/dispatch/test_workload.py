@@ -14,8 +14,8 @@ from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
 from outblas.dispatch import device_registry, native_table, process_workload
 from outblas.dispatch.decide import CallTerms, decide
+from outblas.dispatch.device_registry import current_decisions, new_decisions, use_decisions
 from outblas.dispatch.device_state import DeviceState
-from outblas.dispatch.kept_decisions import current_decisions, new_decisions, use_decisions
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow, SecondWinner
@@ -161,7 +161,7 @@ def test_kept_decisions_have_a_table_of_their_own(
 ) -> None:
     monkeypatch.setattr(native, "extension", lambda: built[0])
     monkeypatch.setattr(native, "LIBCUDA", cuda.path)
-    monkeypatch.setattr("outblas.dispatch.kept_decisions.open_table", lambda: native.open_table(cuda.path))
+    monkeypatch.setattr("outblas.dispatch.device_registry.open_table", lambda: native.open_table(cuda.path))
     state = DeviceState(H200, LIBRARY, lambda problem, config: (None, 0.0))
     monkeypatch.setattr(device_registry, "devices", {0: state})
     monkeypatch.setattr(device_registry, "libraries", {0: ("mine",)})

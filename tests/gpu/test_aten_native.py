@@ -15,19 +15,19 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("cuda.bindings")
 
-import torch
+import torch  # noqa: E402
 
-import outblas
-from outblas.core.problem import Problem
-from outblas.dispatch import device_registry, enable, native_table
-from outblas.dispatch.device_state import DeviceState
-from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
-from outblas.records.library import Library
-from outblas.records.library_row import LibraryChoice, LibraryRow
-from outblas.runtime import native
-from outblas.runtime.device import gpu_of_device
-from outblas.runtime.kernel_loader import load_kernel
-from support.everything_fixture import numbers, sums_in_fp32
+import outblas  # noqa: E402
+from outblas.core.problem import Problem  # noqa: E402
+from outblas.dispatch import device_registry, enable, native_table  # noqa: E402
+from outblas.dispatch.device_state import DeviceState  # noqa: E402
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig  # noqa: E402
+from outblas.records.library import Library  # noqa: E402
+from outblas.records.library_row import LibraryChoice, LibraryRow  # noqa: E402
+from outblas.runtime import native  # noqa: E402
+from outblas.runtime.device import gpu_of_device  # noqa: E402
+from outblas.runtime.kernel_loader import load_kernel  # noqa: E402
+from support.everything_fixture import numbers, sums_in_fp32  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 

@@ -10,21 +10,21 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("cuda.bindings")
 
-import torch
+import torch  # noqa: E402
 
-import outblas
-from outblas.core.config import KernelConfig, config_name, launch_of
-from outblas.core.evaluation import Status
-from outblas.core.problem import Problem
-from outblas.dispatch import device_registry
-from outblas.judge.operands import torch_dtype
-from outblas.judge.reference import Reference, b_as_k_by_n
-from outblas.kernels.fixed_order import fixed_order_candidates, summation, summation_of_weight
-from outblas.kernels.legality import why_illegal
-from outblas.kernels.source import make_source
-from outblas.runtime.launch import load
-from outblas.runtime.nvrtc import compile_tuned
-from outblas_lab.pool.batch_invariance import check_batch_invariance, drawn_batches
+import outblas  # noqa: E402
+from outblas.core.config import KernelConfig, config_name, launch_of  # noqa: E402
+from outblas.core.evaluation import Status  # noqa: E402
+from outblas.core.problem import Problem  # noqa: E402
+from outblas.dispatch import device_registry  # noqa: E402
+from outblas.judge.operands import torch_dtype  # noqa: E402
+from outblas.judge.reference import Reference, b_as_k_by_n  # noqa: E402
+from outblas.kernels.fixed_order import fixed_order_candidates, summation, summation_of_weight  # noqa: E402
+from outblas.kernels.legality import why_illegal  # noqa: E402
+from outblas.kernels.source import make_source  # noqa: E402
+from outblas.runtime.launch import load  # noqa: E402
+from outblas.runtime.nvrtc import compile_tuned  # noqa: E402
+from outblas_lab.pool.batch_invariance import check_batch_invariance, drawn_batches  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outblas.records.provenance import collect_provenance
-from outblas.runtime.device_attributes import device_attributes
+from outblas.runtime.device import device_attributes
 from outblas.tune.calibrate.calibration import base_record, calibrate
 
 pytestmark = pytest.mark.gpu

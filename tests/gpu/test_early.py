@@ -11,31 +11,31 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("cuda.bindings")
 
-import torch
+import torch  # noqa: E402
 
-import outblas
-from outblas.core.config import KernelConfig, config_name
-from outblas.core.evaluation import Status
-from outblas.core.problem import Layout, Problem
-from outblas.core.roofline import architecture
-from outblas.dispatch import device_registry, native_table
-from outblas.dispatch.device_state import DeviceState
-from outblas.judge.gates import prove
-from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
-from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
-from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
-from outblas.kernels.families.sm80_pipelined_kernels import Sm80PipelinedConfig
-from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
-from outblas.kernels.legality import why_illegal
-from outblas.kernels.source import make_source
-from outblas.records.library import Library
-from outblas.records.library_row import LibraryChoice, LibraryRow
-from outblas.runtime.device import gpu_of_device
-from outblas.runtime.driver import capture_graph, check, driver
-from outblas.runtime.kernel_loader import load_kernel
-from outblas.runtime.launch import load
-from outblas.runtime.nvrtc import compile_source
-from support.gpus.known import H200
+import outblas  # noqa: E402
+from outblas.core.config import KernelConfig, config_name  # noqa: E402
+from outblas.core.evaluation import Status  # noqa: E402
+from outblas.core.problem import Layout, Problem  # noqa: E402
+from outblas.core.roofline import architecture  # noqa: E402
+from outblas.dispatch import device_registry, native_table  # noqa: E402
+from outblas.dispatch.device_state import DeviceState  # noqa: E402
+from outblas.judge.gates import prove  # noqa: E402
+from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig  # noqa: E402
+from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig  # noqa: E402
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig  # noqa: E402
+from outblas.kernels.families.sm80_pipelined_gemm import Sm80PipelinedConfig  # noqa: E402
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig  # noqa: E402
+from outblas.kernels.legality import why_illegal  # noqa: E402
+from outblas.kernels.source import make_source  # noqa: E402
+from outblas.records.library import Library  # noqa: E402
+from outblas.records.library_row import LibraryChoice, LibraryRow  # noqa: E402
+from outblas.runtime.device import gpu_of_device  # noqa: E402
+from outblas.runtime.driver import capture_graph, check, driver  # noqa: E402
+from outblas.runtime.kernel_loader import load_kernel  # noqa: E402
+from outblas.runtime.launch import load  # noqa: E402
+from outblas.runtime.nvrtc import compile_source  # noqa: E402
+from support.gpus.known import H200  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 

@@ -15,11 +15,11 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("cuda.bindings")
 
-import torch
+import torch  # noqa: E402
 
-import outblas
-from outblas.runtime.device import gpu_of_device
-from support.everything_fixture import Counted, computed, exact, gpus_fixture, numbers  # noqa: F401
+import outblas  # noqa: E402
+from outblas.runtime.device import gpu_of_device  # noqa: E402
+from support.everything_fixture import Counted, computed, exact, gpus_fixture, numbers  # noqa: F401  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 

@@ -11,15 +11,15 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("cuda.bindings")
 
-import torch
+import torch  # noqa: E402
 
-from outblas.core.problem import Problem
-from outblas.export.exported_files import export
-from outblas.export.target import Target, find_target
-from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
-from outblas.records.library import Library
-from outblas.records.library_row import LibraryChoice, LibraryRow
-from outblas.runtime.device import gpu_of_device
+from outblas.core.problem import Problem  # noqa: E402
+from outblas.export.exported_files import export  # noqa: E402
+from outblas.export.target import Target, find_target  # noqa: E402
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig  # noqa: E402
+from outblas.records.library import Library  # noqa: E402
+from outblas.records.library_row import LibraryChoice, LibraryRow  # noqa: E402
+from outblas.runtime.device import gpu_of_device  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 

@@ -10,21 +10,21 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("cuda.bindings")
 
-import torch
+import torch  # noqa: E402
 
-from outblas.core.config import KernelConfig
-from outblas.core.errors import TensorError
-from outblas.core.evaluation import Status
-from outblas.core.problem import Problem
-from outblas.judge.fused_gates import prove_fused, worst_fused_error
-from outblas.kernels.epilogue import ACTIVATIONS, STACKED_GATE, Activation, Epilogue, why_not_fused
-from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
-from outblas.kernels.legality import why_illegal
-from outblas.kernels.source import make_source
-from outblas.runtime.device import gpu_of_device
-from outblas.runtime.fused_launch import Extra, FusedKernel
-from outblas.runtime.nvrtc import compile_source
-from support.fused_gpu_fixture import (  # noqa: F401
+from outblas.core.config import KernelConfig  # noqa: E402
+from outblas.core.errors import TensorError  # noqa: E402
+from outblas.core.evaluation import Status  # noqa: E402
+from outblas.core.problem import Problem  # noqa: E402
+from outblas.judge.fused_gates import prove_fused, worst_fused_error  # noqa: E402
+from outblas.kernels.epilogue import ACTIVATIONS, STACKED_GATE, Activation, Epilogue, why_not_fused  # noqa: E402
+from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig  # noqa: E402
+from outblas.kernels.legality import why_illegal  # noqa: E402
+from outblas.kernels.source import make_source  # noqa: E402
+from outblas.runtime.device import gpu_of_device  # noqa: E402
+from outblas.runtime.fused_launch import Extra, FusedKernel  # noqa: E402
+from outblas.runtime.nvrtc import compile_source  # noqa: E402
+from support.fused_gpu_fixture import (  # noqa: F401  # noqa: E402
     CONFIGS,
     GEGLU,
     SWAPPED,

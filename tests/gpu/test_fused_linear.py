@@ -11,23 +11,22 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("cuda.bindings")
 
-import torch
+import torch  # noqa: E402
 
-import outblas
-from outblas.core.config import KernelConfig
-from outblas.core.problem import Problem
-from outblas.dispatch import device_registry, linear, native_table
-from outblas.dispatch.device_state import DeviceState
-from outblas.dispatch.fusion import fused
-from outblas.judge.fused_gates import worst_fused_error
-from outblas.kernels.epilogue import ACTIVATIONS, STACKED_GATE, Epilogue
-from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
-from outblas.records.library import Library
-from outblas.records.library_row import LibraryChoice, LibraryRow
-from outblas.runtime.device import gpu_of_device
-from outblas.runtime.fused_launch import Extra
-from outblas.runtime.kernel_loader import load_kernel
-from support.fused_gpu_fixture import (  # noqa: F401
+import outblas  # noqa: E402
+from outblas.core.config import KernelConfig  # noqa: E402
+from outblas.core.problem import Problem  # noqa: E402
+from outblas.dispatch import device_registry, fused, fused_layer, linear, native_table  # noqa: E402
+from outblas.dispatch.device_state import DeviceState  # noqa: E402
+from outblas.judge.fused_gates import worst_fused_error  # noqa: E402
+from outblas.kernels.epilogue import ACTIVATIONS, STACKED_GATE, Epilogue  # noqa: E402
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig  # noqa: E402
+from outblas.records.library import Library  # noqa: E402
+from outblas.records.library_row import LibraryChoice, LibraryRow  # noqa: E402
+from outblas.runtime.device import gpu_of_device  # noqa: E402
+from outblas.runtime.fused_launch import Extra  # noqa: E402
+from outblas.runtime.kernel_loader import load_kernel  # noqa: E402
+from support.fused_gpu_fixture import (  # noqa: F401  # noqa: E402
     CONFIGS,
     GEGLU,
     SWIGLU,
@@ -55,7 +54,7 @@ def served(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
     for name, value in (("table", None), ("why_no_table", "left out by this test"), ("table_matmul", None)):
         monkeypatch.setattr(native_table, name, value)
     monkeypatch.setattr(fused, "_states", {})
-    for name in ("OUTBLAS_PDL", "OUTBLAS_WEIGHTS", linear.FUSED_VARIABLE):
+    for name in ("OUTBLAS_PDL", "OUTBLAS_WEIGHTS", fused_layer.FUSED_VARIABLE):
         monkeypatch.delenv(name, raising=False)
     yield config
     torch.cuda.synchronize()
@@ -134,7 +133,7 @@ def test_a_plain_bias_by_the_environment(served: KernelConfig, monkeypatch: pyte
     assert outblas.warm(x, w, bias)
     torchs = torch.nn.functional.linear(x, w, bias)
     assert torch.equal(outblas.linear(x, w, bias), torchs)
-    monkeypatch.setenv(linear.FUSED_VARIABLE, "1")
+    monkeypatch.setenv(fused_layer.FUSED_VARIABLE, "1")
     c = outblas.linear(x, w, bias)
     assert worst_fused_error(TUNED, x, w, Extra(bias), Epilogue(bias=True), c) <= 1.0
 

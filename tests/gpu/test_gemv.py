@@ -9,17 +9,17 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("cuda.bindings")
 
-import torch
+import torch  # noqa: E402
 
-from outblas.core.problem import Problem
-from outblas.core.roofline import architecture
-from outblas.judge.operands import torch_dtype
-from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
-from outblas.kernels.legality import why_illegal
-from outblas.kernels.source import make_source
-from outblas.runtime.device import gpu_of_device
-from outblas.runtime.launch import load
-from outblas.runtime.nvrtc import compile_source
+from outblas.core.problem import Problem  # noqa: E402
+from outblas.core.roofline import architecture  # noqa: E402
+from outblas.judge.operands import torch_dtype  # noqa: E402
+from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig  # noqa: E402
+from outblas.kernels.legality import why_illegal  # noqa: E402
+from outblas.kernels.source import make_source  # noqa: E402
+from outblas.runtime.device import gpu_of_device  # noqa: E402
+from outblas.runtime.launch import load  # noqa: E402
+from outblas.runtime.nvrtc import compile_source  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 

@@ -9,26 +9,26 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("cuda.bindings")
 
-import torch
+import torch  # noqa: E402
 
-from outblas.core.config import KernelConfig
-from outblas.core.errors import ConfigError, TensorError
-from outblas.core.evaluation import Status
-from outblas.core.problem import Problem
-from outblas.judge.gates import prove
-from outblas.judge.operands import Operands, torch_dtype
-from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
-from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
-from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
-from outblas.kernels.families.sm80_pipelined_kernels import Sm80PipelinedConfig
-from outblas.kernels.families.sm90_oddrows_kernels import Sm90OddrowsConfig
-from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
-from outblas.kernels.legality import why_illegal
-from outblas.kernels.proof_shapes import proof_shapes
-from outblas.kernels.source import make_source
-from outblas.runtime.device import gpu_of_device
-from outblas.runtime.launch import load
-from outblas.runtime.nvrtc import compile_source
+from outblas.core.config import KernelConfig  # noqa: E402
+from outblas.core.errors import ConfigError, TensorError  # noqa: E402
+from outblas.core.evaluation import Status  # noqa: E402
+from outblas.core.problem import Problem  # noqa: E402
+from outblas.judge.gates import prove  # noqa: E402
+from outblas.judge.operands import Operands, torch_dtype  # noqa: E402
+from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig  # noqa: E402
+from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig  # noqa: E402
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig  # noqa: E402
+from outblas.kernels.families.sm80_pipelined_gemm import Sm80PipelinedConfig  # noqa: E402
+from outblas.kernels.families.sm90_oddrows_gemm import Sm90OddrowsConfig  # noqa: E402
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig  # noqa: E402
+from outblas.kernels.legality import why_illegal  # noqa: E402
+from outblas.kernels.proof_shapes import proof_shapes  # noqa: E402
+from outblas.kernels.source import make_source  # noqa: E402
+from outblas.runtime.device import gpu_of_device  # noqa: E402
+from outblas.runtime.launch import load  # noqa: E402
+from outblas.runtime.nvrtc import compile_source  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 

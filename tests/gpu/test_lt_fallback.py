@@ -12,26 +12,26 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("cuda.bindings")
 
-import torch
+import torch  # noqa: E402
 
-import outblas
-from outblas.core.config import KernelConfig
-from outblas.core.problem import ROW_ALIGN_BYTES, Problem
-from outblas.core.rivals import AUTO_REQUEST
-from outblas.dispatch import device_registry, native_table
-from outblas.dispatch.device_state import DeviceState
-from outblas.judge.reference import Reference
-from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
-from outblas.kernels.geometry import workspace_bytes
-from outblas.kernels.legality import why_illegal
-from outblas.records.library import Library
-from outblas.records.library_row import LibraryChoice, LibraryRow
-from outblas.runtime import native
-from outblas.runtime.cublas import CublasLt, describe
-from outblas.runtime.device import gpu_of_device
-from outblas.runtime.kernel_loader import load_kernel
-from support.gpus.gpu_operands import operands
-from support.gpus.known import H200
+import outblas  # noqa: E402
+from outblas.core.config import KernelConfig  # noqa: E402
+from outblas.core.problem import ROW_ALIGN_BYTES, Problem  # noqa: E402
+from outblas.core.rivals import AUTO_REQUEST  # noqa: E402
+from outblas.dispatch import device_registry, native_table  # noqa: E402
+from outblas.dispatch.device_state import DeviceState  # noqa: E402
+from outblas.judge.reference import Reference  # noqa: E402
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig  # noqa: E402
+from outblas.kernels.geometry import workspace_bytes  # noqa: E402
+from outblas.kernels.legality import why_illegal  # noqa: E402
+from outblas.records.library import Library  # noqa: E402
+from outblas.records.library_row import LibraryChoice, LibraryRow  # noqa: E402
+from outblas.runtime import native  # noqa: E402
+from outblas.runtime.cublas import CublasLt, describe  # noqa: E402
+from outblas.runtime.device import gpu_of_device  # noqa: E402
+from outblas.runtime.kernel_loader import load_kernel  # noqa: E402
+from support.gpus.gpu_operands import operands  # noqa: E402
+from support.gpus.known import H200  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 

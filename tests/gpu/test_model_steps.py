@@ -14,12 +14,12 @@ pytest.importorskip("torch")
 pytest.importorskip("cuda.bindings")
 pytest.importorskip("transformers", reason="transformers is not installed: pip install '.[examples]'")
 
-import torch
+import torch  # noqa: E402
 
-import outblas
-from outblas.runtime.device import gpu_of_device
-from support.everything_fixture import sums_in_fp32
-from support.operator_counts import OperatorCounts
+import outblas  # noqa: E402
+from outblas.runtime.device import gpu_of_device  # noqa: E402
+from support.everything_fixture import sums_in_fp32  # noqa: E402
+from support.operator_counts import OperatorCounts  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 

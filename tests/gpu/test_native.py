@@ -12,24 +12,24 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("cuda.bindings")
 
-import torch
+import torch  # noqa: E402
 
-import outblas
-from outblas.core.errors import TensorError
-from outblas.core.problem import Problem
-from outblas.dispatch import device_registry, native_table
-from outblas.dispatch.device_state import DeviceState
-from outblas.dispatch.tensors import operand
-from outblas.judge.reference import Reference
-from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
-from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
-from outblas.records.library import Library
-from outblas.records.library_row import LibraryChoice, LibraryRow
-from outblas.runtime import native
-from outblas.runtime.device import gpu_of_device
-from outblas.runtime.kernel_loader import load_kernel
-from outblas.runtime.torch_state import torch_state
-from support.gpus.gpu_operands import operands
+import outblas  # noqa: E402
+from outblas.core.errors import TensorError  # noqa: E402
+from outblas.core.problem import Problem  # noqa: E402
+from outblas.dispatch import device_registry, native_table  # noqa: E402
+from outblas.dispatch.device_state import DeviceState  # noqa: E402
+from outblas.dispatch.product_operands import operand  # noqa: E402
+from outblas.judge.reference import Reference  # noqa: E402
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig  # noqa: E402
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig  # noqa: E402
+from outblas.records.library import Library  # noqa: E402
+from outblas.records.library_row import LibraryChoice, LibraryRow  # noqa: E402
+from outblas.runtime import native  # noqa: E402
+from outblas.runtime.device import gpu_of_device  # noqa: E402
+from outblas.runtime.kernel_loader import load_kernel  # noqa: E402
+from outblas.runtime.torch_state import torch_state  # noqa: E402
+from support.gpus.gpu_operands import operands  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 

@@ -9,13 +9,13 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("cuda.bindings")
 
-from outblas.core.errors import DeviceError, ToolchainMissing
-from outblas.core.problem import Problem
-from outblas.records.store import Store
-from outblas.runtime.device import Device
-from outblas.tune.tune_run import TuneRequest, run_tune
-from outblas_lab.pool import ncu
-from outblas_lab.pool.profile import ProfileRequest, run_profile
+from outblas.core.errors import DeviceError, ToolchainMissing  # noqa: E402
+from outblas.core.problem import Problem  # noqa: E402
+from outblas.records.store import Store  # noqa: E402
+from outblas.runtime.device import Device  # noqa: E402
+from outblas.tune.tune_run import TuneRequest, run_tune  # noqa: E402
+from outblas_lab.pool import ncu  # noqa: E402
+from outblas_lab.pool.profile import ProfileRequest, run_profile  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 

@@ -13,7 +13,7 @@ if not torch.cuda.is_available():
 from outblas.core.config import config_name  # noqa: E402
 from outblas.core.problem import Problem  # noqa: E402
 from outblas.core.rivals import CallFromC  # noqa: E402
-from outblas.dispatch.kept_decisions import current_decisions  # noqa: E402
+from outblas.dispatch.device_registry import current_decisions  # noqa: E402
 from outblas.judge.baselines import make_baselines  # noqa: E402
 from outblas.judge.gpu_clock import GpuClock, choose_algorithm  # noqa: E402
 from outblas.judge.latency import RequestPlan  # noqa: E402

@@ -11,16 +11,16 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("cuda.bindings")
 
-from outblas.core.errors import ToolchainMissing
-from outblas.core.evaluation import Status
-from outblas.core.problem import Problem
-from outblas.judge.gates import CellProver, prove
-from outblas.judge.gpu_clock import GpuClock
-from outblas.runtime.device import gpu_of_device
-from outblas_lab.custom.free_kernel import FreeKernel
-from outblas_lab.custom.templates.fill import CutlassSm80
-from outblas_lab.jail.build import build
-from outblas_lab.jail.free_launch import load
+from outblas.core.errors import ToolchainMissing  # noqa: E402
+from outblas.core.evaluation import Status  # noqa: E402
+from outblas.core.problem import Problem  # noqa: E402
+from outblas.judge.gates import CellProver, prove  # noqa: E402
+from outblas.judge.gpu_clock import GpuClock  # noqa: E402
+from outblas.runtime.device import gpu_of_device  # noqa: E402
+from outblas_lab.custom.free_kernel import FreeKernel  # noqa: E402
+from outblas_lab.custom.templates.fill import CutlassSm80  # noqa: E402
+from outblas_lab.jail.build import build  # noqa: E402
+from outblas_lab.jail.free_launch import load  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 

@@ -13,7 +13,7 @@ from outblas.judge.bench_cell import Options  # noqa: E402
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig  # noqa: E402
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig  # noqa: E402
 from outblas.tune.live_evaluator import LiveEvaluator  # noqa: E402
-from support.gpus.known import H200
+from support.gpus.known import H200  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 GOOD, ALSO, ILLEGAL = Sm90WgmmaConfig(64, 64), Sm80MmaConfig(64, 64), Sm90WgmmaConfig(64, 7)

@@ -11,30 +11,30 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("cuda.bindings")
 
-import torch
+import torch  # noqa: E402
 
-import outblas
-from outblas.core.config import KernelConfig
-from outblas.core.problem import Problem
-from outblas.dispatch import device_registry, native_table
-from outblas.dispatch.device_state import DeviceState
-from outblas.judge.reference import Reference
-from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
-from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
-from outblas.kernels.kernel_hash import kernels_sha
-from outblas.kernels.source import make_source
-from outblas.records.library import Library
-from outblas.records.library_row import LibraryChoice, LibraryRow
-from outblas.runtime import packaged_cubins
-from outblas.runtime.cubin_pack import pack_bytes, pack_key
-from outblas.runtime.device import gpu_of_device
-from outblas.runtime.kernel_loader import ARCHITECTURE, load_kernel
-from outblas.runtime.launch import load
-from outblas.runtime.nvrtc import compile_source
-from outblas.runtime.packaged_cubins import PACK, PackagedCubins
-from outblas_lab.build.cubin_build import build, is_current, packaged_libraries, sources_of
-from support.gpus.gpu_operands import operands
-from support.helpers import ROOT
+import outblas  # noqa: E402
+from outblas.core.config import KernelConfig  # noqa: E402
+from outblas.core.problem import Problem  # noqa: E402
+from outblas.dispatch import device_registry, native_table  # noqa: E402
+from outblas.dispatch.device_state import DeviceState  # noqa: E402
+from outblas.judge.reference import Reference  # noqa: E402
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig  # noqa: E402
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig  # noqa: E402
+from outblas.kernels.kernel_hash import kernels_sha  # noqa: E402
+from outblas.kernels.source import make_source  # noqa: E402
+from outblas.records.library import Library  # noqa: E402
+from outblas.records.library_row import LibraryChoice, LibraryRow  # noqa: E402
+from outblas.runtime import packaged_cubins  # noqa: E402
+from outblas.runtime.cubin_pack import pack_bytes, pack_key  # noqa: E402
+from outblas.runtime.device import gpu_of_device  # noqa: E402
+from outblas.runtime.kernel_loader import ARCHITECTURE, load_kernel  # noqa: E402
+from outblas.runtime.launch import load  # noqa: E402
+from outblas.runtime.nvrtc import compile_source  # noqa: E402
+from outblas.runtime.packaged_cubins import PACK, PackagedCubins  # noqa: E402
+from outblas_lab.build.cubin_build import build, is_current, packaged_libraries, sources_of  # noqa: E402
+from support.gpus.gpu_operands import operands  # noqa: E402
+from support.helpers import ROOT  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 

@@ -12,11 +12,11 @@ from outblas.core.errors import DeviceError  # noqa: E402
 from outblas.core.problem import Problem  # noqa: E402
 from outblas.judge import (  # noqa: E402
     gpu_clock,
-    latency,  # noqa: E402
+    latency,
     rounds,
 )
 from outblas.judge.baselines import make_baselines  # noqa: E402
-from outblas_lab.pool.time_offline import TimingEffort, time_offline  # noqa: E402
+from outblas.judge.gpu_clock import TimingEffort, time_offline  # noqa: E402
 from support.gpus.known import H200  # noqa: E402
 
 pytestmark = pytest.mark.gpu

@@ -11,11 +11,11 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("cuda.bindings")
 
-import torch
+import torch  # noqa: E402
 
-import outblas
-from outblas.dispatch.torch_op import mm
-from support.everything_fixture import Counted, computed, exact, gpus_fixture, numbers  # noqa: F401
+import outblas  # noqa: E402
+from outblas.dispatch.torch_op import mm  # noqa: E402
+from support.everything_fixture import Counted, computed, exact, gpus_fixture, numbers  # noqa: F401  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 

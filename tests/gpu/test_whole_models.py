@@ -15,11 +15,11 @@ pytest.importorskip("torch")
 pytest.importorskip("cuda.bindings")
 pytest.importorskip("transformers", reason="transformers is not installed: pip install '.[examples]'")
 
-import torch
+import torch  # noqa: E402
 
-import outblas
-from outblas.runtime.device import gpu_of_device
-from outblas_lab.publish.tables.whole_models_table import FORMAT
+import outblas  # noqa: E402
+from outblas.runtime.device import gpu_of_device  # noqa: E402
+from outblas_lab.publish.tables.whole_models_table import FORMAT  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 

@@ -11,23 +11,23 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("cuda.bindings")
 
-import torch
+import torch  # noqa: E402
 
-from outblas.core.config import KernelConfig
-from outblas.core.errors import DeviceError, TensorError
-from outblas.core.problem import Problem
-from outblas.judge.operands import Operands
-from outblas.judge.reference import Reference
-from outblas.kernels.geometry import workspace_bytes
-from outblas.kernels.geometry_terms import COUNTERS_BYTES
-from outblas.kernels.legality import why_illegal
-from outblas.kernels.source import make_source
-from outblas.runtime.driver import capture_graph, check, driver
-from outblas.runtime.launch import load
-from outblas.runtime.nvrtc import compile_source
-from outblas.runtime.workspace import allocate
-from support.gpus.known import H200
-from support.workspace_gpu_fixture import (  # noqa: F401
+from outblas.core.config import KernelConfig  # noqa: E402
+from outblas.core.errors import DeviceError, TensorError  # noqa: E402
+from outblas.core.problem import Problem  # noqa: E402
+from outblas.judge.operands import Operands  # noqa: E402
+from outblas.judge.reference import Reference  # noqa: E402
+from outblas.kernels.geometry import workspace_bytes  # noqa: E402
+from outblas.kernels.geometry_terms import COUNTERS_BYTES  # noqa: E402
+from outblas.kernels.legality import why_illegal  # noqa: E402
+from outblas.kernels.source import make_source  # noqa: E402
+from outblas.runtime.driver import capture_graph, check, driver  # noqa: E402
+from outblas.runtime.launch import load  # noqa: E402
+from outblas.runtime.nvrtc import compile_source  # noqa: E402
+from outblas.runtime.workspace import allocate  # noqa: E402
+from support.gpus.known import H200  # noqa: E402
+from support.workspace_gpu_fixture import (  # noqa: F401  # noqa: E402
     BASE,
     CONFIGS,
     RAGGED,

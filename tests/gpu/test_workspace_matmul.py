@@ -12,21 +12,21 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("cuda.bindings")
 
-import torch
+import torch  # noqa: E402
 
-import outblas
-from outblas.core.problem import Problem
-from outblas.dispatch import device_registry, native_table
-from outblas.dispatch.device_state import DeviceState
-from outblas.judge.reference import Reference
-from outblas.kernels.geometry import workspace_bytes
-from outblas.records.library import Library
-from outblas.records.library_row import LibraryChoice, LibraryRow
-from outblas.runtime import graph_workspace, native
-from outblas.runtime.device import gpu_of_device
-from outblas.runtime.driver import capture_graph, check, driver
-from outblas.runtime.kernel_loader import load_kernel
-from support.workspace_gpu_fixture import (  # noqa: F401
+import outblas  # noqa: E402
+from outblas.core.problem import Problem  # noqa: E402
+from outblas.dispatch import device_registry, native_table  # noqa: E402
+from outblas.dispatch.device_state import DeviceState  # noqa: E402
+from outblas.judge.reference import Reference  # noqa: E402
+from outblas.kernels.geometry import workspace_bytes  # noqa: E402
+from outblas.records.library import Library  # noqa: E402
+from outblas.records.library_row import LibraryChoice, LibraryRow  # noqa: E402
+from outblas.runtime import native, workspace  # noqa: E402
+from outblas.runtime.device import gpu_of_device  # noqa: E402
+from outblas.runtime.driver import capture_graph, check, driver  # noqa: E402
+from outblas.runtime.kernel_loader import load_kernel  # noqa: E402
+from support.workspace_gpu_fixture import (  # noqa: F401  # noqa: E402
     BASE,
     CONFIGS,
     DEEP,
@@ -267,7 +267,7 @@ def test_captures_leave_no_memory_behind(library: DeviceState) -> None:
         return int(torch.cuda.memory_reserved())
 
     def streams() -> int:
-        return sum(map(len, graph_workspace._asides.values()))
+        return sum(map(len, workspace._asides.values()))
 
     before, made = reserved(3), streams()
     assert reserved(50) <= before and streams() == made > 0

@@ -11,7 +11,7 @@ from outblas.core.evaluation import Evaluation, Speedup, Status, Timing, Verdict
 from outblas.core.problem import Problem
 from outblas.judge.bench_cell import Baselines
 from outblas_lab.custom.free_kernel import FreeKernel
-from outblas_lab.jail.answers import decode, encode
+from outblas_lab.jail.jailed_evaluator import decode, encode
 from support.free_fixture import device_text
 
 P, KERNEL = Problem(64, 64, 64), FreeKernel.parse(device_text())

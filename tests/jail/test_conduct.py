@@ -10,7 +10,7 @@ import zlib
 
 import pytest
 
-from outblas_lab.jail import conduct
+from outblas_lab.jail import jailed_worker
 
 CODE = ctypes.create_string_buffer(b"machine code", 12)
 BEGIN = ctypes.addressof(CODE)
@@ -24,8 +24,8 @@ def mapping(rights, offset, path, begin=BEGIN, size=12):
 @pytest.fixture(name="maps")
 def maps_fixture(monkeypatch):
     def give(*lines):
-        monkeypatch.setattr(conduct, "open", lambda *_, **__: io.StringIO("".join(lines)), raising=False)
-        return conduct._code()
+        monkeypatch.setattr(jailed_worker, "open", lambda *_, **__: io.StringIO("".join(lines)), raising=False)
+        return jailed_worker._code()
 
     return give
 
@@ -54,7 +54,7 @@ def test_code_is_that_of_watched_files_which_can_be_read_and_run(maps):
 def test_so_much_code_is_read_and_no_more(maps, monkeypatch):
     lines = [mapping("r-xp", 4096 * i, "/lib/libcuda.so.1") for i in range(3)]
     for limit, count in ((36, 3), (35, 2), (24, 2), (11, 0)):
-        monkeypatch.setattr(conduct, "_MOST_BYTES", limit)
+        monkeypatch.setattr(jailed_worker, "_MOST_BYTES", limit)
         assert len(maps(*lines)) == count
 
 
@@ -62,28 +62,28 @@ def test_what_cannot_be_read_is_nothing(monkeypatch):
     def refuse(*_, **__):
         raise OSError
 
-    monkeypatch.setattr(conduct, "open", refuse, raising=False)
-    assert conduct._code() == {} and conduct._status("SigCgt") == ""
+    monkeypatch.setattr(jailed_worker, "open", refuse, raising=False)
+    assert jailed_worker._code() == {} and jailed_worker._status("SigCgt") == ""
 
 
 def test_handled_signals_are_those_of_the_status(monkeypatch):
     lines = "SigIgn:\t0000000000000001\nSigCgtX:\t2\nSigCgt:\t0000000180004002\n"
-    monkeypatch.setattr(conduct, "open", lambda *_, **__: io.StringIO(lines), raising=False)
-    assert conduct._status("SigCgt") == "0000000180004002" and conduct._status("Sig") == ""
+    monkeypatch.setattr(jailed_worker, "open", lambda *_, **__: io.StringIO(lines), raising=False)
+    assert jailed_worker._status("SigCgt") == "0000000180004002" and jailed_worker._status("Sig") == ""
 
 
 def test_files_of_cuda_pipes_and_the_look_itself_are_not_the_candidates(tmp_path):
-    before = conduct._files()
+    before = jailed_worker._files()
     opened = [
         os.open(os.devnull, os.O_RDONLY), os.open("/proc/self/fd", os.O_RDONLY), os.memfd_create("cuda"), *os.pipe(),
         os.open("/usr/bin", os.O_RDONLY), os.open(tmp_path, os.O_RDONLY),
     ]  # fmt: skip
     try:
-        assert conduct._files() - before == {str(tmp_path)}
+        assert jailed_worker._files() - before == {str(tmp_path)}
     finally:
         for descriptor in opened:
             os.close(descriptor)
-    assert conduct._files() == before
+    assert jailed_worker._files() == before
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_each_timer_is_seen(timer, index):
     handler = signal.signal(signal.SIGALRM, signal.SIG_IGN)
     was = signal.setitimer(timer, 1000)
     try:
-        assert conduct.snapshot()["set a timer"][index] is True
+        assert jailed_worker.snapshot()["set a timer"][index] is True
     finally:
         signal.setitimer(timer, *was)
         signal.signal(signal.SIGALRM, handler)
@@ -123,5 +123,5 @@ STATE = {
     ],
 )  # fmt: skip
 def test_a_deed_is_what_differs(monkeypatch, deed, state, words):
-    monkeypatch.setattr(conduct, "snapshot", lambda: {**STATE, deed: state})
-    assert conduct.what_changed(STATE) == words
+    monkeypatch.setattr(jailed_worker, "snapshot", lambda: {**STATE, deed: state})
+    assert jailed_worker.what_changed(STATE) == words

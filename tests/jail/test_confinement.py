@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from outblas.core.evaluation import Status
-from outblas.workers.host_limits import HostLimits
-from outblas.workers.sandbox import Sandbox, WorkerLoss
+from outblas.workers.sandbox import HostLimits, Sandbox, WorkerLoss
 from outblas_lab.jail import landlock, seccomp
 from outblas_lab.jail.confinement import Jail, lines, readable_roots, report
 from support.helpers import SOURCE_PATH

@@ -11,20 +11,20 @@ import pytest
 
 pytest.importorskip("torch")
 
-import torch
+import torch  # noqa: E402
 
-from outblas.core.errors import DeviceError, TensorError
-from outblas.core.problem import Problem
-from outblas.runtime import driver as driver_module
-from outblas.runtime import launch as launching
-from outblas.runtime import tensor_map
-from outblas.runtime.cubin import Cubin, SassFacts
-from outblas_lab.custom.free_kernel import FreeKernel
-from outblas_lab.jail import conduct, free_launch
-from outblas_lab.jail.build import BuiltKernel
-from outblas_lab.jail.free_launch import GuardedWorkspace
-from support.free_fixture import BODY, block, device_text, exploit
-from support.gpus.known import H200
+from outblas.core.errors import DeviceError, TensorError  # noqa: E402
+from outblas.core.problem import Problem  # noqa: E402
+from outblas.runtime import driver as driver_module  # noqa: E402
+from outblas.runtime import launch as launching  # noqa: E402
+from outblas.runtime import tensor_map  # noqa: E402
+from outblas.runtime.cubin import Cubin, SassFacts  # noqa: E402
+from outblas_lab.custom.free_kernel import FreeKernel  # noqa: E402
+from outblas_lab.jail import free_launch, jailed_worker  # noqa: E402
+from outblas_lab.jail.build import BuiltKernel  # noqa: E402
+from outblas_lab.jail.free_launch import GuardedWorkspace  # noqa: E402
+from support.free_fixture import BODY, block, device_text, exploit  # noqa: E402
+from support.gpus.known import H200  # noqa: E402
 
 P = Problem(128, 64, 96)
 NO_FACTS = SassFacts(0, 0, 0, 0, 0, 0, 0, 0, ())
@@ -237,30 +237,30 @@ def test_operands_are_checked_as_everywhere(recorder, monkeypatch):
 
 
 def test_conduct_notices_timers_handlers_and_files(tmp_path):
-    before = conduct.snapshot()
-    assert conduct.what_changed(before) == ""
+    before = jailed_worker.snapshot()
+    assert jailed_worker.what_changed(before) == ""
     with (tmp_path / "secret").open("w"):
-        assert "secret" in conduct.what_changed(before)
+        assert "secret" in jailed_worker.what_changed(before)
     signal.setitimer(signal.ITIMER_VIRTUAL, 1000)
     try:
-        assert "timer" in conduct.what_changed(before)
+        assert "timer" in jailed_worker.what_changed(before)
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
     was = signal.signal(signal.SIGUSR2, lambda *_: None)
     try:
-        assert "signals" in conduct.what_changed(before)
+        assert "signals" in jailed_worker.what_changed(before)
     finally:
         signal.signal(signal.SIGUSR2, was)
-    assert conduct.what_changed(before) == ""
+    assert jailed_worker.what_changed(before) == ""
 
 
 def test_conduct_notices_changed_machine_code():
-    before = conduct.snapshot()
+    before = jailed_worker.snapshot()
     code = before["changed the code that measures it"]
     assert code, "at least the C library or Python"
     name, (rights, crc) = next(iter(code.items()))
     other = {**before, "changed the code that measures it": {**code, name: (rights, crc ^ 1)}}
-    assert "changed the code" in conduct.what_changed(other)
+    assert "changed the code" in jailed_worker.what_changed(other)
 
 
 def test_exploits_of_the_workspace_are_what_the_guards_see():

@@ -9,14 +9,14 @@ import pytest
 
 pytest.importorskip("torch")
 
-import torch
+import torch  # noqa: E402
 
-from outblas.core.errors import DeviceError
-from outblas.core.evaluation import GateFailed, Status
-from outblas.core.problem import Problem
-from outblas.judge.proof_inputs import fill_mixed, put_special_values
-from outblas.judge.reference import b_as_k_by_n
-from outblas_lab.jail.fresh_operands import FreshOperands, same_bits
+from outblas.core.errors import DeviceError  # noqa: E402
+from outblas.core.evaluation import GateFailed, Status  # noqa: E402
+from outblas.core.problem import Problem  # noqa: E402
+from outblas.judge.proof_inputs import fill_mixed, put_special_values  # noqa: E402
+from outblas.judge.reference import b_as_k_by_n  # noqa: E402
+from outblas_lab.jail.fresh_operands import FreshOperands, same_bits  # noqa: E402
 
 PROBLEMS = (
     Problem(64, 96, 128), Problem(1, 64, 2048), Problem(33, 17, 65, "NN", "bf16"), Problem(40, 24, 600, acc="fp16"),

@@ -9,8 +9,7 @@ import pytest
 from outblas.core.evaluation import Evaluation, Status, Timing, Verdict
 from outblas.core.problem import Problem
 from outblas.judge.bench_cell import Baselines, Options
-from outblas.workers.host_limits import HostLimits
-from outblas.workers.sandbox import WorkerLoss
+from outblas.workers.sandbox import HostLimits, WorkerLoss
 from outblas_lab.custom.free_kernel import FreeKernel
 from outblas_lab.jail import jailed_evaluator
 from outblas_lab.jail.jailed_evaluator import FreeOptions, JailedEvaluator
@@ -91,7 +90,7 @@ def test_device_kernels_share_workers_and_host_kernels_are_alone(evaluated):
     for box in Box.made:
         assert box.limits == HostLimits(5, box.cell.folder, 6) and box.cell.jailed and box.spawn is None
         assert (box.factory, box.step_s, box.codec) == (
-            "outblas_lab.jail.jailed_worker:make_handler", 7.0, "outblas_lab.jail.answers"
+            "outblas_lab.jail.jailed_worker:make_handler", 7.0, "outblas_lab.jail.jailed_evaluator"
         )  # fmt: skip
         assert box.options.baselines == ("cublas",) and box.options.algorithms is None
         assert all(item.problem == P and not item.proved and item.nvmmh is None for item in box.items)

@@ -13,11 +13,11 @@ from outblas.core.problem import Problem
 from outblas.judge.bench_cell import Baselines, Options
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.workers import handler as plain
-from outblas.workers.work_item import WorkItem
+from outblas.workers.handler import WorkItem
 from outblas_lab.custom.free_kernel import FreeKernel
-from outblas_lab.jail import host_launches
+from outblas_lab.jail import jailed_worker
 from outblas_lab.jail import jailed_worker as free
-from outblas_lab.jail.answers import decode, encode
+from outblas_lab.jail.jailed_evaluator import decode, encode
 from support.free_fixture import BODY, device_text, host_text
 from support.gpus.known import H200
 
@@ -112,8 +112,8 @@ def world(monkeypatch, tmp_path):
     monkeypatch.setattr(FakeClock, "failure", None)
     monkeypatch.setattr(FakeClock, "on_measure", None)
     monkeypatch.setattr("outblas_lab.jail.fresh_operands.FreshOperands", lambda *a: None)
-    monkeypatch.setattr(free.conduct, "snapshot", lambda: {"x": 1})
-    monkeypatch.setattr(free.conduct, "what_changed", lambda before: made.offence)
+    monkeypatch.setattr(free, "snapshot", lambda: {"x": 1})
+    monkeypatch.setattr(free, "what_changed", lambda before: made.offence)
     handler = free.FreeHandler(Options(0, H200, baselines=(), rounds=3), free.JailedCell(str(tmp_path), None, False))
 
     def ask(kernel, problem=P):
@@ -181,12 +181,12 @@ def test_host_code_that_does_not_wait_for_its_predecessor_breaks_the_rules(monke
     """A fake driver: a graph is its number of calls. Kernels of one call may overlap each other."""
     edges = {1: inside, 2: 2 * inside + joined}
     destroyed = []
-    monkeypatch.setattr(host_launches, "capture_graph", lambda calls, stream: len(calls))
-    monkeypatch.setattr(host_launches, "check_nodes", lambda graph: None)
-    monkeypatch.setattr(host_launches, "count_programmatic_edges", edges.get)
-    monkeypatch.setattr(host_launches, "driver", lambda: SimpleNamespace(cuGraphDestroy=destroyed.append))
+    monkeypatch.setattr(jailed_worker, "capture_graph", lambda calls, stream: len(calls))
+    monkeypatch.setattr(jailed_worker, "check_nodes", lambda graph: None)
+    monkeypatch.setattr(jailed_worker, "count_programmatic_edges", edges.get)
+    monkeypatch.setattr(jailed_worker, "driver", lambda: SimpleNamespace(cuGraphDestroy=destroyed.append))
     with contextlib.nullcontext() if kept else pytest.raises(GateFailed, match="programmatic"):
-        host_launches.check_launches(lambda stream: None, 7)
+        jailed_worker.check_launches(lambda stream: None, 7)
     assert destroyed == [1, 2]
 
 

@@ -9,17 +9,17 @@ import pytest
 
 pytest.importorskip("torch")
 
-import torch
+import torch  # noqa: E402
 
-from outblas.core.errors import DeviceError
-from outblas.core.evaluation import Status
-from outblas.core.problem import Problem
-from outblas.judge.bench_cell import Options
-from outblas.judge.stream_clock import HostBehindGpu
-from outblas_lab.jail import judged_clock
-from outblas_lab.jail.fresh_operands import FreshOperands
-from outblas_lab.jail.judged_clock import Defences, JudgedClock, JudgedEntry
-from support.gpus.known import H200
+from outblas.core.errors import DeviceError  # noqa: E402
+from outblas.core.evaluation import Status  # noqa: E402
+from outblas.core.problem import Problem  # noqa: E402
+from outblas.judge.bench_cell import Options  # noqa: E402
+from outblas.judge.stream_clock import HostBehindGpu  # noqa: E402
+from outblas_lab.jail import judged_clock  # noqa: E402
+from outblas_lab.jail.fresh_operands import FreshOperands  # noqa: E402
+from outblas_lab.jail.judged_clock import Defences, JudgedClock, JudgedEntry  # noqa: E402
+from support.gpus.known import H200  # noqa: E402
 
 P, CALLS, ROUNDS = Problem(24, 16, 32), 4, 5
 #: Microseconds of a call that works, and of one that does not; the former is that of the rival, too.

@@ -14,9 +14,14 @@ from outblas.core.evaluation import GateFailed, Status, Verdict  # noqa: E402
 from outblas.core.problem import Problem  # noqa: E402
 from outblas.judge.bench_cell import Options  # noqa: E402
 from outblas.judge.operands import CANARY  # noqa: E402
-from outblas.workers.work_item import WorkItem  # noqa: E402
+from outblas.workers.handler import WorkItem  # noqa: E402
 from outblas_lab.custom.free_kernel import FreeKernel  # noqa: E402
-from outblas_lab.jail import free_launch, host_launches, jailed_worker, small_tasks, task_worker  # noqa: E402
+from outblas_lab.jail import (  # noqa: E402
+    free_launch,
+    jailed_worker,
+    small_tasks,
+    task_worker,
+)
 from outblas_lab.jail.free_launch import GuardedWorkspace, HostCall  # noqa: E402
 from outblas_lab.jail.jailed_worker import JailedCell  # noqa: E402
 from outblas_lab.jail.task_worker import OutOfBounds, TaskHandler  # noqa: E402
@@ -165,19 +170,19 @@ def test_a_workers_words_go_nowhere(monkeypatch):
 
 def test_a_graph_is_destroyed_and_only_one_call_is_checked(monkeypatch):
     checked, destroyed = [], []
-    monkeypatch.setattr(host_launches, "capture_graph", lambda calls, stream: f"{len(calls)} on {stream}")
-    monkeypatch.setattr(host_launches, "count_programmatic_edges", lambda graph: 0)
-    monkeypatch.setattr(host_launches, "driver", lambda: SimpleNamespace(cuGraphDestroy=destroyed.append))
-    monkeypatch.setattr(host_launches, "check_nodes", checked.append)
-    assert host_launches.check_launches(len, 7) is None
+    monkeypatch.setattr(jailed_worker, "capture_graph", lambda calls, stream: f"{len(calls)} on {stream}")
+    monkeypatch.setattr(jailed_worker, "count_programmatic_edges", lambda graph: 0)
+    monkeypatch.setattr(jailed_worker, "driver", lambda: SimpleNamespace(cuGraphDestroy=destroyed.append))
+    monkeypatch.setattr(jailed_worker, "check_nodes", checked.append)
+    assert jailed_worker.check_launches(len, 7) is None
     assert checked == ["1 on 7"] and destroyed == ["1 on 7", "2 on 7"]
 
     def refuse(graph):
         raise GateFailed(Status.RULE_BROKEN, "it sets an L2 policy")
 
-    monkeypatch.setattr(host_launches, "check_nodes", refuse)
+    monkeypatch.setattr(jailed_worker, "check_nodes", refuse)
     with pytest.raises(GateFailed, match="L2 policy"):
-        host_launches.check_launches(len, 7)
+        jailed_worker.check_launches(len, 7)
     assert destroyed[2:] == ["1 on 7"]
 
 

@@ -21,15 +21,14 @@ from outblas_lab.jail import landlock
 from outblas_lab.jail.build import BuiltKernel, build
 from outblas_lab.jail.confined_compiler import CompileLimits, run_confined
 from outblas_lab.jail.evaluation_file import FORMAT, Recorder, load
-from outblas_lab.jail.free_proof_shapes import MAX_FLOPS, free_proof_shapes
+from outblas_lab.jail.jailed_worker import MAX_FLOPS, free_proof_shapes
 from outblas_lab.jail.offline_evaluators import (
     NOT_RUN,
     CompileOnlyEvaluator,
     RecordedFreeEvaluator,
     recording_evaluator,
 )
-from outblas_lab.jail.static_gate import examine
-from outblas_lab.jail.symbols import allowed, why_refused
+from outblas_lab.jail.static_gate import allowed, examine, why_refused
 from outblas_lab.jail.text_rules import refusal
 from support.free_fixture import BODY, cache_fixture, compiles, device_text, exploit, host_text  # noqa: F401
 from support.gpus.known import H200

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from outblas.core.problem import Problem
 from outblas_lab.custom.free_kernel import FreeKernel
-from outblas_lab.jail.free_proof_shapes import MAX_FLOPS, free_proof_shapes
+from outblas_lab.jail.jailed_worker import MAX_FLOPS, free_proof_shapes
 from support.free_fixture import device_text
 from support.gpus.known import H200
 

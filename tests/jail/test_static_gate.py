@@ -6,13 +6,13 @@ import pytest
 
 pytest.importorskip("cuda.bindings")
 
-from outblas.core.evaluation import Evaluation, Status
-from outblas.core.problem import Problem
-from outblas_lab.custom.free_kernel import FreeKernel
-from outblas_lab.jail.build import BuiltKernel
-from outblas_lab.jail.static_gate import MAX_KEPT_BYTES, MAX_STACK_BYTES, examine
-from support.free_fixture import cache_fixture, compiles, device_text, host_text  # noqa: F401
-from support.gpus.known import H200
+from outblas.core.evaluation import Evaluation, Status  # noqa: E402
+from outblas.core.problem import Problem  # noqa: E402
+from outblas_lab.custom.free_kernel import FreeKernel  # noqa: E402
+from outblas_lab.jail.build import BuiltKernel  # noqa: E402
+from outblas_lab.jail.static_gate import MAX_KEPT_BYTES, MAX_STACK_BYTES, examine  # noqa: E402
+from support.free_fixture import cache_fixture, compiles, device_text, host_text  # noqa: F401  # noqa: E402
+from support.gpus.known import H200  # noqa: E402
 
 pytestmark = [pytest.mark.long, compiles]
 ENTRY = """

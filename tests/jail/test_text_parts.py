@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from outblas_lab.jail.compiler_words import own_words
-from outblas_lab.jail.spliced_literals import can_say, literal_macros, runs_of
-from outblas_lab.jail.symbols import allowed, why_refused
-from outblas_lab.jail.text_rules import refusal
+from outblas_lab.jail.build import own_words
+from outblas_lab.jail.static_gate import allowed, why_refused
+from outblas_lab.jail.text_rules import can_say, literal_macros, refusal, runs_of
 
 
 def plain(literal):

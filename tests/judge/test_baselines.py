@@ -14,9 +14,9 @@ from outblas.core.errors import DeviceError, ToolchainMissing, UsageError
 from outblas.core.journal import Journal
 from outblas.core.problem import Problem
 from outblas.judge import baselines, matmul_heuristics
-from outblas.judge.algorithm_cache import ALGORITHM_BYTES, AlgorithmCache
+from outblas.judge.baselines import ALGORITHM_BYTES, AlgorithmCache
 from outblas.kernels.families.family import TileChoice
-from outblas.runtime import cublas, cublas_loading
+from outblas.runtime import cublas
 from support.gpus.known import H200
 
 
@@ -70,7 +70,7 @@ def test_a_failed_status_names_call_and_reason():
 
 def test_a_missing_library_is_one_clear_line():
     with pytest.raises(ToolchainMissing, match="libnosuchblas cannot be loaded"):
-        cublas_loading._load("nosuchblas")
+        cublas._load("nosuchblas")
 
 
 def test_every_baseline_has_its_name():

@@ -13,10 +13,14 @@ from outblas.core.errors import DeviceError, ToolchainMissing  # noqa: E402
 from outblas.core.problem import Problem  # noqa: E402
 from outblas.core.roofline import floor_us  # noqa: E402
 from outblas.judge import gpu_clock, operands, stream_clock  # noqa: E402
-from outblas.judge.gpu_clock import GpuClock, GraphEntry  # noqa: E402
+from outblas.judge import gpu_clock as time_offline_module  # noqa: E402
+from outblas.judge.gpu_clock import (  # noqa: E402
+    GpuClock,
+    GraphEntry,
+    TimingEffort,
+    time_offline,
+)
 from outblas.judge.rounds import Prune, timing_of_samples  # noqa: E402
-from outblas_lab.pool import time_offline as time_offline_module  # noqa: E402
-from outblas_lab.pool.time_offline import TimingEffort, time_offline  # noqa: E402
 from support.gpus.known import H200  # noqa: E402
 
 PROBLEM = Problem(64, 64, 64)

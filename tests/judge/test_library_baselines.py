@@ -10,8 +10,8 @@ torch = pytest.importorskip("torch")
 
 from outblas.core.errors import DeviceError, ToolchainMissing  # noqa: E402
 from outblas.core.problem import Problem  # noqa: E402
-from outblas.judge import baselines, matmul_heuristics, sm_clock  # noqa: E402
-from outblas.judge.sm_clock import SmClock  # noqa: E402
+from outblas.judge import baselines, block_clock, matmul_heuristics  # noqa: E402
+from outblas.judge.block_clock import SmClock  # noqa: E402
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig  # noqa: E402
 from outblas.runtime import cublas, nvrtc  # noqa: E402
 from outblas.workers import compile_ahead  # noqa: E402
@@ -149,12 +149,12 @@ def test_the_frequency_is_the_median_of_the_sms_that_made_both_stamps():
 def test_a_stamp_has_a_cta_for_each_sm(monkeypatch):
     launched = []
     driver = SimpleNamespace(cuLaunchKernel=lambda *given: launched.append(given) or (0,))
-    monkeypatch.setattr(sm_clock, "driver", lambda: driver)
+    monkeypatch.setattr(block_clock, "driver", lambda: driver)
     made = SmClock.__new__(SmClock)
-    slots = [(sm_clock.ctypes.c_void_p * 1)(), (sm_clock.ctypes.c_void_p * 1)()]
+    slots = [(block_clock.ctypes.c_void_p * 1)(), (block_clock.ctypes.c_void_p * 1)()]
     made._parameters, made._function, made._sms = slots, "function", 132
     made.stamp(1, 7)
-    assert launched == [("function", 132, 1, 1, 1, 1, 1, 0, 7, sm_clock.ctypes.addressof(slots[1]), 0)]
+    assert launched == [("function", 132, 1, 1, 1, 1, 1, 0, 7, block_clock.ctypes.addressof(slots[1]), 0)]
 
 
 @pytest.mark.parametrize(("least", "count"), [(3, 3), (4, 0)])

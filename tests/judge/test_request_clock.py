@@ -15,7 +15,7 @@ from outblas.core.problem import Problem
 from outblas.core.rivals import CallFromC
 from outblas.judge import request_clock
 from outblas.runtime import native
-from outblas.runtime.cublas_loading import Algo
+from outblas.runtime.cublas import Algo
 from support.native_fixture import FakeCuda, built_fixture, cuda_fixture, fake_plan, needs_compiler  # noqa: F401
 
 pytestmark = needs_compiler

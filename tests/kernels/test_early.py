@@ -9,22 +9,22 @@ import pytest
 
 pytest.importorskip("cuda.bindings")
 
-from outblas.core.config import KernelConfig
-from outblas.core.problem import Layout, Problem
-from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
-from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig, gemv_loads_per_step
-from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
-from outblas.kernels.families.sm80_pipelined_kernels import Sm80PipelinedConfig
-from outblas.kernels.families.sm90_oddrows_kernels import Sm90OddrowsConfig
-from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
-from outblas.kernels.legality import why_illegal
-from outblas.kernels.source import make_source
-from outblas.runtime.cubin import Cubin
-from outblas.runtime.nvrtc import compile_source
-from outblas.runtime.sass import check_static
-from support.disassembly import Together, cases
-from support.gpus.known import H200
-from support.helpers import half_of_pairs
+from outblas.core.config import KernelConfig  # noqa: E402
+from outblas.core.problem import Layout, Problem  # noqa: E402
+from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig  # noqa: E402
+from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig, gemv_loads_per_step  # noqa: E402
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig  # noqa: E402
+from outblas.kernels.families.sm80_pipelined_gemm import Sm80PipelinedConfig  # noqa: E402
+from outblas.kernels.families.sm90_oddrows_gemm import Sm90OddrowsConfig  # noqa: E402
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig  # noqa: E402
+from outblas.kernels.legality import why_illegal  # noqa: E402
+from outblas.kernels.source import make_source  # noqa: E402
+from outblas.runtime.cubin import Cubin  # noqa: E402
+from outblas.runtime.nvrtc import compile_source  # noqa: E402
+from outblas.runtime.sass import check_static  # noqa: E402
+from support.disassembly import Together, cases  # noqa: E402
+from support.gpus.known import H200  # noqa: E402
+from support.helpers import half_of_pairs  # noqa: E402
 
 pytestmark = pytest.mark.long
 LAYOUTS: tuple[Layout, ...] = ("TN", "NN")

@@ -10,17 +10,17 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("cuda.bindings")
 
-import torch
+import torch  # noqa: E402
 
-from outblas.core.errors import ToolchainMissing, UsageError
-from outblas.core.evaluation import Evaluation, Status
-from outblas.core.problem import Problem
-from outblas_lab.custom.examples.example_kernels import all_examples, example, example_names
-from outblas_lab.custom.free_kernel import FreeKernel
-from outblas_lab.jail.carried_builds import CarriedBuilds
-from outblas_lab.jail.static_gate import examine
-from support.emulation import emulate
-from support.gpus.known import H200
+from outblas.core.errors import ToolchainMissing, UsageError  # noqa: E402
+from outblas.core.evaluation import Evaluation, Status  # noqa: E402
+from outblas.core.problem import Problem  # noqa: E402
+from outblas_lab.custom.examples.example_kernels import all_examples, example, example_names  # noqa: E402
+from outblas_lab.custom.free_kernel import FreeKernel  # noqa: E402
+from outblas_lab.jail.carried_builds import CarriedBuilds  # noqa: E402
+from outblas_lab.jail.static_gate import examine  # noqa: E402
+from support.emulation import emulate  # noqa: E402
+from support.gpus.known import H200  # noqa: E402
 
 pytestmark = pytest.mark.long
 BAD = Path(__file__).parents[1] / "support" / "free_kernels"

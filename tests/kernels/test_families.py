@@ -27,8 +27,7 @@ from outblas.core.problem import ROW_ALIGN_BYTES, Problem
 from outblas.kernels.catalogue import candidates, even_twin
 from outblas.kernels.config_text import config_from_json, config_from_name
 from outblas.kernels.cost.columns import COLUMN_DEFAULTS, config_columns
-from outblas.kernels.cost.cost_model import START_COEFFICIENTS, predict_many
-from outblas.kernels.cost.residual import FEATURE_NAMES
+from outblas.kernels.cost.cost_model import FEATURE_NAMES, START_COEFFICIENTS, predict_many
 from outblas.kernels.families.family import LAST_PLACE, Family, TileChoice
 from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.geometry import geometry, grid, k_tiles, workspace_bytes
@@ -105,8 +104,7 @@ def test_names_and_json_lead_back_and_what_is_damaged_is_refused(family: Family[
         for other in (config, config.with_knobs(pdl=True), config.with_knobs(pdl=True, early=True)):
             assert config_from_name(config_name(other)) == other == config_from_json(config_to_json(other))
             assert launch_of(other) in LAUNCHES and launch_allows("weights", other)
-        vectors = all_knobs()
-        assert vectors.decode(vectors.encode(config)) == config
+        assert all(getattr(config, k.name) in k.values for k in all_knobs() if config.family in k.families)
         with pytest.raises(ConfigError):
             config_from_json({**config_to_json(config), "no_such_knob": 1})
         with pytest.raises(ConfigError):

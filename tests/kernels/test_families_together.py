@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from outblas.core.config import KernelConfig, config_name
+from outblas.core.config import KernelConfig
 from outblas.core.problem import Problem
 from outblas.core.suites import GRID_EXTENTS
 from outblas.kernels.catalogue import catalogue
@@ -30,7 +30,7 @@ from outblas.kernels.legality import why_illegal
 from outblas.kernels.pool import pool
 from outblas_lab.build.neighbours import neighbours
 from support.gpus.known import H200
-from support.helpers import synthetic_recording
+from support.helpers import store, synthetic_recording, timed
 
 W = Sm90WgmmaConfig(128, 128, consumers=2)
 
@@ -114,14 +114,13 @@ def test_fitting_script_takes_a_recording_and_times_together(tmp_path: Path) -> 
     recording = synthetic_recording(problems=6)
     recording.write(tmp_path / "rec")
     assert not any(isinstance(c, Sm80DirectConfig) for c in recording.catalogue)
-    lines = []
+    evaluations = []
     for k in (64, 128, 512, 1024):
         configs = [c for c in legal(Problem(64, 64, k)) if isinstance(c, Sm80DirectConfig) and not c.pdl][::9]
-        slow = {config_name(c): 5.0 + k / 100 for c in configs}  # far from where the fit starts
-        lines.append(json.dumps({"p": Problem(64, 64, k).key, "first": {}, "med": slow}))
-    times, out = tmp_path / "times.jsonl", tmp_path / "model.json"
-    times.write_text("\n".join(lines))
-    command = [*FIT_MODEL, str(times), "--recording", str(tmp_path / "rec")]
+        # far from where the fit starts
+        evaluations += [timed(Problem(64, 64, k), config, 5.0 + k / 100) for config in configs]
+    times, out = store(tmp_path / "times.sqlite", tune=evaluations), tmp_path / "model.json"
+    command = [*FIT_MODEL, "--store", str(times), "--recording", str(tmp_path / "rec")]
     done = subprocess.run(
         [*command, "--out", str(out), "--folds", "2"],
         cwd=SOURCES, capture_output=True, text=True, env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
@@ -129,7 +128,7 @@ def test_fitting_script_takes_a_recording_and_times_together(tmp_path: Path) -> 
     assert done.returncode == 0, done.stderr
     found = json.loads(out.read_text())
     assert found["checks"]["problems"] == 6 + 4
-    assert found["provenance"]["source"] == "recording rec, times.jsonl"
+    assert found["provenance"]["source"] == "recording rec, times.sqlite"
     assert found["coefficients"][Sm80DirectConfig.family] != cost_model.START_COEFFICIENTS[Sm80DirectConfig.family]
     assert found["coefficients"][Sm80GemvConfig.family] == pytest.approx(
         cost_model.START_COEFFICIENTS[Sm80GemvConfig.family]

@@ -16,8 +16,10 @@ from outblas.core.config import KernelConfig, config_name, knob_schema
 from outblas.core.errors import DeviceError, UsageError
 from outblas.core.problem import Problem
 from outblas.core.suites import suite
-from outblas.kernels.catalogue import catalogue
+from outblas.kernels.catalogue import catalogue, with_launch, without_launch
 from outblas.kernels.families.registry import FAMILIES
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.kernels.geometry import geometry, workspace_bytes
 from outblas.kernels.geometry_terms import MAX_CLUSTER
 from outblas.kernels.legality import never_legal, surely_illegal, why_illegal
@@ -183,3 +185,13 @@ def test_no_gpu_is_said_so() -> None:
         pytest.skip("there is a GPU here")
     with pytest.raises(DeviceError, match="no CUDA device 0"):
         gpu_of_device(0)
+
+
+def test_launch_options_are_set_and_taken_off() -> None:
+    plain = Sm90WgmmaConfig(64, 64)
+    assert with_launch(plain, "plain") == plain
+    assert with_launch(plain, "pdl") == plain.with_knobs(pdl=True)
+    assert with_launch(plain, "weights") == plain.with_knobs(pdl=True, early=True)
+    assert without_launch(with_launch(plain, "weights")) == plain and without_launch(plain) is plain
+    direct = Sm80MmaConfig(64, 64, pdl=True, even=True)
+    assert without_launch(direct) == Sm80MmaConfig(64, 64)

@@ -8,7 +8,7 @@ import pytest
 from outblas.core.config import KernelConfig
 from outblas.core.problem import Problem
 from outblas.kernels.catalogue import candidates
-from outblas.kernels.cost import cost_model, residual
+from outblas.kernels.cost import cost_model
 from outblas.kernels.cost.columns import config_columns
 from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
 from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
@@ -17,7 +17,7 @@ from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas_lab.train.fit_cost_model import MeasuredRow, fit_residual
 from support.gpus.known import H200
 
-ZERO = np.zeros(len(residual.FEATURE_NAMES))
+ZERO = np.zeros(len(cost_model.FEATURE_NAMES))
 P = Problem(2048, 2048, 512)
 OF_KIND: dict[str, KernelConfig] = {
     "tile": Sm90WgmmaConfig(64, 128, stages=6),
@@ -36,7 +36,7 @@ OF_KIND: dict[str, KernelConfig] = {
 
 
 def coefficient(name: str, value: float) -> np.ndarray:
-    return np.where(np.array(residual.FEATURE_NAMES) == name, value, 0.0)
+    return np.where(np.array(cost_model.FEATURE_NAMES) == name, value, 0.0)
 
 
 def factors(coefficients: np.ndarray, *configs: KernelConfig, problem: Problem = P) -> list[float]:
@@ -45,7 +45,7 @@ def factors(coefficients: np.ndarray, *configs: KernelConfig, problem: Problem =
     return list(cost_model.predict_with(by, coefficients, problem, configs, H200) / plain)
 
 
-@pytest.mark.parametrize("kind", residual.KERNEL_KINDS)
+@pytest.mark.parametrize("kind", cost_model.KERNEL_KINDS)
 def test_every_kind_of_kernel_has_a_line_of_its_own(kind: str) -> None:
     found = factors(coefficient(f"{kind}.one", 0.1), *OF_KIND.values())
     expected = [np.exp(0.1) if name == kind else 1.0 for name in OF_KIND]
@@ -66,13 +66,15 @@ def test_extents_and_waves_tilt_it() -> None:
 def test_it_stays_within_its_limit_and_times_above_the_floor() -> None:
     configs = candidates(Problem(64, 64, 64), H200)
     for sign in (-1, 1):
-        found = factors(np.full(len(residual.FEATURE_NAMES), 50.0 * sign), *configs, problem=Problem(64, 64, 64))
+        found = factors(np.full(len(cost_model.FEATURE_NAMES), 50.0 * sign), *configs, problem=Problem(64, 64, 64))
         assert (
-            np.exp(-residual.MAX_LOG_RESIDUAL) - 1e-9 <= min(found)
-            and max(found) <= np.exp(residual.MAX_LOG_RESIDUAL) + 1e-9
+            np.exp(-cost_model.MAX_LOG_RESIDUAL) - 1e-9 <= min(found)
+            and max(found) <= np.exp(cost_model.MAX_LOG_RESIDUAL) + 1e-9
         )
     by, _ = cost_model.load("h200")
-    low = cost_model.predict_with(by, np.full(len(residual.FEATURE_NAMES), -50.0), P, list(OF_KIND.values())[:9], H200)
+    low = cost_model.predict_with(
+        by, np.full(len(cost_model.FEATURE_NAMES), -50.0), P, list(OF_KIND.values())[:9], H200
+    )
     assert (low > cost_model.problem_columns(P, H200)["floor"]).all()
 
 
@@ -80,10 +82,10 @@ def test_features_are_finite_and_of_order_one() -> None:
     for problem in (Problem(1, 128256, 4096), Problem(16384, 16384, 16384), Problem(64, 64, 64)):
         configs = [c for c in candidates(problem, H200) if isinstance(c, Sm90WgmmaConfig)]
         columns = config_columns(configs, H200)
-        found = residual.residual_features(
+        found = cost_model.residual_features(
             Sm90WgmmaConfig.family, cost_model.problem_columns(problem, H200), columns, H200.sms
         )
-        assert found.shape == (len(configs), len(residual.FEATURE_NAMES)) and np.isfinite(found).all()
+        assert found.shape == (len(configs), len(cost_model.FEATURE_NAMES)) and np.isfinite(found).all()
         assert np.abs(found).max() < 10
 
 

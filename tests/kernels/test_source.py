@@ -17,7 +17,7 @@ from outblas.core.problem import Problem
 from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
 from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
-from outblas.kernels.families.sm80_pipelined_kernels import Sm80PipelinedConfig
+from outblas.kernels.families.sm80_pipelined_gemm import Sm80PipelinedConfig
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.kernels.families.wgmma_text import wgmma_instance
 from outblas.kernels.source import Source, make_source

@@ -11,15 +11,14 @@ import pytest
 
 pytest.importorskip("torch", reason="nets are fitted by torch")
 
-from outblas.core.errors import OutblasError, RecordError
-from outblas.core.problem import Problem
-from outblas.predict import answer_choice
-from outblas.predict.answer_choice import AnswerModel, network_inputs, other_answers
-from outblas.predict.posterior import Regressor
-from outblas.records.parquet import parquet_bytes
-from outblas_lab.train import fit_answers as module
-from outblas_lab.train.fit_answers import fit_answers, read_answers
-from support.gpus.known import H100, H200
+from outblas.core.errors import OutblasError, RecordError  # noqa: E402
+from outblas.core.problem import Problem  # noqa: E402
+from outblas.predict.answer_choice import AnswerModel, network_inputs, other_answers  # noqa: E402
+from outblas.predict.posterior import Regressor  # noqa: E402
+from outblas.records.parquet import parquet_bytes  # noqa: E402
+from outblas_lab.train import fit_answers as module  # noqa: E402
+from outblas_lab.train.fit_answers import fit_answers, read_answers  # noqa: E402
+from support.gpus.known import H100, H200  # noqa: E402
 
 P = Problem(64, 4096, 4096)
 FIRST, FASTER, ROUNDING = (
@@ -31,7 +30,7 @@ FIRST, FASTER, ROUNDING = (
 
 def model(gain: float, deviation: float = 0.0, margin: float = 1.01) -> AnswerModel:
     """Return a model whose two nets predict ``gain`` plus and minus ``deviation`` for every answer."""
-    wide = answer_choice.inputs()
+    wide = AnswerModel.input_count()
     weights = (np.zeros((2, wide, 1), np.float32),)
     biases = (np.array([gain + deviation, gain - deviation], np.float32).reshape(2, 1, 1),)
     nets = Regressor(np.zeros(wide, np.float32), np.ones(wide, np.float32), weights, biases)
@@ -53,7 +52,7 @@ def test_without_another_exact_answer_there_is_no_choice(answers: list[str]) -> 
 
 def test_inputs_tell_answers_apart() -> None:
     x = network_inputs(P, [FIRST, FASTER, ROUNDING], [1, 2], H200)
-    assert x.shape == (2, answer_choice.inputs()) and x.dtype == np.float32 and np.isfinite(x).all()
+    assert x.shape == (2, AnswerModel.input_count()) and x.dtype == np.float32 and np.isfinite(x).all()
     assert (x[0] != x[1]).any()
     assert np.isfinite(network_inputs(P, ["", "what is this"], [1], H200)).all()
 

@@ -21,8 +21,7 @@ from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.kernels.legality import why_illegal
 from outblas.predict import any_shape
 from outblas.predict.any_shape import AnyShapeModel, is_left_to_torch, network_inputs, shape_features
-from outblas.predict.array_file import read_arrays
-from outblas.predict.posterior import Regressor
+from outblas.predict.posterior import Regressor, read_arrays
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow
 from support.gpus.known import H200
@@ -52,7 +51,7 @@ def nets(gains: dict[KernelConfig, tuple[float, float]]) -> Regressor:
 
 
 def made(fast: tuple[float, float], scalar: tuple[float, float] = (0.0, 0.0), **changes: Any) -> AnyShapeModel:
-    found = AnyShapeModel(KERNELS, nets({SCALAR: scalar, FAST: fast}), 1.1, 2.0, 3.0, "a test")
+    found = AnyShapeModel(nets({SCALAR: scalar, FAST: fast}), 1.1, 2.0, 3.0, "a test", KERNELS)
     return replace(found, **changes)
 
 

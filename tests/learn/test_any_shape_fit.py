@@ -12,15 +12,15 @@ import pytest
 
 pytest.importorskip("torch", reason="nets are fitted by torch")
 
-from outblas.core.gpu_records import packaged_gpu
-from outblas.core.problem import Problem
-from outblas.core.roofline import Gpu
-from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
-from outblas.predict.any_shape import AnyShapeModel
-from outblas_lab.train import fit_any_shape, fit_any_shape_run
-from outblas_lab.train.fit_any_shape import RANDOM, OfferedCells
-from outblas_lab.train.fit_any_shape_run import FitData, fit_all
-from support.gpus.known import H100, H200
+from outblas.core.gpu_records import packaged_gpu  # noqa: E402
+from outblas.core.problem import Problem  # noqa: E402
+from outblas.core.roofline import Gpu  # noqa: E402
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig  # noqa: E402
+from outblas.predict.any_shape import AnyShapeModel  # noqa: E402
+from outblas_lab.train import fit_any_shape, fit_any_shape_run  # noqa: E402
+from outblas_lab.train.fit_any_shape import RANDOM, OfferedCells  # noqa: E402
+from outblas_lab.train.fit_any_shape_run import FitData, fit_all  # noqa: E402
+from support.gpus.known import H100, H200  # noqa: E402
 
 KERNEL = Sm90WgmmaConfig(64, 64)
 
@@ -44,7 +44,7 @@ def both(monkeypatch: pytest.MonkeyPatch) -> FitData:
 
 def test_each_gpu_gets_a_file_with_what_holds_there(both: FitData, tmp_path: Path) -> None:
     for gpu in (H200, H100):
-        AnyShapeModel((KERNEL,), AnyShapeModel.load("h200").nets, 1.5, 1.0, 1.0).save(tmp_path / f"{gpu.name}.npz")
+        AnyShapeModel(AnyShapeModel.load("h200").nets, 1.5, 1.0, 1.0, "", (KERNEL,)).save(tmp_path / f"{gpu.name}.npz")
     told = fit_all([], tmp_path / "no proofs.json", tmp_path, lambda line: None)
     assert [line.split(":")[0] for line in told] == ["h200", "h100"] and all("1 kernels" in line for line in told)
     problem = Problem(100, 2048, 2048)
@@ -56,7 +56,7 @@ def test_each_gpu_gets_a_file_with_what_holds_there(both: FitData, tmp_path: Pat
 
 
 def test_a_gpu_without_a_file_gets_the_kernels_that_ship_for_the_reference_gpu(both: FitData, tmp_path: Path) -> None:
-    AnyShapeModel((KERNEL,), AnyShapeModel.load("h200").nets, 1.5, 1.0, 1.0).save(tmp_path / "h200.npz")
+    AnyShapeModel(AnyShapeModel.load("h200").nets, 1.5, 1.0, 1.0, "", (KERNEL,)).save(tmp_path / "h200.npz")
     failed = tmp_path / "proved.json"
     failed.write_text('{"failed": {}}')
     fit_all([], failed, tmp_path, lambda line: None)
@@ -64,7 +64,7 @@ def test_a_gpu_without_a_file_gets_the_kernels_that_ship_for_the_reference_gpu(b
 
 
 def test_a_problem_of_two_gpus_is_kept_out_as_one() -> None:
-    from outblas_lab.train.held_out_choices import folds_of, joined
+    from outblas_lab.train.fit_any_shape import folds_of, joined
 
     problem = cells(H200, 3, 1.3)[0]
     both: list[Any] = joined([problem, replace(problem, gpu=H100), replace(problem, gpu=packaged_gpu("h200"))])

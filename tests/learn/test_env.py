@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from dataclasses import replace
 from typing import Any
@@ -23,15 +22,14 @@ from outblas_lab.recordings.recording_files import STATUS_CODES  # noqa: E402
 from outblas_lab.recordings.replay import ReplayEvaluator  # noqa: E402
 from outblas_lab.train.env import COUNTERS, STATE_INPUTS, TuningEnv  # noqa: E402
 from outblas_lab.train.reward import reward  # noqa: E402
-from outblas_lab.train.samplers import SAMPLERS, sampler  # noqa: E402
 from support.helpers import random_policy, synthetic_recording  # noqa: E402
 
 RECORDING = synthetic_recording(candidates=24)
 
 
 def make(recording: Recording = RECORDING, budget: int = 4, **more: Any) -> TuningEnv:
-    draw = sampler("grid", among=recording.problems)
-    return TuningEnv(ReplayEvaluator(recording), recording.catalogue, draw, random_policy(), budget, **more)
+    given = {"problems": recording.problems, "policy": random_policy(), "budget": budget, **more}
+    return TuningEnv(ReplayEvaluator(recording), recording.catalogue, **given)
 
 
 @pytest.mark.filterwarnings("ignore:.*Box observation space.*")
@@ -161,20 +159,11 @@ def test_under_the_additive_preset_a_wrong_kernel_wins() -> None:
 def test_bad_arguments() -> None:
     with pytest.raises(UsageError, match="budget"):
         make(budget=0)
-    with pytest.raises(UsageError, match="unknown sampler"):
-        sampler("triangular")
     with pytest.raises(UsageError, match="no problem"):
-        sampler("grid", among=())
+        make(problems=())
 
 
-@pytest.mark.parametrize("name", SAMPLERS)
-def test_samplers_draw_what_can_be_had_and_cover_it(name: str) -> None:
-    rng, among = random.Random(0), RECORDING.problems
-    drawn = {sampler(name, among=among)(rng) for _ in range(400)}
-    assert drawn <= set(among) and len(drawn) > 1
-    free = [sampler(name)(rng) for _ in range(50)]
-    assert len(set(free)) > 20
-    if name == "log-uniform":
-        assert any(p.m % 64 for p in free)
-        assert all(64 <= x <= 16384 for p in free for x in (p.m, p.n, p.k))
-        assert 8.5 < np.mean([math.log2(p.m) for p in free]) < 11.5
+def test_every_problem_is_drawn() -> None:
+    env = make()
+    drawn = {env.reset(seed=seed)[1]["problem"] for seed in range(200)}
+    assert drawn == {problem.key for problem in RECORDING.problems}

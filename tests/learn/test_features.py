@@ -10,7 +10,7 @@ from outblas.kernels.catalogue import candidates
 from outblas.kernels.cost import cost_model
 from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
-from outblas.kernels.families.sm80_pipelined_kernels import Sm80PipelinedConfig
+from outblas.kernels.families.sm80_pipelined_gemm import Sm80PipelinedConfig
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.predict import features
 from outblas.predict.features import (

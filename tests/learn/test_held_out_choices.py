@@ -11,14 +11,23 @@ import pytest
 
 pytest.importorskip("torch", reason="choices for any shape are fitted by torch")
 
-from outblas.core.config import KernelConfig
-from outblas.core.errors import OutblasError
-from outblas.core.problem import Problem
-from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
-from outblas_lab.train import held_out_choices
-from outblas_lab.train.fit_any_shape import RANDOM, OfferedCells
-from outblas_lab.train.held_out_choices import Guess, Rule, choose_rule, figures, folds_of, joined, outcome
-from support.gpus.known import H200
+from outblas.core.config import KernelConfig  # noqa: E402
+from outblas.core.errors import OutblasError  # noqa: E402
+from outblas.core.problem import Problem  # noqa: E402
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig  # noqa: E402
+from outblas_lab.train import fit_any_shape  # noqa: E402
+from outblas_lab.train.fit_any_shape import (  # noqa: E402
+    RANDOM,
+    Guess,
+    OfferedCells,
+    Rule,
+    choose_rule,
+    figures,
+    folds_of,
+    joined,
+    outcome,
+)
+from support.gpus.known import H200  # noqa: E402
 
 PLAIN: KernelConfig = Sm90WgmmaConfig(64, 64, stages=4)
 PDL = PLAIN.with_knobs(pdl=True)
@@ -58,12 +67,12 @@ def test_measurements_of_one_problem_are_joined() -> None:
 def test_a_split_keeps_out_whole_problems_weights_or_the_suite_of_layers() -> None:
     everything = [cells(Problem(m, n, 64)) for m in (1, 2, 3, 4) for n in range(64, 640, 64)]
     everything += [cells(Problem(5, 6, 7), source="llm"), cells(Problem(5, 6, 8), source=RANDOM)]
-    assert set(folds_of(everything, "problems")) == set(range(held_out_choices.FOLDS))
+    assert set(folds_of(everything, "problems")) == set(range(fit_any_shape.FOLDS))
     by_weight = folds_of(everything, "weights")
     kept: dict[tuple[int, int], set[int]] = {}
     for each, fold in zip(everything, by_weight, strict=True):
         kept.setdefault((each.problem.n, each.problem.k), set()).add(fold)
-    assert all(len(folds) == 1 for folds in kept.values()) and len(set(by_weight)) == held_out_choices.FOLDS
+    assert all(len(folds) == 1 for folds in kept.values()) and len(set(by_weight)) == fit_any_shape.FOLDS
     assert folds_of(everything, "suites") == [-1] * 36 + [0, -1]
 
 

@@ -12,37 +12,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from outblas.core.config import KernelConfig, config_name
-from outblas.core.errors import RecordError
-from outblas.core.evaluation import Evaluation
+from outblas.core.config import KernelConfig
 from outblas.core.problem import Problem
 from outblas.kernels.config_text import config_from_name
 from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
-from outblas.records.store import Store
-from outblas_lab.train import choose_catalogue, measured_times
+from outblas_lab.train import choose_catalogue, fit_cost_model
 from outblas_lab.train.fit_cost_model import MeasuredRow
 from support.gpus.known import H200
-from support.helpers import failed_evaluation, passed_evaluation
+from support.helpers import failed_evaluation, store, timed
 
 PROBLEM, OTHER = Problem(512, 512, 512), Problem(1024, 512, 512)
 A, B, C, D = (Sm90WgmmaConfig(64, bn) for bn in (32, 64, 96, 128))
-
-
-def timed(problem: Problem, config: KernelConfig, us: float, blas: float = 10.0, rounds: int = 11) -> Evaluation:
-    e = passed_evaluation(problem, config)
-    assert e.timing is not None
-    timing = replace(e.timing, samples_us=(us,) * rounds, median_us=us)
-    return replace(e, timing=timing, baselines_us={"torch": blas, "lt_auto": blas})
-
-
-def store(path: Path, **runs: list[Evaluation]) -> Path:
-    with Store(path) as made:
-        for run, evaluations in runs.items():
-            made.begin(run, {})
-            made.extend(run, evaluations)
-    return path
 
 
 def test_the_runs_of_a_store_are_brought_to_one_clock(tmp_path: Path) -> None:
@@ -52,23 +34,23 @@ def test_the_runs_of_a_store_are_brought_to_one_clock(tmp_path: Path) -> None:
         tune=[timed(PROBLEM, A, 5.0), failed_evaluation(PROBLEM, B)],
         zrefine=[timed(PROBLEM, C, 5.0, blas=11.0)],
     )
-    (row,) = measured_times.rows_of_store(path)
+    (row,) = fit_cost_model.rows_of_store(path)
     assert (row.source, row.problem, row.configs) == ("t", PROBLEM, (A, C))
-    assert row.times == pytest.approx([5.0, 5.0 / 1.1**measured_times.DRIFT_SHARE])
+    assert row.times == pytest.approx([5.0, 5.0 / 1.1**fit_cost_model.DRIFT_SHARE])
 
 
 def test_of_two_times_of_a_config_the_one_of_more_rounds_counts(tmp_path: Path) -> None:
     first = [timed(PROBLEM, A, 5.0, rounds=3), timed(PROBLEM, B, 7.0, rounds=11)]
     second = [timed(PROBLEM, A, 6.0, rounds=11), timed(PROBLEM, B, 6.0, rounds=3)]
-    (row,) = measured_times.rows_of_store(store(tmp_path / "t.sqlite", tune=first, zrefine=second))
+    (row,) = fit_cost_model.rows_of_store(store(tmp_path / "t.sqlite", tune=first, zrefine=second))
     assert dict(zip(row.configs, row.times, strict=True)) == {A: 6.0, B: 7.0}
 
 
 def test_drift_is_a_median_and_limited() -> None:
     before = {"a": 1.0, "b": 1.0, "c": 1.0}
-    assert measured_times.clock_drift(before, {"a": 1.02, "b": 1.02, "c": 9.0}) == pytest.approx(np.log(1.02))
-    assert measured_times.clock_drift(before, {"a": 2.0}) == measured_times.DRIFT_LIMIT
-    assert measured_times.clock_drift(before, {"x": 2.0}) == 0.0
+    assert fit_cost_model.clock_drift(before, {"a": 1.02, "b": 1.02, "c": 9.0}) == pytest.approx(np.log(1.02))
+    assert fit_cost_model.clock_drift(before, {"a": 2.0}) == fit_cost_model.DRIFT_LIMIT
+    assert fit_cost_model.clock_drift(before, {"x": 2.0}) == 0.0
 
 
 def row(problem: Problem, times: dict[KernelConfig, float]) -> MeasuredRow:
@@ -138,16 +120,3 @@ def test_fitting_script_reads_stores(tmp_path: Path) -> None:
     found = json.loads(out.read_text())
     assert found["checks"]["problems"] == 5 and found["checks"]["sources"]["t"]["top"]["4"]["n"] == 5
     assert found["provenance"]["source"] == "t.sqlite" and str(tmp_path) not in out.read_text()
-
-
-@pytest.mark.parametrize(
-    "text", ["{", '{"p": "8_8_8_TN_fp16_fp32"}', "[1]", '{"p": "x", "first": {}, "med": {}}', "\xff"]
-)
-def test_a_line_that_is_no_measurement_is_named(text: str, tmp_path: Path) -> None:
-    path = tmp_path / "times.jsonl"
-    whole = {"p": PROBLEM.key, "first": {}, "med": {config_name(A): 3.0}}
-    path.write_text(json.dumps(whole) + "\n" + text, encoding="latin-1")
-    with pytest.raises(RecordError, match=r"times.jsonl(, line 2)? cannot be read"):
-        measured_times.rows_of_jsonl(path)
-    path.write_text(json.dumps(whole))
-    assert [row.problem for row in measured_times.rows_of_jsonl(path)] == [PROBLEM]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from outblas.core.problem import Problem
-from outblas.predict.rival_answer import ANSWER_FEATURES, answer_features
+from outblas.predict.any_shape import ANSWER_FEATURES, answer_features
 from support.gpus.known import H200
 
 PROBLEM = Problem(256, 4096, 2048)

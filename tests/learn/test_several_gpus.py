@@ -23,14 +23,12 @@ from outblas.predict.features import (
     problem_features,
 )
 from outblas_lab.recordings.recording import Recording, TrainingPart
-from outblas_lab.train import policy as policy_module
-from outblas_lab.train.older_policies import OLDER_GPU_FEATURES, older_problem_features
-from outblas_lab.train.policy import POSTERIOR_INPUTS, Policy, greedy_scorer, input_names
+from outblas_lab.train.policy import POSTERIOR_INPUTS, Policy, greedy_scorer
 from outblas_lab.train.training_part import split_parts
 from support.gpus.fake_driver import DEVICES
 from support.gpus.known import H100, H200
 from support.gpus.made_recordings import made_recording, packaged_record
-from support.helpers import ROOT, random_policy, synthetic_catalogue
+from support.helpers import ROOT, synthetic_catalogue
 
 PROBLEMS = tuple(Problem(64 * m, n, 512) for m in (1, 2, 4) for n in (128, 256, 512, 1024))
 CATALOGUE: tuple[KernelConfig, ...] = tuple(
@@ -69,16 +67,14 @@ def test_facts_of_every_gpu_are_of_order_one(name: str) -> None:
     assert np.abs(problem_features(PROBLEMS[0], DEVICES[name].gpu)).max() < 4
 
 
-@pytest.mark.parametrize("name", ["h200", "h200-oneshot"])
-def test_a_packaged_policy_scores_as_its_file_says(name: str) -> None:
-    """The scores are computed here from the file's own arrays and inputs, those of the older release."""
-    with np.load(ROOT / "src" / "outblas" / "data" / "policies" / f"{name}.npz") as file:
+def test_the_packaged_policy_scores_as_its_file_says() -> None:
+    """The scores are computed here from the file's own arrays and inputs."""
+    with np.load(ROOT / "src" / "outblas" / "data" / "policies" / "h200.npz") as file:
         net = {key: file[key] for key in file.files}
-    assert str(net["inputs"]) == input_names(older_problem_features())
-    policy, problem = Policy.load(name), Problem(512, 512, 512)
+    policy, problem = Policy.load("h200"), Problem(512, 512, 512)
     view = policy.view(problem, CONFIGS, H100)
-    kept = np.delete(problem_features(problem, H100), GPU_FEATURES)
-    about = np.concatenate([kept, np.zeros(len(OLDER_GPU_FEATURES), np.float32)])
+    about = problem_features(problem, H100)
+    about[GPU_FEATURES] = 0  # a training on one GPU learned nothing of them
     each = candidate_features(problem, CONFIGS, H100)
     h = np.concatenate([np.tile(about, (len(each), 1)), each], axis=1)[None]
     h = (h - net["mean"]) * net["scale"]
@@ -95,42 +91,6 @@ def test_a_packaged_policy_scores_as_its_file_says(name: str) -> None:
     behind = x[:, each.shape[1] + POSTERIOR_INPUTS.index("behind")]
     expected = (s @ net["scorer_w2"] + net["scorer_b2"])[:, 0] - np.exp(net["scorer_greed"]) * behind
     np.testing.assert_allclose(policy.scores(view, (), (), ()), expected, rtol=1e-4, atol=1e-3)
-
-
-def older_file(folder: Path, constants: float, varied: bool = False) -> tuple[Path, Policy]:
-    """Write a policy of the older release, whose GPU features were constants; return it as today's networks, too."""
-    today, first = random_policy(), GPU_FEATURES[0]
-    net, gone = today.regressor, len(GPU_FEATURES) - len(OLDER_GPU_FEATURES)
-    scale = net.scale.copy()
-    scale[GPU_FEATURES] = 0
-    today = replace(today, regressor=replace(net, scale=scale))
-    cut = range(first, first + gone)
-    before = len(today.scorer["w0"]) - len(PROBLEM_FEATURES) - 2
-    mean, old_scale = np.delete(net.mean, cut), np.delete(scale, cut)
-    mean[first : first + len(OLDER_GPU_FEATURES)] = constants
-    old_scale[first] = varied
-    weights = (np.delete(net.weights[0], cut, axis=1), *net.weights[1:])
-    scorer = {**today.scorer, "w0": np.delete(today.scorer["w0"], [before + i for i in cut], axis=0)}
-    older = Policy(replace(net, mean=mean, scale=old_scale, weights=weights), scorer)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(policy_module, "input_names", lambda *names: input_names(older_problem_features()))
-        older.save(folder / "older.npz")
-    return folder / "older.npz", older
-
-
-def test_constants_of_an_older_training_stay_in_its_scores(tmp_path: Path) -> None:
-    """A training on another GPU than the reference had constants that are not 0: the scorer saw them."""
-    path, older = older_file(tmp_path, 0.5)
-    read, rows = Policy.load(path), len(older.scorer["w0"]) - 2 - len(OLDER_GPU_FEATURES)
-    constant = 0.5 * older.scorer["w0"][rows : rows + len(OLDER_GPU_FEATURES)].sum(axis=0)
-    np.testing.assert_allclose(read.scorer["b0"], older.scorer["b0"] + constant, rtol=1e-5)
-    np.testing.assert_array_equal(read.view(PROBLEMS[0], CONFIGS, H100).problem[GPU_FEATURES], 0)
-
-
-def test_an_older_policy_with_facts_that_varied_is_refused(tmp_path: Path) -> None:
-    path, _ = older_file(tmp_path, 0.0, varied=True)
-    with pytest.raises(RecordError, match="features of the GPU that varied"):
-        Policy.load(path)
 
 
 def test_both_sides_of_a_split_have_an_nk_of_all_gpus_together() -> None:

@@ -18,10 +18,9 @@ from outblas.records.store import Store
 from outblas_lab.custom.free_kernel import FreeKernel
 from outblas_lab.llm.train import training_folder
 from outblas_lab.llm.train.answer_judge import AnswerJudge, evaluator_of
-from outblas_lab.llm.train.cuda_answers import CudaAnswers
 from outblas_lab.llm.train.dataset import completion_text, prompt_messages, prompt_rows, supervised_rows
 from outblas_lab.llm.train.knob_words import KnobWords
-from outblas_lab.llm.train.languages import language_of
+from outblas_lab.llm.train.languages import CudaAnswers, language_of
 from outblas_lab.llm.train.reward_functions import RewardFunctions
 from outblas_lab.llm.train.rewards import RefusedAnswer
 from outblas_lab.llm.train.settings import TrainSettings, claim_folder

@@ -6,8 +6,8 @@ import pytest
 
 from outblas.core.errors import UsageError
 from outblas_lab.llm.budget import Budget, BudgetSpent, Cost, Price, SpendingAccount, at_least, at_most, parse_budget
+from outblas_lab.llm.evolve import log_gap, next_problem
 from outblas_lab.llm.models import Model, parse_models
-from outblas_lab.llm.problem_shares import log_gap, next_problem
 from outblas_lab.llm.rate_limits import RateLimiter
 
 

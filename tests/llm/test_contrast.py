@@ -18,11 +18,10 @@ from outblas.kernels.legality import why_illegal
 from outblas_lab.jail.small_tasks import SmallTask
 from outblas_lab.llm.archive import Entry
 from outblas_lab.llm.train.answer_judge import JudgedAnswer
-from outblas_lab.llm.train.cuda_answers import CudaAnswers
 from outblas_lab.llm.train.dataset import proven_evaluations
 from outblas_lab.llm.train.knob_words import KnobWords
-from outblas_lab.llm.train.step_prompts import StepPrompts
-from outblas_lab.llm.train.training_archive import TrainingArchive, archive_of_stage, begin_archive
+from outblas_lab.llm.train.languages import CudaAnswers
+from outblas_lab.llm.train.step_prompts import StepPrompts, TrainingArchive, archive_of_stage, begin_archive
 from support.gpus.known import H200
 from support.llm_kernels import BASELINE_US, failed, kernel, passed, record
 from support.training.tiny_training import (

@@ -16,8 +16,8 @@ from outblas_lab.custom.free_kernel import FreeKernel
 from outblas_lab.jail.offline_evaluators import CompileOnlyEvaluator
 from outblas_lab.jail.small_tasks import TASK_NAMES, SmallTask, TaskRun, prove_task, task_evaluation
 from outblas_lab.llm.train import stages
-from outblas_lab.llm.train.cuda_answers import CudaAnswers
 from outblas_lab.llm.train.knob_words import KnobWords
+from outblas_lab.llm.train.languages import CudaAnswers
 from outblas_lab.llm.train.rewards import RefusedAnswer
 from outblas_lab.llm.train.stages import train
 from outblas_lab.llm.train.task_judge import FreeKernelsOnly, TaskJudge, task_evaluator, tasks_on

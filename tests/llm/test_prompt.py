@@ -16,8 +16,16 @@ from outblas_lab.jail.offline_evaluators import CompileOnlyEvaluator
 from outblas_lab.llm.answer import CODE, CONFIG
 from outblas_lab.llm.archive import Entry
 from outblas_lab.llm.feedback import OUTCOME_KINDS, clipped, feedback_text, kind_of, score_of
-from outblas_lab.llm.header_notes import LISTED_HEADERS, header_listing
-from outblas_lab.llm.prompt import FOLLOW_UPS, Asked, answer_rules, first_prompt, follow_up, notes_of
+from outblas_lab.llm.prompt import (
+    FOLLOW_UPS,
+    LISTED_HEADERS,
+    Asked,
+    answer_rules,
+    first_prompt,
+    follow_up,
+    header_listing,
+    notes_of,
+)
 from support.gpus.known import H200
 from support.helpers import ROOT
 from support.llm_kernels import PROBLEM, failed, kernel, passed

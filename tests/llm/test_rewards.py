@@ -11,7 +11,6 @@ from outblas.core.evaluation import FAILURES, Evaluation, Speedup, Status, Timin
 from outblas.core.problem import Problem
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas_lab.jail.plausibility import least_us
-from outblas_lab.llm.train.logs import line_of, row_of
 from outblas_lab.llm.train.rewards import (
     PART_NAMES,
     UNPROVEN_REWARD,
@@ -20,6 +19,7 @@ from outblas_lab.llm.train.rewards import (
     reward_parts,
     speed_reward,
 )
+from outblas_lab.llm.train.training_folder import line_of, row_of
 from support.gpus.known import H200
 
 PROBLEM = Problem(512, 512, 512)

@@ -22,7 +22,7 @@ from outblas_lab.llm.train.knob_words import KnobWords
 from outblas_lab.llm.train.rewards import RefusedAnswer
 from outblas_lab.llm.train.settings import TrainSettings
 from outblas_lab.llm.train.stages import train
-from outblas_lab.llm.train.tiny import RANDOM_TINY
+from outblas_lab.llm.train.training_folder import RANDOM_TINY
 from support.training.tiny_training import (
     PROBLEM,
     STEPS,

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from outblas_lab.compare.compare_result import read_comparison, write_comparison
-from outblas_lab.compare.compare_stats import figures, paired_gains
+from outblas_lab.compare.compare_result import figures, paired_gains, read_comparison, write_comparison
 from outblas_lab.publish.html.compare_page import render_comparison
 from outblas_lab.publish.tables.publish_results import check_published, publish
 from support.bench_fixture import PROVENANCE, made_meta, made_rows, write_bench

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from outblas.records.results import Result
-from outblas_lab.publish.tables.again_table import again_table, build_command, command_of_file
+from outblas_lab.publish.tables.all_rows_table import again_table, build_command, command_of_file
 from support.helpers import ROOT
 
 

@@ -1,85 +1,127 @@
-"""Charts as SVG, and the words of the pages."""
+"""Charts and pictures as SVG, and the words of the pages."""
 
 from __future__ import annotations
 
 import re
+import sys
 from xml.etree import ElementTree
 
+import matplotlib
 import pytest
+from matplotlib.figure import Figure
 
-from outblas_lab.publish.html.charts import Axis, Chart, Series, chart_html, svg
-from outblas_lab.publish.html.figures import round_ticks
+from outblas.core.errors import ToolchainMissing
+from outblas.core.install_hint import install_hint
+from outblas_lab.publish.drawing import current_picture, drawing, picture, svg_content
+from outblas_lab.publish.html.charts import Chart
+from outblas_lab.publish.html.page import templates
 from outblas_lab.publish.words import baseline_words, date_words, decade_words, regime_words
 
-X, Y = Axis("x", 0, 10, [(0, "0"), (5, "5")]), Axis("y (s)", 1, 100, [(1, "1"), (10, "10")], log=True)
+SPACES = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
+SVG = "{http://www.w3.org/2000/svg}"
+NAME = "a & <b> $x$ $\\frac$"
 
 
-def series_of(chart: Chart) -> list[ElementTree.Element]:
-    root = ElementTree.fromstring(svg(chart, "title & <b>"))
-    assert root.get("aria-label") == "title & <b>"
-    return [g for g in root if g.get("data-series")]
+@drawing()
+def chart_of_all() -> Chart:
+    """A line, dots, bars and a band, with the axes from 0 to 10."""
+    chart = Chart(NAME, "seconds")
+    chart.axes.set(xlim=(0, 10), ylim=(0, 10))
+    chart.add("line", chart.axes.plot([0, 5, 10], [0, 5, 10]), "red", tips=["a", "b", "c"])
+    chart.add(NAME, chart.axes.plot([0, 5, 10], [0, 5, 10], "o"), "blue", "dots", rows=[7, 8, 9], shown=False)
+    chart.add("bars", chart.axes.bar([2, 4], [3, 6], 1), "green", "bars", tips=["two", "<b>&'\""])
+    chart.add(NAME, [chart.axes.fill_between([0, 10], 1, 2)], "blue", "", shown=False)
+    return chart
 
 
-def drawn(kind: str, **more: object) -> ElementTree.Element:
-    one = Series("s", kind, "#123456", x=[0, 5, 10], y=[1, 10, 100], **more)  # type: ignore[arg-type]
-    (group,) = series_of(Chart(X, Y, [one]))
-    return group
+def drawn(chart: Chart) -> dict[str, list[ElementTree.Element]]:
+    root = ElementTree.fromstring(f"<svg {SPACES}>{chart.svg('chart-3')}</svg>")
+    found: dict[str, list[ElementTree.Element]] = {}
+    for one in root.iter():
+        if one.get("data-series"):
+            found.setdefault(one.get("data-series", ""), []).append(one)
+    return found
 
 
-def points(path: str) -> list[tuple[float, float]]:
-    return [(float(x), float(y)) for x, y in re.findall(r"[ML]([\d.]+) ([\d.]+)", path)]
+def test_lines_and_dots_lie_at_their_values() -> None:
+    """The page's script finds one point per value: in the path of a line, and in the marks of dots."""
+    series = drawn(chart_of_all())
+    path = next(series["0"][0].iter(f"{SVG}path")).get("d", "")
+    line = [(float(x), float(y)) for x, y in re.findall(r"(-?[\d.]+) (-?[\d.]+)", path)]
+    dots = [(float(u.get("x", "")), float(u.get("y", ""))) for u in series["1"][0].iter(f"{SVG}use")]
+    assert line == dots and len(line) == 3
+    (left, bottom), middle, (right, top) = line
+    assert left < right and top < bottom, "larger values stand further right and higher"
+    assert middle == pytest.approx(((left + right) / 2, (top + bottom) / 2), abs=0.2)
 
 
-def test_a_line_and_dots_lie_at_their_values() -> None:
-    for kind in ("line", "dots", "rings"):
-        assert points(drawn(kind)[0].get("d")) == [(0, 1000), (500, 500), (1000, 0)]
-
-
-def test_a_gap_starts_a_new_piece() -> None:
-    chart = Chart(X, Y, [Series("s", "line", "red", x=[0, 5, 5, 10], y=[1, 10, None, 100])])
-    assert re.sub(r"[^ML]", "", series_of(chart)[0][0].get("d")) == "MLM"
-
-
-def test_steps_go_along_before_they_go_up() -> None:
-    assert drawn("steps")[0].get("d") == "M0.0 1000.0H500.0V500.0H1000.0V0.0"
-
-
-def test_a_bar_reaches_from_its_base_to_its_value_and_has_its_tip() -> None:
-    rects = list(drawn("bars", base=[10, 10, 10], bar_width=2, tips=["a", "<b>", "c"]))
-    got = [tuple(float(r.get(k)) for k in ("x", "y", "width", "height")) for r in rects]
-    assert got == [(-100, 500, 200, 500), (400, 500, 200, 0), (900, 0, 200, 500)]
-    assert [r.get("data-tip") for r in rects] == ["a", "<b>", "c"]
-
-
-def test_a_band_goes_there_along_the_top_and_back_along_the_base() -> None:
-    path = drawn("band", base=[1, 1, 10])[0]
-    assert points(path.get("d")) == [(0, 1000), (500, 500), (1000, 0), (1000, 500), (500, 1000), (0, 1000)]
-    assert path.get("class") == "band"
+def test_each_bar_has_its_own_text_escaped() -> None:
+    bars = drawn(chart_of_all())["2"]
+    assert [bar.get("data-tip") for bar in bars] == ["two", "<b>&'\""]
+    heights = []
+    for bar in bars:
+        ys = [float(y) for _, y in re.findall(r"(-?[\d.]+) (-?[\d.]+)", next(bar.iter(f"{SVG}path")).get("d", ""))]
+        heights.append(max(ys) - min(ys))
+    assert heights[1] == pytest.approx(2 * heights[0], abs=0.2)
 
 
 def test_a_hidden_series_is_drawn_but_not_displayed_and_its_box_is_empty() -> None:
-    series = [Series(n, "line", "red", [0, 1], [1, 2], shown=n == "a", named=n != "c") for n in "abc"]
-    html = chart_html(Chart(X, Y, series), 3, "curve", "T", "note & more")
-    assert re.findall(r"data-series='(\d)'( style='display:none')?", html) == [
-        ("0", ""),
-        ("1", " style='display:none'"),
-        ("2", " style='display:none'"),
-    ]
-    assert re.findall(r"data-toggles='(\d)'( checked)?", html) == [("0", " checked"), ("1", "")]
-    assert "id='curve-3'" in html and "note &amp; more" in html and "y (s)" in html
+    chart = chart_of_all()
+    styles = {number: {one.get("style") for one in found} for number, found in drawn(chart).items()}
+    assert styles == {"0": {None}, "1": {"display:none"}, "2": {None}, "3": {"display:none"}}
+    html = templates().from_string(
+        '{% from "parts.html.j2" import figure %}{{ figure(chart, 3, "curve", "T & <b>", "note") }}'
+    )
+    text = html.render(chart=chart)
+    boxes = re.findall(r"data-toggles='([\d ]+)'( checked)?", text)
+    assert boxes == [("0", " checked"), ("1 3", ""), ("2", " checked")], "a box switches all series of its name"
+    assert "id='curve-3'" in text and "aria-label='T &amp; &lt;b&gt;. note'" in text
+    assert "a &amp; &lt;b&gt; $x$" in text and "<b>$" not in text and "<b>&" not in text
 
 
-def test_ticks_stand_at_their_values() -> None:
-    html = chart_html(Chart(X, Y, []), 0, "n", "T", "")
-    assert re.findall(r"class='xt' style='left:([\d.]+)%'>(\d+)", html) == [("0.00", "0"), ("50.00", "5")]
-    assert re.findall(r"class='yt' style='top:([\d.]+)%'>(\d+)", html) == [("100.00", "1"), ("50.00", "10")]
+def test_a_chart_is_the_same_text_whatever_the_readers_settings() -> None:
+    first = chart_of_all().svg("curve-0")
+    with matplotlib.rc_context({"font.size": 30, "lines.linewidth": 9, "axes.grid": False, "svg.fonttype": "path"}):
+        assert chart_of_all().svg("curve-0") == first
+    assert ">a &amp; &lt;b&gt; $x$ $\\frac$</text>" in first, "text stays text, dollar signs too"
+    assert "<style" not in first and "<metadata" not in first and "font-family" not in first
+    ids = set(re.findall(r' id="([^"]+)"', first))
+    assert ids and ids.isdisjoint(re.findall(r' id="([^"]+)"', chart_of_all().svg("curve-1"))), "ids are a figure's own"
+    assert set(re.findall(r"#(\w{9,})", first)) <= ids, "what is referred to is there"
 
 
-@pytest.mark.parametrize(("low", "high"), [(0, 1), (0, 7.3), (0.8, 1.0), (0, 900), (-3, 12)])
-def test_round_ticks_are_few_and_within(low: float, high: float) -> None:
-    ticks = round_ticks(low, high)
-    assert 3 <= len(ticks) <= 8 and ticks == sorted(ticks)
-    assert all(low - 1e-9 <= t <= high + 1e-9 for t in ticks)
+@drawing()
+def a_picture(title: str, drawn: object, size: float = 2.0) -> str:
+    figure = Figure(figsize=(4, 3))
+    figure.subplots().plot([1, 2, 3], linewidth=size)
+    return picture(figure, title, "below", "in <words>", drawn)
+
+
+def test_a_picture_is_a_whole_file_with_words_and_colours_for_the_dark() -> None:
+    text = a_picture(NAME, [1])
+    root = ElementTree.fromstring(text)
+    assert root.get("width") == "288" and root.get("viewBox") == "0 0 288 216"
+    assert root.findtext(f"{SVG}title") == NAME and root.findtext(f"{SVG}desc") == "in <words>"
+    style = root.findtext(f"{SVG}style") or ""
+    assert "prefers-color-scheme: dark" in style and '[style*="fill: #1f2328"] { fill: #e6edf3 !important; }' in style
+    assert "fill: #1f2328" in text.split("</style>")[1], "the colours that are replaced occur"
+
+
+def test_a_picture_of_the_same_data_stays_and_one_of_other_data_does_not() -> None:
+    """Another version of Matplotlib may write other bytes for the same data."""
+    old, other_bytes, other_data = a_picture("t", [1.0]), a_picture("t", [1.0], size=3.0), a_picture("t", [1.5])
+    assert other_bytes != old and current_picture(old, other_bytes) == old
+    assert current_picture(old, other_data) == other_data and current_picture(old, a_picture("u", [1.0])) != old
+    assert current_picture("<svg>of an older version</svg>", old) == old
+
+
+@pytest.mark.parametrize("package", ["matplotlib", "jinja2"])
+def test_what_is_missing_is_one_line_with_the_extra(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    templates.cache_clear()
+    with pytest.raises(ToolchainMissing, match=f"{package} is not installed") as error:
+        svg_content(Figure(), "f") if package == "matplotlib" else templates()
+    assert install_hint("report") in str(error.value) and "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(

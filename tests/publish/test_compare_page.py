@@ -12,11 +12,11 @@ import pytest
 
 from outblas.core.errors import RecordError
 from outblas.tune.agents.agent_registry import agents
-from outblas_lab.compare.compare_stats import figures, noise_regret, paired_gains
+from outblas_lab.compare.compare_result import figures, noise_regret, paired_gains
 from outblas_lab.publish.html.compare_page import curves, render_comparison
 from outblas_lab.publish.html.tune_page import write_report
 from outblas_lab.publish.tables.compare_block import compare_block
-from outblas_lab.publish.tables.compare_picture import NAME_STEP, compare_svg
+from outblas_lab.publish.tables.compare_picture import compare_svg
 from outblas_lab.publish.tables.publish_results import check_published, publish
 from support.bench_fixture import write_bench, write_made
 
@@ -58,15 +58,28 @@ def test_the_curve_draws_the_interval_of_every_agent(tmp_path: Path) -> None:
     c = write_made(tmp_path / "c.parquet", LEVEL)
     made = figures(c, "shapes")
     chart = curves(c, "shapes", made)
-    bands = {s.name: s for s in chart.series if s.kind == "band"}
-    assert set(bands) == set(LEVEL)
-    for agent, band in bands.items():
-        assert list(band.base) == [made[agent, b].low for b in c.budgets]
-        assert list(band.y) == [made[agent, b].high for b in c.budgets]
+    bands = {s.name: s.artists[0].get_paths()[0].vertices for s in chart.series if not s.mark}
+    lines = {s.name: s.artists[0].get_ydata() for s in chart.series if s.mark}
+    assert set(bands) == set(lines) == set(LEVEL)
+    for agent, corners in bands.items():
+        assert list(lines[agent]) == [made[agent, b].quality for b in c.budgets]
+        for place, budget in enumerate(c.budgets):
+            ends = {y for x, y in corners if x == place}
+            assert ends == {made[agent, budget].low, made[agent, budget].high}
 
 
-def drawn(svg: str) -> ElementTree.Element:
-    return ElementTree.fromstring(svg)
+def of_class(root: ElementTree.Element, name: str) -> list[ElementTree.Element]:
+    return [one for one in root.iter(f"{SVG}g") if one.get("class") == name]
+
+
+def corners(one: ElementTree.Element) -> list[tuple[float, float]]:
+    """Return the points of the one path that is drawn."""
+    (path,) = one.iter(f"{SVG}path")
+    return [(float(x), float(y)) for x, y in re.findall(r"(-?[\d.]+) (-?[\d.]+)", path.get("d", ""))]
+
+
+def text_of(one: ElementTree.Element) -> str | None:
+    return next(one.iter(f"{SVG}text")).text
 
 
 def test_the_picture_draws_four_agents_in_colour_and_the_rest_in_grey(tmp_path: Path) -> None:
@@ -74,53 +87,59 @@ def test_the_picture_draws_four_agents_in_colour_and_the_rest_in_grey(tmp_path: 
     c = write_made(tmp_path / "c.parquet", levels)
     svg = compare_svg(c)
     assert svg == compare_svg(c)
-    root = drawn(svg)
-    lines = [e for e in root.iter(f"{SVG}polyline") if e.get("class") == "line"]
-    grey = [e for e in root.iter(f"{SVG}polyline") if e.get("class") == "quiet"]
-    bands = root.findall(f"{SVG}polygon")
+    root = ElementTree.fromstring(svg)
+    lines, grey, bands = (of_class(root, name) for name in ("line", "quiet", "band"))
     assert len(lines) == len(bands) == 2 * 4 and len(grey) == 2 * len(LEVEL)
-    assert len({e.get("stroke") for e in lines}) == 4
-    width, height = float(root.get("width")), float(root.get("height"))
-    for shape, corners in [*((e, 4) for e in lines + grey), *((e, 8) for e in bands)]:
-        points = [tuple(map(float, p.split(","))) for p in shape.get("points").split()]
-        assert len(points) == corners and all(0 < x < width and 80 < y < height - 50 for x, y in points)
-        if corners == 4:
-            heights = [y for _, y in points]
-            assert heights == sorted(heights, reverse=True), "the better, the higher"
+    colours = [re.findall(r"stroke: (#\w+)", next(one.iter(f"{SVG}path")).get("style", "")) for one in lines]
+    assert len({colour for (colour,) in colours}) == 4
+    width, height = float(root.get("width", "")), float(root.get("height", ""))
+    for one in lines + grey:
+        points = corners(one)
+        assert len(points) == len(c.budgets)
+        assert all(0 < x < width and 80 < y < height - 50 for x, y in points)
+        heights = [y for _, y in points]
+        assert heights == sorted(heights, reverse=True), "the better, the higher"
+    for line, band in zip(lines, bands, strict=True):
+        for x, y in corners(line):
+            (use,) = band.iter(f"{SVG}use")
+            shift = float(use.get("y", ""))
+            ends = [v + shift for u, v in corners(band) if abs(u + float(use.get("x", "")) - x) < 0.2]
+            assert min(ends) - 0.2 <= y <= max(ends) + 0.2, "the band is around its line"
 
 
 def test_the_picture_names_its_axes_and_the_ends_of_its_lines(tmp_path: Path) -> None:
     c = write_made(
         tmp_path / "c.parquet", {"random": 1.0, "tpe": 0.8, "greedy": 0.5, "heuristic": 0.1, "regressor": 0.02}
     )
-    root = drawn(compare_svg(c))
+    root = ElementTree.fromstring(compare_svg(c))
     texts = [t.text for t in root.iter(f"{SVG}text")]
     assert {"split shapes", "split families", "measurements", "best time / time of the choice"} <= set(texts)
     assert any(text.endswith("grey: 1 other agent") for text in texts)
-    names = [t for t in root.iter(f"{SVG}text") if t.get("class") == "name"]
-    assert sorted(t.text for t in names) == sorted(["regressor", "heuristic", "tpe", "random"] * 2)
+    names = of_class(root, "name")
+    assert sorted(text_of(one) for one in names) == sorted(["regressor", "heuristic", "tpe", "random"] * 2)
     for panel in (names[:4], names[4:]):
-        assert [t.text for t in panel] == ["regressor", "heuristic", "tpe", "random"], "the best ends highest"
-        heights = [float(t.get("y")) for t in panel]
-        assert all(b - a >= NAME_STEP - 0.2 for a, b in pairwise(heights))
-    ends = [e.get("points").split()[-1].split(",") for e in root.iter(f"{SVG}polyline") if e.get("class") == "line"]
-    starts = [(e.get("x1"), e.get("y1")) for e in root.iter(f"{SVG}line") if e.get("class") == "lead"]
-    assert sorted(map(tuple, ends)) == sorted(starts), "a leader begins at the end of each line"
+        assert [text_of(one) for one in panel] == ["regressor", "heuristic", "tpe", "random"], "the best ends highest"
+        heights = [float(next(one.iter(f"{SVG}text")).get("y", "")) for one in panel]
+        assert all(b - a >= 12 for a, b in pairwise(heights)), "names do not overlap"
+    ends = [corners(one)[-1] for one in of_class(root, "line")]
+    starts = [corners(one)[-1] for one in of_class(root, "leader")]
+    assert len(starts) == len(ends) == len(names)
+    for end, start in zip(sorted(ends), sorted(starts), strict=True):
+        assert start == pytest.approx(end, abs=0.2), "a leader begins at the end of each line"
 
 
 def test_the_noise_floor_is_drawn_and_named(tmp_path: Path) -> None:
     c = write_made(tmp_path / "c.parquet", LEVEL)
-    before = drawn(compare_svg(c))
-    assert not [e for e in before.iter(f"{SVG}line") if e.get("class") == "noise"]
+    assert not of_class(ElementTree.fromstring(compare_svg(c)), "noise")
     assert "noise floor" not in [s.name for s in curves(c, "shapes", figures(c, "shapes")).series]
     assert noise_regret(c) is None and "Not told apart" not in compare_block(c, None)
     for about in c.meta["splits"].values():
         about["noise_floor"] = 0.995
-    root = drawn(compare_svg(c))
-    assert len([e for e in root.iter(f"{SVG}line") if e.get("class") == "noise"]) == len(c.splits)
+    root = ElementTree.fromstring(compare_svg(c))
+    assert len(of_class(root, "noise")) == len(c.splits)
     assert any("noise floor" in (t.text or "") for t in root.iter(f"{SVG}text"))
     (line,) = [s for s in curves(c, "shapes", figures(c, "shapes")).series if s.name == "noise floor"]
-    assert set(line.y) == {0.995}
+    assert set(line.artists[0].get_ydata()) == {0.995}
     assert noise_regret(c) == pytest.approx(1 / 0.995 - 1, abs=1e-6)
     assert "The noise floor is a regret of 0.50%" in compare_block(c, None)
 
@@ -140,9 +159,8 @@ def test_the_block_credits_a_method_with_what_its_ablation_shows(tmp_path: Path)
 
 
 def test_without_the_four_agents_the_first_ones_stand_out(tmp_path: Path) -> None:
-    root = drawn(compare_svg(write_made(tmp_path / "c.parquet", LEVEL)))
-    names = {t.text for t in root.iter(f"{SVG}text") if t.get("class") == "name"}
-    assert names == set(list(LEVEL)[:4])
+    root = ElementTree.fromstring(compare_svg(write_made(tmp_path / "c.parquet", LEVEL)))
+    assert {text_of(one) for one in of_class(root, "name")} == set(list(LEVEL)[:4])
 
 
 @pytest.fixture

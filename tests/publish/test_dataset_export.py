@@ -16,12 +16,10 @@ import yaml
 
 from outblas.core.errors import UsageError
 from outblas.core.evaluation import Status
-from outblas_lab.compare.public_split import public_split
-from outblas_lab.compare.recording_hash import recording_sha
+from outblas_lab.compare.splits import public_split
 from outblas_lab.kernel_tuner.t4_files import read_task, task_of
-from outblas_lab.publish.dataset.dataset_export import export_recording
-from outblas_lab.publish.dataset.dataset_tables import COLUMNS
-from outblas_lab.recordings.recording import Recording
+from outblas_lab.publish.dataset.dataset_export import COLUMNS, export_recording
+from outblas_lab.recordings.recording import Recording, recording_sha
 from outblas_lab.recordings.recording_files import STATUS_CODES, STATUSES
 from support.helpers import synthetic_recording
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable
 from html.parser import HTMLParser
@@ -22,9 +23,9 @@ from outblas_lab.llm.budget import Cost
 from outblas_lab.llm.evolve_journal import AnswerOutcome, EvolveJournal
 from outblas_lab.llm.feedback import score_of
 from outblas_lab.llm.reply import Reply
+from outblas_lab.publish.html.evolve_charts import difference
 from outblas_lab.publish.html.evolve_data import MAX_ANCESTORS, EvolveRun, load_evolution
-from outblas_lab.publish.html.evolve_page import _charts, render_evolution
-from outblas_lab.publish.html.lineage import difference_html
+from outblas_lab.publish.html.evolve_page import charts_of, render_evolution
 from outblas_lab.publish.html.tune_page import write_report
 from support.llm_kernels import PROBLEM, failed, kernel, passed
 
@@ -160,17 +161,23 @@ def test_the_page_is_one_file_with_everything(folder: Path) -> None:
 
 
 def test_the_progress_climbs_with_the_proven_kernels(run: EvolveRun) -> None:
-    chart = _charts(run, PROBLEM.key)["curve"]
-    steps, dots, knobs = chart.series
-    assert steps.x == [1, 2, 5] and steps.y == sorted(steps.y) and chart.marked_y == 1.0
-    assert dots.x == [1, 5] and knobs.x == [2] and dots.tips[1] == f"answer 5 (code): {dots.y[1]:.3f}×"
-    assert chart.dotted_y is not None and chart.y.low < 1.0 < chart.dotted_y < chart.y.high
+    chart = charts_of(run, PROBLEM.key)["curve"]
+    dots, knobs = chart.series[1], chart.series[2]
+    (steps, code, config), (baseline, floor) = ([s.artists[0] for s in chart.series], chart.axes.lines[-2:])
+    assert list(steps.get_xdata()) == [1, 2, 5] and list(steps.get_ydata()) == sorted(steps.get_ydata())
+    assert list(code.get_xdata()) == [1, 5] and list(config.get_xdata()) == [2]
+    assert dots.tips[1] == f"answer 5 (code): {code.get_ydata()[1]:.3f}×"
+    assert (dots.name, knobs.name) == ("code", "config")
+    low, high = chart.axes.get_ylim()
+    assert baseline.get_ydata()[0] == 1.0 and low < 1.0 < floor.get_ydata()[0] < high
 
 
 def test_the_lineage_has_an_edge_from_every_parent(run: EvolveRun) -> None:
-    edges, proven, others = _charts(run, PROBLEM.key)["tree"].series
-    assert edges.y.count(None) == 3
-    assert (len(proven.x), proven.kind) == (3, "dots") and (len(others.x), others.kind) == (1, "rings")
+    edges, proven, others = charts_of(run, PROBLEM.key)["tree"].series
+    assert sum(math.isnan(y) for y in edges.artists[0].get_ydata()) == 3
+    filled, hollow = proven.artists[0], others.artists[0]
+    assert len(filled.get_xdata()) == 3 and filled.get_markerfacecolor() == filled.get_color()
+    assert len(hollow.get_xdata()) == 1 and hollow.get_markerfacecolor() == "white"
     assert any("wrong" in tip for tip in others.tips)
 
 
@@ -228,5 +235,7 @@ def test_a_run_without_a_proven_kernel_has_a_page(tmp_path: Path) -> None:
 
 
 def test_a_difference_says_where_there_is_none() -> None:
-    assert "same" in difference_html("a\nb", "a\nb", ("x", "y"))
-    assert "<ins>+c</ins>" in difference_html("a\nb", "a\nc", ("x", "y"))
+    assert difference("a\nb", "a\nb", ("x", "y")) == []
+    assert difference("a\nb", "a\nc", ("x", "y"))[-2:] == ["-b", "+c"]
+    long = difference("", "x\n" * 1000, ("x", "y"))
+    assert len(long) == 401 and long[-1] == "603 more lines"

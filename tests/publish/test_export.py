@@ -21,7 +21,7 @@ from outblas.export.cuda_source import inline_includes, standalone
 from outblas.export.exported_files import export
 from outblas.export.target import Target, find_target
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
-from outblas.kernels.families.sm90_oddrows_kernels import Sm90OddrowsConfig
+from outblas.kernels.families.sm90_oddrows_gemm import Sm90OddrowsConfig
 from outblas.kernels.families.sm90_wgmma.sm90_wgmma_gemm import FAMILY
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.kernels.geometry import grid, launch_smem, workspace_bytes

@@ -12,7 +12,7 @@ import pytest
 
 from outblas.records.results import read_result, write_result
 from outblas_lab.publish.tables.headline import headline_rows, headline_table
-from outblas_lab.publish.tables.peer_tables import transformer_table
+from outblas_lab.publish.tables.rival_tables import transformer_table
 from outblas_lab.publish.tables.whole_models_table import FORMAT
 from outblas_lab.publish.words import mean_in_words
 from support.bench_fixture import META, make_rows

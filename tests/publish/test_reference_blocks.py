@@ -10,7 +10,7 @@ import pytest
 from outblas.core.config import knob_schema
 from outblas.kernels.families.registry import FAMILIES
 from outblas_lab.publish.environment import VARIABLES
-from outblas_lab.publish.tables.reference_blocks import attribute_texts, knob_table, variable_table
+from outblas_lab.publish.tables.publish_results import attribute_texts, knob_table, variable_table
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Macros of C and CUDA sources, which are no variables of the environment.

@@ -90,9 +90,11 @@ def test_every_chart_is_really_drawn(page):
     drawn = page.execute_script(
         "return [...document.querySelectorAll('.chart')].map(f => {"
         "const p = f.querySelector('.plot'), b = p.querySelector('svg').getBoundingClientRect();"
-        "const m = [...f.querySelectorAll('[data-series]')].filter(g => g.style.display !== 'none');"
-        "return [f.id, m.length > 0 && m.every(g => g.getBBox().width > 100), b.height > 200,"
-        " b.right <= document.documentElement.clientWidth]})"
+        "const m = [...f.querySelectorAll('[data-series]')].filter(g => g.style.display !== 'none')"
+        ".map(g => g.getBBox());"
+        "const ends = [Math.min(...m.map(g => g.x)), Math.max(...m.map(g => g.x + g.width))];"
+        "return [f.id, m.length > 0 && m.every(g => g.width > 0) && ends[1] - ends[0] > 300, b.height > 200,"
+        " p.getBoundingClientRect().right <= document.documentElement.clientWidth]})"
     )
     assert [d[0] for d in drawn] == ["curve-0", "histogram-0", "decades-0", "roofline-0"]
     assert all(all(rest) for _, *rest in drawn), drawn
@@ -102,12 +104,14 @@ def test_the_pointer_shows_the_problem_under_it(page, report):
     """The last point of the curve without PDL is the best row, and its text says so."""
     best = max((r for r in read_result(report[0]).rows if not r["pdl"]), key=lambda r: r["published"])
     text = page.execute_script(
-        "const p = document.querySelector('#curve-0 .plot'), d = p.querySelector('[data-series=\"0\"] path');"
+        "const p = document.querySelector('#curve-0 .canvas'), d = p.querySelector('[data-series=\"0\"] path');"
         "p.scrollIntoView({block: 'center'});"
-        "const [x, y] = d.getAttribute('d').match(/[-\\d.]+ [-\\d.]+$/)[0].split(' ').map(Number);"
+        "p.parentNode.scrollLeft = 1000;"
+        "const [x, y] = d.getAttribute('d').match(/[-\\d.]+ [-\\d.]+(?= *$)/)[0].split(' ').map(Number);"
+        "const scale = p.offsetWidth / p.querySelector('svg').viewBox.baseVal.width;"
         "const b = p.getBoundingClientRect();"
-        "p.dispatchEvent(new PointerEvent('pointermove', {bubbles: true, clientX: b.left + x * b.width / 1000,"
-        " clientY: b.top + y * b.height / 1000}));"
+        "p.dispatchEvent(new PointerEvent('pointermove', {bubbles: true, clientX: b.left + x * scale,"
+        " clientY: b.top + y * scale}));"
         "const t = document.querySelector('.tip'), r = t.getBoundingClientRect();"
         "return !t.hidden && r.left >= 0 && r.right <= innerWidth && r.bottom <= innerHeight && t.textContent"
     )
@@ -223,3 +227,22 @@ def test_the_button_copies_the_line(page):
 def test_definitions_are_open_where_there_is_room(page):
     opened = page.execute_script("return document.querySelector('details.method').open")
     assert opened == (page.execute_script("return innerWidth") > 760)
+
+
+def test_a_bar_under_the_pointer_says_how_many_problems_it_has(page):
+    texts = page.execute_script(
+        "const bar = document.querySelector('#histogram-0 [data-tip]');"
+        "bar.scrollIntoView({block: 'center'});"
+        "bar.querySelector('path').dispatchEvent(new PointerEvent('pointermove', {bubbles: true}));"
+        "return [document.querySelector('.tip').textContent, bar.dataset.tip]"
+    )
+    assert texts[0] == texts[1] and "problems without PDL" in texts[0]
+
+
+def test_labels_of_charts_are_legible(page):
+    """Text of a chart is nowhere below 9 pixels: a chart that is wider than the window scrolls."""
+    sizes = page.execute_script(
+        "return [...document.querySelectorAll('.plot svg')].map(s => "
+        "12 * s.getBoundingClientRect().width / s.viewBox.baseVal.width)"
+    )
+    assert sizes and min(sizes) >= 8.9, sizes

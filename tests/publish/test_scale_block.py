@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from outblas.core.errors import RecordError
-from outblas_lab.publish.tables.scale_block import equal_work_ratio, scale_block
+from outblas_lab.publish.tables.study_blocks import equal_work_ratio, scale_block
 from support.helpers import ROOT
 
 

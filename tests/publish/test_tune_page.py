@@ -14,10 +14,10 @@ import pytest
 from outblas.core.errors import RecordError
 from outblas.core.problem import Problem
 from outblas.records.results import Result, read_result, write_result
-from outblas_lab.publish.html.figures import group_charts
 from outblas_lab.publish.html.heat import heat_level
+from outblas_lab.publish.html.page import SEARCHED_ROWS, templates
 from outblas_lab.publish.html.run_data import ReportedRun, load_run
-from outblas_lab.publish.html.shell import SEARCHED_ROWS, table
+from outblas_lab.publish.html.tune_charts import group_charts
 from outblas_lab.publish.html.tune_page import render, write_report
 from outblas_lab.publish.summary import summarise
 from outblas_lab.publish.words import regime_words
@@ -103,7 +103,7 @@ def test_definitions_stand_before_the_figures(page):
     terms = re.findall(r"<dt>(.*?)</dt>", page)
     assert {"Speed-up", "PDL", "TN, NN", "Floor", "FLOP-weighted mean", "Regime", "Loss"} <= set(terms)
     assert page.rindex("<dt>") < page.index("class='card")
-    floor = re.search(r"<dt>Floor</dt><dd>(.*?)</dd>", page).group(1)
+    floor = re.search(r"<dt>Floor</dt><dd>(.*?)</dd>", page, re.S).group(1)
     assert f"{H200.tflops:g} TFLOP/s" in floor and f"{H200.hbm_tbs:g} TB/s" in floor and "more than 100%" in floor
 
 
@@ -111,21 +111,24 @@ def test_charts_hold_the_recorded_numbers(rows):
     group = ReportedRun(Result("", META, rows)).groups[0]
     made = group_charts(group, "NVIDIA H200")
     assert set(made) == {"curve", "histogram", "decades", "roofline"}
-    for pdl, curve, bars in zip((False, True), made["curve"].series, made["histogram"].series, strict=True):
+    for pdl, curve, histogram in zip((False, True), made["curve"].series, made["histogram"].series, strict=True):
         mine = [r for r in rows if r["pdl"] is pdl]
-        assert curve.y == sorted(r["published"] for r in mine)
-        assert [group.rows[i]["published"] for i in curve.rows] == curve.y
-        assert sum(bars.y) == len(mine)
-        edges = [(x - bars.bar_width / 2, x + bars.bar_width / 2) for x in bars.x]
+        line = list(curve.artists[0].get_ydata())
+        assert line == sorted(r["published"] for r in mine)
+        assert [group.rows[i]["published"] for i in curve.rows] == line
+        bars = [(bar.get_x(), bar.get_x() + bar.get_width(), bar.get_height()) for bar in histogram.artists]
+        assert sum(height for *_, height in bars) == len(mine)
         logs = [math.log2(r["published"]) for r in mine]
-        assert bars.y == [sum(low - 1e-9 <= v < high - 1e-9 for v in logs) for low, high in edges]
-    roof = {s.name: s for s in made["roofline"].series}
+        for low, high, height in bars:
+            assert height == sum(math.log2(low) - 1e-9 <= v < math.log2(high) - 1e-9 for v in logs)
+        assert [tip.split()[0] for tip in histogram.tips] == [f"{height:g}" for *_, height in bars]
+    roof = {s.name: s.artists[0].get_ydata() for s in made["roofline"].series}
     ours = [r for r in rows if r["pdl"]]
-    assert roof["OutBLAS with PDL"].y == pytest.approx(
+    assert roof["OutBLAS with PDL"] == pytest.approx(
         [Problem.from_json(r).flops / (r["baseline_us"] if r["fallback"] else r["ours_us"]) / 1e6 for r in ours]
     )
     once = [r for r in rows if not r["pdl"]]
-    assert roof["best baseline"].y == pytest.approx([Problem.from_json(r).flops / r["baseline_us"] / 1e6 for r in once])
+    assert roof["best baseline"] == pytest.approx([Problem.from_json(r).flops / r["baseline_us"] / 1e6 for r in once])
 
 
 def test_the_roofline_shows_one_set_of_dots_until_asked(rows):
@@ -138,9 +141,10 @@ def test_decade_bars_are_the_summarys(rows, bench):
     chart = group_charts(ReportedRun(Result("", META, rows)).groups[0], "NVIDIA H200")["decades"]
     for bars, want in zip(chart.series, summarise(bench), strict=True):
         parts = want["by_decade"].values()
-        assert list(bars.y) == [part["geomean"] for part in parts] and set(bars.base) == {1.0}
+        ends = [(bar.get_y(), bar.get_y() + bar.get_height()) for bar in bars.artists]
+        assert ends == [(1.0, pytest.approx(part["geomean"])) for part in parts]
         assert [tip.split("×")[0] for tip in bars.tips] == [f"{part['geomean']:.3f}" for part in parts]
-        assert len(chart.x.ticks) == len(want["by_decade"])
+        assert len(chart.axes.get_xticks()) == len(want["by_decade"])
 
 
 def test_heat_maps_have_every_row_once(page, rows):
@@ -184,7 +188,7 @@ def test_a_page_has_a_line_that_uses_the_library(tmp_path, page):
     run_directory(tmp_path, {"agent": "random"})
     assert "use_library" not in render(load_run(tmp_path)), "the run has no library"
     (tmp_path / "library.json").write_text("{}")
-    line = f"import outblas; outblas.use_library(&quot;{tmp_path.as_posix()}/library.json&quot;)"
+    line = f"import outblas; outblas.use_library(&#34;{tmp_path.as_posix()}/library.json&#34;)"
     assert line in render(load_run(tmp_path))
 
 
@@ -192,6 +196,7 @@ def test_long_tables_are_searched_and_short_ones_are_not(page):
     boxes = re.findall(r"<div class='box( searched)?'[^>]*><div[^>]*aria-label='(\S+)", page)
     assert [name for searched, name in boxes if searched] == ["All"]
     for count in (SEARCHED_ROWS - 1, SEARCHED_ROWS):
+        table = templates().get_template("parts.html.j2").module.table
         made = table("Fall-backs", ("Problem",), [(i,) for i in range(count)])
         assert ("class='box searched'" in made) == (count == SEARCHED_ROWS)
 

@@ -10,7 +10,7 @@ import pytest
 
 from outblas.core.errors import RecordError
 from outblas_lab.publish.summary import VLLM, engine_rows
-from outblas_lab.publish.tables.vllm_block import vllm_block
+from outblas_lab.publish.tables.whole_models_table import vllm_block
 from support.helpers import ROOT, module_of_file
 
 MADE = {"gpu": "NVIDIA H200", "driver": "580", "toolchain": {}, "date": "2026-11-30T01:02:03", "commit": "0123456789"}

@@ -28,8 +28,7 @@ from outblas.records.contribution import (
     save_contribution,
 )
 from outblas.records.library import Library
-from outblas.records.library_interval import LibraryInterval
-from outblas.records.library_row import LibraryChoice, LibraryRow
+from outblas.records.library_row import LibraryChoice, LibraryInterval, LibraryRow
 from outblas.records.user_library import stamp_of
 from support.fake_gpu import timing
 from support.gpus.known import H200

@@ -12,8 +12,7 @@ from outblas.core.suites import Table
 from outblas.core.weight import Weight
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.records.library import Library
-from outblas.records.library_interval import LibraryInterval
-from outblas.records.library_row import LibraryChoice, LibraryRow
+from outblas.records.library_row import LibraryChoice, LibraryInterval, LibraryRow
 from outblas_lab.build.library_tables import with_gates, with_intervals
 
 TABLE = Table.parse("llm_tp:TN:fp16:fp32")

@@ -9,7 +9,7 @@ import pytest
 from outblas import __version__
 from outblas.core.errors import RecordError
 from outblas.kernels.kernel_hash import kernels_sha
-from outblas.records.equal_kernels import EqualKernels, KernelRelease
+from outblas.records.user_library import EqualKernels, KernelRelease
 
 OLD, MIDDLE, NOW = KernelRelease("0.1.0", "a"), KernelRelease("0.1.0", "b"), KernelRelease("0.2.0", "b")
 OTHER = KernelRelease("0.3.0", "c")

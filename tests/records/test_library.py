@@ -10,8 +10,7 @@ import pytest
 from outblas.core.errors import RecordError
 from outblas.records import library as module
 from outblas.records.library import Library
-from outblas.records.library_interval import LibraryInterval
-from outblas.records.library_row import LibraryChoice, LibraryRow, choose_kernel
+from outblas.records.library_row import LibraryChoice, LibraryInterval, LibraryRow, choose_kernel
 from support.helpers import (
     failed_evaluation,
     passed_evaluation,

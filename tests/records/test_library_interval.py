@@ -17,11 +17,9 @@ from outblas.core.problem import Problem
 from outblas.core.weight import Weight, WeightRange, parse_range
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.records import user_library
-from outblas.records.interval_merge import overlay_intervals, replace_intervals
 from outblas.records.library import Library
-from outblas.records.library_interval import LibraryInterval
-from outblas.records.library_row import LibraryChoice, LibraryRow
-from outblas.records.user_library import merge_user_row
+from outblas.records.library_merge import merge_user_row, overlay_intervals, replace_intervals
+from outblas.records.library_row import LibraryChoice, LibraryInterval, LibraryRow
 
 WEIGHT, OTHER = Weight(128, 256), Weight(128, 256, "NN")
 KERNELS = tuple(LibraryChoice(Sm80MmaConfig(16 * i, 64), 1.2, 1.1, 1.3) for i in range(1, 6))
@@ -191,7 +189,7 @@ def owned(owner: str, *intervals: LibraryInterval) -> list[LibraryInterval]:
 def test_the_users_interval_goes_first_and_packaged_ones_serve_every_other_m() -> None:
     own = owned("user", interval(10, 20, 0), interval(21, 40, None))
     packaged = owned("package", interval(1, 30, 1), interval(35, 35, 2), interval(50, 60, 3))
-    both = overlay_intervals(own, packaged, merge_user_row)
+    both = overlay_intervals(own, packaged)
     # M 21 to 40: the user has no kernel there, so the packaged one stands in, as for rows.
     assert ranges(both) == [
         (1, 9, 1),
@@ -203,8 +201,8 @@ def test_the_users_interval_goes_first_and_packaged_ones_serve_every_other_m() -
         (50, 60, 3),
     ]
     assert [one.owner for one in both] == ["package", "user", "user", "user", "user", "user", "package"]
-    assert ranges(overlay_intervals(own, [], merge_user_row)) == ranges(own)
-    assert ranges(overlay_intervals([], packaged, merge_user_row)) == ranges(packaged)
+    assert ranges(overlay_intervals(own, [])) == ranges(own)
+    assert ranges(overlay_intervals([], packaged)) == ranges(packaged)
 
 
 def test_an_overlay_decides_each_m_as_rows_would() -> None:
@@ -217,7 +215,7 @@ def test_an_overlay_decides_each_m_as_rows_would() -> None:
 
     for _ in range(60):
         own, packaged = library(*some()), library(*some())
-        both = library(*overlay_intervals(own.intervals, packaged.intervals, merge_user_row))
+        both = library(*overlay_intervals(own.intervals, packaged.intervals))
         replaced = library(*replace_intervals(packaged.intervals, own.intervals))
         for m in range(1, 52):
             mine, theirs = own.lookup(WEIGHT.problem(m)), packaged.lookup(WEIGHT.problem(m))

@@ -8,8 +8,7 @@ import pytest
 
 from outblas.core.errors import RecordError, UsageError
 from outblas.core.stats import geomean
-from outblas.records.results import read_result, write_result
-from outblas_lab.build.median_rows import median_rows
+from outblas.records.results import median_rows, read_result, write_result
 from outblas_lab.publish.summary import summarise
 from support.bench_fixture import META, make_rows
 

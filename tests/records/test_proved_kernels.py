@@ -13,8 +13,7 @@ from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.kernels.kernel_hash import kernels_sha
 from outblas.records import proved_kernels
 from outblas.records.library import Library
-from outblas.records.library_interval import LibraryInterval
-from outblas.records.library_row import LibraryChoice, LibraryRow
+from outblas.records.library_row import LibraryChoice, LibraryInterval, LibraryRow
 from outblas.records.proved_kernels import proved_kinds, unproved_intervals, unproved_tables
 
 P = Problem(64, 4096, 4096)

@@ -15,7 +15,7 @@ from outblas.core.errors import RecordError, UsageError
 from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
-from outblas_lab.recordings import recording_places as places
+from outblas_lab.recordings import recording as places
 from outblas_lab.recordings.recording import Recording
 from outblas_lab.recordings.recording_files import STATUS_CODES
 from support.helpers import synthetic_recording

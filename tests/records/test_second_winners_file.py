@@ -13,9 +13,9 @@ from outblas.core.problem import Problem
 from outblas.core.workload import WORKLOADS, workload_of_mode
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.records.library import Library
+from outblas.records.library_merge import merge_user_row
 from outblas.records.library_row import LibraryChoice, LibraryRow, SecondWinner
-from outblas.records.merged_rows import fill_fallbacks, merge_rows
-from outblas.records.user_library import merge_user_row
+from outblas.records.merged_rows import merge_rows
 
 PLAIN, PDL, OTHER = Sm90WgmmaConfig(64, 64), Sm90WgmmaConfig(64, 64, pdl=True), Sm90WgmmaConfig(64, 32)
 CHOICE = LibraryChoice(PLAIN, 1.2, 1.1, 1.3)
@@ -81,8 +81,6 @@ def test_second_winners_go_with_the_plain_choice_that_they_were_timed_against() 
     assert merge_rows(BOTH, other_plain) == other_plain
     assert merge_rows(replace(other_plain, pdl=None), BOTH) == replace(ROW, plain=BETTER)
     assert merge_rows(replace(ROW, pdl=None), BOTH) == BOTH
-    assert fill_fallbacks(replace(ROW, plain=None), BOTH) == BOTH
-    assert fill_fallbacks(BOTH, other_plain) == BOTH
 
 
 def test_a_users_row_keeps_the_second_winners_of_the_plain_kernel_that_is_used() -> None:

@@ -10,8 +10,7 @@ import pytest
 from outblas.core.config import config_name
 from outblas.core.errors import RecordError, UsageError
 from outblas.core.evaluation import Status
-from outblas.records.store import Store
-from outblas.records.store_file import VERSION
+from outblas.records.store import VERSION, Store
 from support.helpers import failed_evaluation, passed_evaluation, synthetic_catalogue, synthetic_problems
 
 PROBLEMS, CONFIGS = synthetic_problems(), synthetic_catalogue()

@@ -23,10 +23,18 @@ from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.kernel_hash import kernels_sha
 from outblas.records import user_library
 from outblas.records.captured_products import CapturedProduct, CapturedProducts
-from outblas.records.equal_kernels import EqualKernels, KernelRelease
 from outblas.records.library import Library
+from outblas.records.library_merge import merge_user_row
 from outblas.records.library_row import LibraryChoice, LibraryRow
-from outblas.records.user_library import install, load, merge_user_row, stamp_differences, stamp_of, user_library_path
+from outblas.records.user_library import (
+    EqualKernels,
+    KernelRelease,
+    install,
+    load,
+    stamp_differences,
+    stamp_of,
+    user_library_path,
+)
 from outblas.tune.time_shares import budgets, time_shares, weighted_speedup
 from support.gpus.known import H200
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from outblas.runtime.compile_processes import compile_processes
+from outblas.runtime.nvrtc import compile_processes
 
 
 def ignore_sigterm(begun: Path) -> None:

@@ -21,10 +21,9 @@ from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.kernels.geometry import workspace_bytes
 from outblas.kernels.geometry_terms import COUNTERS_BYTES
 from outblas.records.library import Library
-from outblas.runtime import graph_workspace
+from outblas.runtime import workspace
 from outblas.runtime.driver import capture_id
-from outblas.runtime.graph_workspace import CapturedWorkspace, CaptureWorkspaces, from_pool
-from outblas.runtime.workspace import StreamWorkspaces
+from outblas.runtime.workspace import CapturedWorkspace, CaptureWorkspaces, StreamWorkspaces, from_pool
 from support.gpus.known import H200
 
 PROBLEM = Problem(256, 512, 12288)
@@ -228,10 +227,10 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
     monkeypatch.setattr(torch.cuda, "stream", fake.stream)
     monkeypatch.setattr(torch.cuda, "memory_snapshot", fake.memory_snapshot)
     monkeypatch.setattr(torch, "empty", fake.empty)
-    monkeypatch.setattr(graph_workspace, "_asides", {})
-    monkeypatch.setattr(graph_workspace, "new_stream", fake.new_stream)
-    monkeypatch.setattr(graph_workspace, "capture_id", lambda stream: fake.captures.get(stream, 0))
-    monkeypatch.setattr(graph_workspace, "zero", lambda *what: fake.log.append(("zero", *what)))
+    monkeypatch.setattr(workspace, "_asides", {})
+    monkeypatch.setattr(workspace, "new_stream", fake.new_stream)
+    monkeypatch.setattr(workspace, "capture_id", lambda stream: fake.captures.get(stream, 0))
+    monkeypatch.setattr(workspace, "zero", lambda *what: fake.log.append(("zero", *what)))
     return fake
 
 

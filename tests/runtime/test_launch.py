@@ -12,18 +12,18 @@ import pytest
 
 pytest.importorskip("torch")
 
-import torch
+import torch  # noqa: E402
 
-from outblas.core.config import KernelConfig
-from outblas.core.errors import DeviceError, TensorError
-from outblas.core.problem import Problem
-from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
-from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
-from outblas.kernels.geometry import geometry, grid, launch_smem
-from outblas.runtime import launch, tensor_map
-from outblas.runtime.launch import check_operands
-from outblas.runtime.tensor_map import encode_map
-from support.gpus.known import H200
+from outblas.core.config import KernelConfig  # noqa: E402
+from outblas.core.errors import DeviceError, TensorError  # noqa: E402
+from outblas.core.problem import Problem  # noqa: E402
+from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig  # noqa: E402
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig  # noqa: E402
+from outblas.kernels.geometry import geometry, grid, launch_smem  # noqa: E402
+from outblas.runtime import launch, tensor_map  # noqa: E402
+from outblas.runtime.launch import check_operands  # noqa: E402
+from outblas.runtime.tensor_map import encode_map  # noqa: E402
+from support.gpus.known import H200  # noqa: E402
 
 P = Problem(16, 24, 32)
 

@@ -16,12 +16,12 @@ import pytest
 
 pytest.importorskip("cuda.bindings")
 
-from outblas.core.errors import CompileError, ToolchainMissing
-from outblas.kernels.source import Source
-from outblas.runtime import cubin as cubins
-from outblas.runtime import nvrtc as compiling
-from outblas.runtime.nvrtc import Cubin, CubinCache, cache_key, compile_many, compile_source, parse_ptxas
-from outblas.runtime.sass import check_static
+from outblas.core.errors import CompileError, ToolchainMissing  # noqa: E402
+from outblas.kernels.source import Source  # noqa: E402
+from outblas.runtime import cubin as cubins  # noqa: E402
+from outblas.runtime import nvrtc as compiling  # noqa: E402
+from outblas.runtime.nvrtc import Cubin, CubinCache, cache_key, compile_many, compile_source, parse_ptxas  # noqa: E402
+from outblas.runtime.sass import check_static  # noqa: E402
 
 PLAIN = Source(
     '#include "part.cuh"\nextern "C" __global__ void plain(float* o) { __shared__ float s[64]; '

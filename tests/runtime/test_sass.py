@@ -9,13 +9,13 @@ import pytest
 
 pytest.importorskip("cuda.bindings")
 
-from outblas.core.errors import CompileError, ToolchainMissing
-from outblas.kernels.source import Source
-from outblas.runtime import sass
-from outblas.runtime.cubin import SassFacts
-from outblas.runtime.nvrtc import Cubin, compile_source
-from outblas.runtime.sass import check_static, disassembled_facts, facts_of_opcodes, other_products, sass_facts
-from support.disassembly import Together, cases
+from outblas.core.errors import CompileError, ToolchainMissing  # noqa: E402
+from outblas.kernels.source import Source  # noqa: E402
+from outblas.runtime import sass  # noqa: E402
+from outblas.runtime.cubin import SassFacts  # noqa: E402
+from outblas.runtime.nvrtc import Cubin, compile_source  # noqa: E402
+from outblas.runtime.sass import check_static, disassembled_facts, facts_of_opcodes, other_products, sass_facts  # noqa: E402
+from support.disassembly import Together, cases  # noqa: E402
 
 pytestmark = pytest.mark.long
 

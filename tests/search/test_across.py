@@ -16,16 +16,15 @@ from outblas.core.errors import UsageError
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
-from outblas.kernels.cost.scaled import scaled
+from outblas.kernels.cost.cost_model import scaled
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.tune.agents.agent_registry import make_agent
 from outblas.tune.agents.base import Agent
 from outblas_lab.agents.fitted_heuristic import FittedHeuristic
 from outblas_lab.compare import held_out
-from outblas_lab.compare.arms import SOURCES, arm_parts, arms_of, parts_of
 from outblas_lab.compare.compare_result import read_comparison
 from outblas_lab.compare.held_out import CompareUnit, Plan, run_unit
-from outblas_lab.compare.splits import make_split
+from outblas_lab.compare.splits import SOURCES, arm_parts, arms_of, make_split, parts_of
 from outblas_lab.recordings.recording import Recording, TrainingPart
 from outblas_lab.recordings.recording_files import STATUS_CODES
 from outblas_lab.train import fit_cost_model

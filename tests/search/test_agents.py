@@ -43,7 +43,6 @@ from support.helpers import (
     synthetic_catalogue,
     synthetic_problems,
     synthetic_recording,
-    untrained_knob_policy,
 )
 
 PROBLEM = synthetic_problems()[0]
@@ -92,15 +91,6 @@ def packages(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) ->
     found = [Choice(128, 8 * i, 64, 3, 1, 1, 1, 0) for i in (4, 2, 6)]
     ask = lambda problems, gpu, count: {p: found[:count] for p in problems}  # noqa: E731
     monkeypatch.setattr(agents_nvmmh, "ranked_choices", ask)
-
-
-@pytest.fixture(autouse=True)
-def knob_policy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """An untrained policy for agent ``knob``, which has no packaged one."""
-    name = request.getfixturevalue("name") if "name" in request.fixturenames else ""
-    if name.partition("-")[0] == "knob":
-        untrained_knob_policy().save(tmp_path / "knobs.npz")
-        monkeypatch.setenv("OUTBLAS_KNOB_POLICY", str(tmp_path / "knobs.npz"))
 
 
 @pytest.fixture(autouse=True)

@@ -22,8 +22,14 @@ from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.kernels.kernel_hash import kernels_sha
 from outblas.records.library import Library
 from outblas.records.results import read_result
-from outblas_lab.build.begin_with import copy_tables_from, fill_from
-from outblas_lab.build.build_run import adopt, jobs, publish_seconds, run_job, run_jobs
+from outblas_lab.build.build_run import (
+    adopt,
+    copy_tables_from,
+    jobs,
+    publish_seconds,
+    run_job,
+    run_jobs,
+)
 from outblas_lab.build.build_work import BuildFolder
 from outblas_lab.build.finalists import finalists
 from outblas_lab.publish.tables.notes import notes_of_retune
@@ -127,31 +133,6 @@ def test_tables_tuned_elsewhere_are_benched_here(script: Any, work: Any, tmp_pat
     with pytest.raises(UsageError, match="one kind of GPU"):
         copy_tables_from(BuildFolder(tmp_path / "new"), [one.library, other.library])
     assert not (tmp_path / "new").exists()
-
-
-def test_rows_that_fall_back_take_what_another_search_found(script: Any, work: Any, tmp_path: Path) -> None:
-    table, other = script.TABLES[0], BuildFolder(tmp_path / "other")
-    other.path.mkdir()
-    for place in (work, other):
-        run(script, place, "tune")
-        publish_seconds(place, {})
-    lost, won = (other.load().rows[i] for i in (0, 1))
-    own = replace(won.plain, low=0.1)
-    rows = (replace(lost, plain=None, weights=None), replace(won, plain=own), *work.load().rows[2:])
-    replace(work.load(), rows=rows).save(work.library)
-    files = [other.library]
-    fill_from(work, files, [table])
-    filled = work.load()
-    assert filled.rows[0].plain == lost.plain and lost.plain is not None
-    assert filled.rows[1].plain == own, "what a row has stays, be it the worse"
-    assert [each["rows"] for each in filled.provenance["tables"][str(table)]["filled"]] == [1]
-    fill_from(work, files, [table])
-    assert work.load() == filled, "once"
-    replace(other.load(), provenance={**other.load().provenance, "kernels": "others"}).save(other.library)
-    with pytest.raises(UsageError, match="the same kernels"):
-        fill_from(work, files, [table])
-    with pytest.raises(UsageError, match="is not tuned"):
-        fill_from(BuildFolder(tmp_path / "none"), [work.library], [table])
 
 
 def test_modes_beside_offline_are_of_the_extra_tables(script: Any) -> None:

@@ -12,12 +12,12 @@ from outblas.core.journal import Journal
 from outblas.records.provenance import start_of_machine
 from outblas.records.results import read_result, write_result
 from outblas.tune.tune import Interrupted
-from outblas_lab.build import weak_rows
+from outblas_lab.build import build_searches
 from outblas_lab.build.build_work import BuildFolder
 from outblas_lab.build.finalist_trials import STARTS
 from outblas_lab.build.judging import judge_path
 from outblas_lab.build.library_tables import is_bench_of
-from outblas_lab.build.workload_trials import COLD
+from outblas_lab.build.workloads import COLD
 from outblas_lab.pool import run_bench
 from outblas_lab.pool.run_bench import BenchRequest
 from outblas_lab.publish.summary import summarise
@@ -181,7 +181,7 @@ def test_a_second_search_that_was_interrupted_goes_on_and_ends_the_same(
 ) -> None:
     """The library is saved at the end only: the store has what was measured, and the next call the better kernels."""
     monkeypatch.setattr(script.search, "PROBLEMS_AT_ONCE", 2)
-    monkeypatch.setattr(weak_rows, "WEAK_BELOW", 100.0)  # every row
+    monkeypatch.setattr(build_searches, "WEAK_BELOW", 100.0)  # every row
     other, table = BuildFolder(tmp_path / "other"), script.TABLES[0]
     other.path.mkdir()
     for place in (work, other):

@@ -19,18 +19,17 @@ from outblas.kernels.catalogue import candidates, first_search_candidates
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.records import provenance
 from outblas.records.library import Library
-from outblas.records.library_interval import LibraryInterval
+from outblas.records.library_row import LibraryInterval
 from outblas.records.proved_kernels import unproved_intervals
 from outblas.records.store import Store
 from outblas.runtime.device import Device
 from outblas.tune import tune_run
 from outblas.tune.agents.base import Agent
+from outblas.tune.neighbour_winners import neighbours_of_winners
 from outblas.tune.tune import Interrupted
-from outblas_lab.build import weak_rows, weight_intervals
-from outblas_lab.build.begin_with import copy_tables_from
-from outblas_lab.build.build_run import publish_seconds
+from outblas_lab.build import build_searches, weight_intervals
+from outblas_lab.build.build_run import copy_tables_from, publish_seconds
 from outblas_lab.build.build_work import BuildFolder, proved
-from outblas_lab.build.refine import neighbours_of_winners
 from outblas_lab.pool.worker_plan import WorkerPlan
 from outblas_lab.recordings.recording import Recording
 from support import fake_gpu
@@ -131,7 +130,7 @@ def test_weak_rows_are_searched_again_among_what_was_not_tried(
     before = Library.load(work.library)
     weak, *others = [row.problem for row in before.rows]
     without_kernels(before, [(weak, "plain"), (weak, "pdl"), (weak, "weights")]).save(work.library)
-    monkeypatch.setattr(weak_rows, "WEAK_BELOW", 0.5)  # only what falls back
+    monkeypatch.setattr(build_searches, "WEAK_BELOW", 0.5)  # only what falls back
     run(script, work, "again")
     after = Library.load(work.library)
     assert [after.lookup(p) for p in others] == [before.lookup(p) for p in others]
@@ -159,14 +158,14 @@ def test_kernels_of_intervals_and_of_shapes_nearby_are_tried_on_weak_rows(
     interval = LibraryInterval(replace(held, problem=weak, pdl=None, weights=None), ends[1], ends)
     without = without_kernels(library, [(weak, "plain"), (weak, "pdl"), (weak, "weights")])
     replace(without, intervals=(interval,)).save(work.library)
-    assert weak_rows.of_intervals(weak, work.load(), script.gpu) == [held.plain.config]
-    assert weak_rows.of_intervals(replace(weak, k=weak.k + 64), work.load(), script.gpu) == []
-    monkeypatch.setattr(weak_rows, "WEAK_BELOW", 0.5)
+    assert build_searches.of_intervals(weak, work.load(), script.gpu) == [held.plain.config]
+    assert build_searches.of_intervals(replace(weak, k=weak.k + 64), work.load(), script.gpu) == []
+    monkeypatch.setattr(build_searches, "WEAK_BELOW", 0.5)
     near = Sm90WgmmaConfig(64, 8, 128, stages=9)
-    monkeypatch.setattr(weak_rows, "second_search", lambda *given: asked.append(given[4]))
-    monkeypatch.setattr(weak_rows.LibraryNeighbours, "of", lambda self, problem, gpu: [near] * 2)
+    monkeypatch.setattr(build_searches, "second_search", lambda *given: asked.append(given[4]))
+    monkeypatch.setattr(build_searches.LibraryNeighbours, "of", lambda self, problem, gpu: [near] * 2)
     tried = SimpleNamespace(tried=frozenset())
-    monkeypatch.setattr(weak_rows, "known_kernels", lambda *_: {weak: tried})
+    monkeypatch.setattr(build_searches, "known_kernels", lambda *_: {weak: tried})
     run(script, work, "again")
     first = asked[0]._first[weak]
     assert held.plain.config in first and first.count(near) == 1
@@ -176,10 +175,10 @@ def test_twins_of_a_row_have_its_other_launch_options(script: Any, work: Any) ->
     run(script, work, "tune")
     row = work.load().rows[0]
     assert row.plain is not None
-    found = weak_rows.twins(row, script.gpu)
+    found = build_searches.twins(row, script.gpu)
     assert len(found) == len(set(found)) >= 3, "a small product: plain, PDL and constant weights matter"
     assert {launch_of(config) for config in found} == {"plain", "pdl", "weights"}
-    plain = weak_rows.twins(replace(row, pdl=None, weights=None), script.gpu)
+    plain = build_searches.twins(replace(row, pdl=None, weights=None), script.gpu)
     assert [launch_of(config) for config in plain] == ["plain", "pdl", "weights"]
     assert plain[0] == row.plain.config
 

@@ -21,12 +21,11 @@ from outblas.core.errors import DeviceError, UsageError
 from outblas.tune.agents.agent_registry import make_agent
 from outblas.tune.agents.base import Agent
 from outblas.tune.tune import Interrupted
-from outblas_lab.compare import compare_pool, compare_run, held_out
+from outblas_lab.compare import compare_run, held_out
 from outblas_lab.compare.compare_result import read_comparison
 from outblas_lab.compare.compare_run import CompareRequest, noise_floor, run_compare
 from outblas_lab.compare.held_out import CompareUnit, Plan, held_out_tasks, run_unit, search_task
-from outblas_lab.compare.recording_hash import recording_sha
-from outblas_lab.recordings.recording import Recording
+from outblas_lab.recordings.recording import Recording, recording_sha
 from outblas_lab.recordings.replay import ReplayEvaluator
 from support.gpus.known import H200
 from support.helpers import synthetic_recording
@@ -149,7 +148,7 @@ def in_process(units: Sequence[CompareUnit], plan: Plan, jobs: int, watch: Any =
 def test_a_run_says_what_it_prepares_and_what_it_kept(
     folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compare_pool, "HEARTBEAT_S", 0.001)
+    monkeypatch.setattr(held_out, "HEARTBEAT_S", 0.001)
     monkeypatch.setattr(compare_run, "agent_preparations", lambda: {"random": "about 65 s"})
     out, said = tmp_path / "r.parquet", list[str]()
 
@@ -185,7 +184,7 @@ def test_a_journal_of_other_budgets_is_refused_and_kept(folder: str, tmp_path: P
 
 def test_what_a_process_raises_is_raised_here(folder: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no recording"):
-        list(compare_pool.run_units([CompareUnit("shapes", "random", 0)], Plan(str(tmp_path / "none"), BUDGETS), 1))
+        list(held_out.run_units([CompareUnit("shapes", "random", 0)], Plan(str(tmp_path / "none"), BUDGETS), 1))
 
 
 def test_a_process_that_died_is_named() -> None:
@@ -193,7 +192,7 @@ def test_a_process_that_died_is_named() -> None:
     theirs.close()
     dead: Any = SimpleNamespace(exit_code=lambda: -9)
     with pytest.raises(DeviceError, match="exit code -9, at agent random.*fewer --jobs"):
-        compare_pool._receive(ours, dead, CompareUnit("shapes", "random", 0))
+        held_out._receive(ours, dead, CompareUnit("shapes", "random", 0))
 
 
 @pytest.fixture(scope="module")

@@ -14,17 +14,18 @@ import pytest
 from outblas.core.errors import RecordError
 from outblas.core.roofline import regime
 from outblas.core.stats import geomean
-from outblas_lab.compare.compare_result import read_comparison, write_comparison
-from outblas_lab.compare.compare_run import noise_floor
-from outblas_lab.compare.compare_stats import (
+from outblas_lab.compare.compare_result import (
     best_agents,
     budget_words,
     figures,
     mean_regret,
     overall_regret,
     paired_gains,
+    read_comparison,
     regime_qualities,
+    write_comparison,
 )
+from outblas_lab.compare.compare_run import noise_floor
 from outblas_lab.compare.held_out import tasks_of
 from support.bench_fixture import PROBLEMS, made_meta, made_rows, write_bench, write_made
 from support.gpus.known import H200

@@ -18,7 +18,7 @@ from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow
 from outblas.runtime.device import Device
 from outblas.tune import tune_run
-from outblas_lab.build import gate_search, weight_intervals
+from outblas_lab.build import weight_intervals
 from outblas_lab.pool.worker_plan import WorkerPlan
 from support.build_library_fixture import run, script_fixture, work_fixture  # noqa: F401
 from support.gpus.known import H200
@@ -34,7 +34,7 @@ def model_fixture(monkeypatch: pytest.MonkeyPatch) -> Model:
     model = Model({SMALL: lambda m: 1.4 if m < 100 else 0.8, LARGE: lambda m: 1.2 if m < 300 else 0.9})
     monkeypatch.setattr(tune_run, "open_evaluator", lambda *_: contextlib.nullcontext(ModelledEvaluator(model)))
     monkeypatch.setattr(weight_intervals, "gpu_of_device", lambda index: H200)
-    monkeypatch.setattr(gate_search, "make_plan", lambda kind, gpus: WorkerPlan(kind, Device(gpu_index=0), gpus))
+    monkeypatch.setattr(weight_intervals, "make_plan", lambda kind, gpus: WorkerPlan(kind, Device(gpu_index=0), gpus))
     monkeypatch.setattr(provenance, "pci_bus_id", lambda index: None)
     sizes = [
         Problem(m, *nk, "TN", "bf16")
@@ -71,10 +71,10 @@ def test_workers_judge_the_gate_and_have_the_librarys_product_as_a_rival(
     fallback = LibraryRow(GATE.problem(96))
     library = Library("h200", (plain, fallback), {"tables": {}})
     library.save(work.library)
-    request = gate_search._request(work, ENGINE)
+    request = weight_intervals._gates_request(work, ENGINE)
     assert request.workers is not None
     judging = request.workers.judging
     assert judging.epilogue == STACKED_GATE and judging.unfused == {GATE.problem(64): LARGE}
     assert judging.baselines == RIVALS
     assert request.has_gate, "proofs of products do not count"
-    assert gate_search._request(work, Table.parse("llm:TN:bf16:fp32")).ranges.ranges == []
+    assert weight_intervals._gates_request(work, Table.parse("llm:TN:bf16:fp32")).ranges.ranges == []

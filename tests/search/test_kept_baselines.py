@@ -6,7 +6,7 @@ from pathlib import Path
 
 from outblas.core.problem import Problem
 from outblas.records.store import Store
-from outblas.tune.kept_baselines import KeptBaselines
+from outblas.tune.tune_folder import KeptBaselines
 from support.gpus.modelled_gpu import SMALL, Model, ModelledEvaluator
 
 FIRST, SECOND = Problem(8, 128, 256), Problem(16, 128, 256)

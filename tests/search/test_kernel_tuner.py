@@ -36,7 +36,7 @@ from support.helpers import (
     synthetic_recording,
 )
 
-STRATEGIES = ("kt-genetic", "kt-annealing", "kt-local", "kt-vndx", "kt-diffevo")
+STRATEGIES = ("kt-genetic", "kt-annealing", "kt-diffevo")
 every_strategy = pytest.mark.parametrize("name", STRATEGIES)
 
 
@@ -342,7 +342,6 @@ def test_one_at_a_time_a_strategy_measures_what_kernel_tuner_would(name: str, mo
     [
         pytest.param(name, marks=pytest.mark.slow if name in ("kt-annealing", "kt-diffevo") else ())
         for name in STRATEGIES
-        if name != "kt-local"  # see LocalSearch
     ],
 )
 def test_strategies_learn(name: str) -> None:
@@ -383,6 +382,6 @@ def test_a_strategy_that_asks_for_nothing_new_is_ended() -> None:
 def test_without_kernel_tuner_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "kernel_tuner", None)
     with pytest.raises(ToolchainMissing, match=r"'\.\[kernel-tuner\]'"):
-        make_agent("kt-local", 0, H200)
+        make_agent("kt-genetic", 0, H200)
     with pytest.raises(ToolchainMissing, match=r"'\.\[kernel-tuner\]'"):
         restriction([Sm80DirectConfig(16, 8)])

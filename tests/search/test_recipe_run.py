@@ -1,12 +1,11 @@
-"""The published recipe beside the gated reward: choices, logs, resumed runs and the result file."""
+"""The published recipe beside the gated reward: choices, resumed runs and the result file."""
 
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,20 +14,28 @@ pytest.importorskip("torch", reason="needs torch")
 pytest.importorskip("sb3_contrib", reason="needs sb3-contrib (pip install './lab[rl]')")
 optuna = pytest.importorskip("optuna", reason="needs optuna (pip install './lab[rl]')")
 
-from outblas.core.errors import RecordError, ToolchainMissing, UsageError  # noqa: E402
+from outblas.core.errors import (  # noqa: E402
+    RecordError,
+    UsageError,
+)
 from outblas_lab.compare.compare_result import read_comparison  # noqa: E402
 from outblas_lab.compare.held_out import tasks_of  # noqa: E402
 from outblas_lab.publish.html.compare_page import render_comparison  # noqa: E402
-from outblas_lab.recipe import recipe_run  # noqa: E402
-from outblas_lab.recipe.recipe_choices import OUTCOMES, judge_policy  # noqa: E402
-from outblas_lab.recipe.recipe_result import read_recipe  # noqa: E402
-from outblas_lab.recipe.recipe_run import RecipeRequest, recipe_problems, run_recipe  # noqa: E402
-from outblas_lab.recipe.recipe_table import recipe_notes, recipe_rows  # noqa: E402
-from outblas_lab.train import recipe_sweep  # noqa: E402
-from outblas_lab.train.recipe_evaluator import Faults, RecipeCells, RecipeEvaluator  # noqa: E402
-from outblas_lab.train.recipe_sweep import recipe_trial, search_recipe  # noqa: E402
-from outblas_lab.train.recipe_training import RecipeSettings, train_by_reward  # noqa: E402
-from outblas_lab.train.train_ppo import TrainingRun  # noqa: E402
+from outblas_lab.recipe import recipe  # noqa: E402
+from outblas_lab.recipe.recipe import (  # noqa: E402
+    RecipeEvaluator,
+    RecipeRequest,
+    judge_policy,
+    recipe_problems,
+    run_recipe,
+    train_by_reward,
+)
+from outblas_lab.recipe.recipe_table import (  # noqa: E402
+    OUTCOMES,
+    read_recipe,
+    recipe_notes,
+    recipe_rows,
+)
 from outblas_lab.train.training_part import TrainingPart  # noqa: E402
 from support.helpers import random_policy, synthetic_recording  # noqa: E402
 
@@ -41,9 +48,8 @@ ALL = 60
 def request_(tmp_path: Path) -> RecipeRequest:
     RECORDING.write(tmp_path / "recording")
     return RecipeRequest(
-        recording=str(tmp_path / "recording"), settings=RecipeSettings(shapes=3, episodes=8, budget=3), layout="TN",
-        judged=2, seeds=1, faulty=0.0, hit_rates=None, trials=0, wandb=False, run=tmp_path / "run",
-        out=tmp_path / "recipe.json", command="test",
+        recording=str(tmp_path / "recording"), shapes=3, episodes=8, budget=3, layout="TN", judged=2, seeds=1,
+        faulty=0.0, hit_rates=None, run=tmp_path / "run", out=tmp_path / "recipe.json", command="test",
     )  # fmt: skip
 
 
@@ -55,9 +61,9 @@ def tasks() -> list[Any]:
 
 
 def test_only_the_published_reward_chooses_a_wrong_kernel() -> None:
-    evaluator = RecipeEvaluator(RECORDING, RecipeCells(Faults(0.5)))
+    evaluator = RecipeEvaluator(RECORDING, 0.5)
     chosen = {
-        preset: [t.choices[-1] for t in judge_policy(random_policy(), evaluator, tasks(), preset, (1, ALL))]
+        preset: [choices[-1] for _, choices in judge_policy(random_policy(), evaluator, tasks(), preset, (1, ALL))]
         for preset in ("additive", "gated")
     }
     assert any(choice.outcome == "wrong" for choice in chosen["additive"])
@@ -68,21 +74,21 @@ def test_only_the_published_reward_chooses_a_wrong_kernel() -> None:
 
 def test_a_level_kernel_is_chosen_by_the_published_reward_and_refused_by_the_gate() -> None:
     slow = replace(RECORDING, median_us=RECORDING.median_us + 1.3)  # all kernels are slower than the baselines
-    evaluator = RecipeEvaluator(slow, RecipeCells())
+    evaluator = RecipeEvaluator(slow)
     found = [task for problem in slow.problems for task in tasks_of(slow, problem)]
     published, gated = (
         judge_policy(random_policy(), evaluator, found, preset, (ALL,)) for preset in ("additive", "gated")
     )
-    assert any(task.choices[0].outcome == "level" for task in published)
-    assert not any(task.choices[0].outcome == "faster" for task in published)
-    assert all(task.choices[0].outcome == "none" for task in gated)
+    assert any(choices[0].outcome == "level" for _, choices in published)
+    assert not any(choices[0].outcome == "faster" for _, choices in published)
+    assert all(choices[0].outcome == "none" for _, choices in gated)
 
 
 def test_a_wrong_choice_counts_as_the_slowest_right_kernel() -> None:
-    evaluator = RecipeEvaluator(RECORDING, RecipeCells(Faults(0.5)))
+    evaluator = RecipeEvaluator(RECORDING, 0.5)
     (task,) = tasks()[:1]
     us = [e.timing.median_us for e in evaluator.evaluate((task.problem, c) for c in task.candidates) if e.timing]
-    judged = judge_policy(random_policy(), evaluator, [task], "additive", (1, 2, 4, ALL))[0].choices
+    judged = judge_policy(random_policy(), evaluator, [task], "additive", (1, 2, 4, ALL))[0][1]
     for choice in judged:
         worst = min(us) / max(us)
         assert choice.quality == pytest.approx(worst) if not choice.right else worst <= choice.quality <= 1
@@ -123,7 +129,7 @@ def test_judged_problems_are_of_no_training(request_: RecipeRequest) -> None:
 
 
 def test_a_run_resumes_and_more_seeds_add_trainings(request_: RecipeRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    train, asked = recipe_run.train_by_reward, list[Any]()
+    train, asked = recipe.train_by_reward, list[Any]()
 
     def stopped(part: Any, settings: Any, *more: Any) -> Any:
         asked.append((settings.preset, settings.seed))
@@ -131,7 +137,7 @@ def test_a_run_resumes_and_more_seeds_add_trainings(request_: RecipeRequest, mon
             raise KeyboardInterrupt
         return train(part, settings, *more)
 
-    monkeypatch.setattr(recipe_run, "train_by_reward", stopped)
+    monkeypatch.setattr(recipe, "train_by_reward", stopped)
     with pytest.raises(KeyboardInterrupt):
         run_recipe(request_)
     assert not request_.out.exists()
@@ -143,18 +149,15 @@ def test_a_run_resumes_and_more_seeds_add_trainings(request_: RecipeRequest, mon
     assert asked[2:] == [("additive", 1), ("gated", 1)]
     assert wider["curves"][0] == first["curves"][0]
     with pytest.raises(UsageError, match="other settings"):
-        run_recipe(replace(request_, settings=replace(request_.settings, lr=0.5)))
+        run_recipe(replace(request_, episodes=9))
 
 
-def test_a_training_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
-    part, settings = TrainingPart(RECORDING, RECORDING.problems[:3]), RecipeSettings(3, 8, 3).ppo("gated", 0)
-    done: list[int] = []
-    one = train_by_reward(part, settings, RecipeCells(), TrainingRun(tmp_path), lambda n, total, said: done.append(n))
-    again = train_by_reward(part, settings, RecipeCells(), TrainingRun(tmp_path), lambda *_: pytest.fail("trains"))
-    assert done and done[-1] == 24 and again.curve == one.curve
-    assert all((again.policy.scorer[name] == one.policy.scorer[name]).all() for name in one.policy.scorer)
-    with pytest.raises(UsageError, match="other settings"):
-        train_by_reward(part, replace(settings, preset="additive"), RecipeCells(), TrainingRun(tmp_path))
+def test_the_same_seed_is_the_same_training(request_: RecipeRequest) -> None:
+    part, settings, episodes = TrainingPart(RECORDING, RECORDING.problems[:3]), request_.ppo("gated", 0), list[int]()
+    first, curve = train_by_reward(part, settings, RecipeEvaluator, lambda n, total, said: episodes.append(n))
+    second, again = train_by_reward(part, settings, partial(RecipeEvaluator, faulty=0.0))
+    assert episodes and episodes[-1] == 24 and curve == again
+    assert all((second.scorer[name] == first.scorer[name]).all() for name in first.scorer)
 
 
 @pytest.mark.parametrize(
@@ -162,11 +165,10 @@ def test_a_training_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     [
         ({"judged": 0}, "--judged is 0"),
         ({"seeds": 0}, "--seeds is 0"),
-        ({"trials": -1}, "--trials is -1"),
         ({"faulty": 1.0}, "share of faulty kernels"),
         ({"layout": "NN"}, "layout NN"),
-        ({"settings": RecipeSettings(shapes=99)}, "--shapes is 99"),
-        ({"settings": RecipeSettings(shapes=3, lr=-1.0)}, "lr is -1"),
+        ({"shapes": 99}, "--shapes is 99"),
+        ({"episodes": 0}, "--episodes is 0"),
     ],
 )
 def test_bad_numbers_are_refused_before_any_training(
@@ -187,74 +189,3 @@ def test_a_result_of_another_kind_is_refused(tmp_path: Path) -> None:
 
 def _bare() -> str:
     return json.dumps({"format": 1, "kind": "recipe"})
-
-
-# Weights & Biases, Optuna
-
-
-def test_reward_and_hit_rate_are_logged_offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    logged: list[dict[str, float]] = []
-    begun: list[dict[str, Any]] = []
-    ended: list[bool] = []
-
-    def init(**options: Any) -> Any:
-        begun.append(options)
-        return SimpleNamespace(log=lambda figures, step: logged.append(figures), finish=lambda: ended.append(True))
-
-    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
-    part = TrainingPart(RECORDING, RECORDING.problems[:3])
-    settings = RecipeSettings(3, 8, 3).ppo("additive", 0)
-    trained = train_by_reward(part, settings, RecipeCells(), TrainingRun(tmp_path, wandb=True))
-    assert begun[0]["mode"] == "offline" and begun[0]["config"]["preset"] == "additive" and ended == [True]
-    assert logged[0].keys() == {"reward", "l2_hit_rate", "failed_share"} and 0 < logged[0]["l2_hit_rate"] <= 1
-    assert [round(entry["reward"], 5) for entry in logged] == [point[1] for point in trained.curve]
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(ToolchainMissing, match="wandb"):
-        train_by_reward(part, settings, RecipeCells(), TrainingRun(tmp_path / "other", wandb=True))
-
-
-def test_a_trial_searches_the_five_settings_of_the_recipe_within_its_range() -> None:
-    base, seen = RecipeSettings(episodes=1000), []
-    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(0))
-    for _ in range(30):
-        trial = study.ask()
-        seen.append(recipe_trial(trial, base))
-        assert trial.params.keys() == {"lr", "batch", "episodes", "gamma", "entropy"}
-    assert all(500 <= one.episodes <= 2000 for one in seen) and len({one.episodes for one in seen}) > 10
-    assert {one.shapes for one in seen} == {base.shapes} and {one.budget for one in seen} == {base.budget}
-
-
-def test_the_study_keeps_the_settings_with_the_highest_published_reward(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[Any] = []
-
-    def training(part: Any, settings: Any, cells: Any, run: Any, progress: Any) -> Any:
-        asked.append(settings)
-        progress(128, 3000, "reward 0.3")
-        return SimpleNamespace(last_reward=-abs(settings.lr - 1e-4))
-
-    monkeypatch.setattr(recipe_sweep, "train_by_reward", training)
-    part = TrainingPart(RECORDING, RECORDING.problems)
-    said: list[tuple[int, int, str]] = []
-    best, value = search_recipe(
-        part, 4, tmp_path, RecipeSettings(), RecipeCells(), progress=lambda *update: said.append(update)
-    )
-    assert said[:2] == [
-        (0, 4, "trial 1 of 4: it begins"),
-        (0, 4, "trial 1 of 4: 128 of 3000 episodes, reward 0.3"),
-    ]
-    assert [done for done, _, text in said if text.startswith("best")] == [1, 2, 3, 4]
-    assert {settings.preset for settings in asked} == {"additive"} and len(asked) == 4
-    assert value == max(-abs(settings.lr - 1e-4) for settings in asked) == -abs(best.lr - 1e-4)
-    assert search_recipe(part, 4, tmp_path, RecipeSettings(), RecipeCells()) == (best, value) and len(asked) == 4
-
-
-def test_trials_come_before_the_trainings(request_: RecipeRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = replace(request_.settings, lr=5e-4, episodes=9)
-    monkeypatch.setattr(recipe_run, "search_recipe", lambda part, trials, *more, progress: (found, 1.0))
-    result = run_recipe(replace(request_, trials=3))
-    assert result["settings"] == {
-        "shapes": 3, "episodes": 9, "budget": 3, "lr": 5e-4, "batch": 128, "gamma": 0.98, "entropy": 0.01,
-        "trials": 3, "seeds": 1,
-    }  # fmt: skip

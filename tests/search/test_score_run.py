@@ -11,13 +11,9 @@ import pytest
 
 from outblas.core.errors import DeviceError, UsageError
 from outblas_lab.compare import compare_run
-from outblas_lab.compare.arms import arm_parts
-from outblas_lab.compare.compare_pool import run_units
-from outblas_lab.compare.compare_run import CompareRequest, run_compare
-from outblas_lab.compare.held_out import CompareUnit, Plan, run_unit
-from outblas_lab.compare.public_split import PUBLIC_SHARE, public_split
-from outblas_lab.compare.score_run import SCORED_AFTER, ScoreRequest, score_agent
-from outblas_lab.compare.splits import make_split
+from outblas_lab.compare.compare_run import SCORED_AFTER, CompareRequest, ScoreRequest, run_compare, score_agent
+from outblas_lab.compare.held_out import CompareUnit, Plan, run_unit, run_units
+from outblas_lab.compare.splits import PUBLIC_SHARE, arm_parts, make_split, public_split
 from outblas_lab.recordings.recording import Recording
 from support.helpers import synthetic_recording
 

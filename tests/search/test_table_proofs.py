@@ -14,10 +14,9 @@ from outblas.core.evaluation import Status
 from outblas.core.suites import Table
 from outblas.records.proved_kernels import built_by, unproved_tables
 from outblas.records.results import Result, read_result, write_result
-from outblas_lab.build.begin_with import copy_tables_from
-from outblas_lab.build.benching import note_proof
-from outblas_lab.build.build_run import publish_seconds
+from outblas_lab.build.build_run import copy_tables_from, publish_seconds
 from outblas_lab.build.build_work import BuildFolder, proved
+from outblas_lab.build.judging import note_proof
 from support.build_library_fixture import run, script_fixture, work_fixture  # noqa: F401
 
 

@@ -13,7 +13,7 @@ from outblas.core.roofline import floor_us, regime
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow, choose_kernel
 from outblas.records.store import Store
-from outblas.tune.tune_result import result_rows
+from outblas.tune.tune_folder import result_rows
 from outblas_lab.recordings.replay import ReplayEvaluator
 from support.helpers import failed_evaluation, passed_evaluation, synthetic_recording
 

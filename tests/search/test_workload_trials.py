@@ -18,14 +18,14 @@ from outblas.judge.latency import ServerTimes
 from outblas.judge.rounds import timing_of_samples
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.records.library_row import LibraryChoice, LibraryRow, SecondWinner
-from outblas_lab.build import cold_search, finalist_trials, plain_finalists, workload_trials
+from outblas_lab.build import finalist_trials, workloads
+from outblas_lab.build import finalists as finalist_lists
 from outblas_lab.build.build_run import jobs
 from outblas_lab.build.build_work import proved
 from outblas_lab.build.finalist_trials import TrialEntry, read_trial, trial_path
 from outblas_lab.build.finalists import finalists, names_of_finalists
 from outblas_lab.build.library_tables import rows_of_table
-from outblas_lab.build.workload_choosing import choose_workloads, second_winner
-from outblas_lab.build.workload_trials import COLD, SERVER, workload_candidates
+from outblas_lab.build.workloads import COLD, SERVER, choose_workloads, second_winner, workload_candidates
 from support.build_library_fixture import run, script_fixture, work_fixture  # noqa: F401
 from support.fake_gpu import time_us
 from support.gpus.known import H200
@@ -140,11 +140,11 @@ def served_fixture(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Problem, int, 
             halves.append(timings)
         return ServerTimes(halves[0], halves[1], plan.max_qps)
 
-    monkeypatch.setattr(workload_trials, "time_public_api", serve)
-    for module in (workload_trials, cold_search, plain_finalists):
+    monkeypatch.setattr(workloads, "time_public_api", serve)
+    for module in (workloads, finalist_lists):
         monkeypatch.setattr(module, "gpu_of_device", lambda index: H200)
-    monkeypatch.setattr(workload_trials, "_first_answer", lambda problem, index: "id=66 tile=1")
-    monkeypatch.setattr(workload_trials, "serving_gpus", lambda gpus: tuple(gpus[:1]))
+    monkeypatch.setattr(workloads, "_first_answer", lambda problem, index: "id=66 tile=1")
+    monkeypatch.setattr(workloads, "serving_gpus", lambda gpus: tuple(gpus[:1]))
     return asked
 
 
@@ -165,7 +165,7 @@ def test_candidates_are_plain_and_begin_with_the_plain_choice(work: Any, tuned: 
         assert plain is not None and configs[0] == plain.config
         assert {launch_of(config) for config in configs} == {"plain"}
         assert {OTHER, THIRD} <= set(configs), "the last finalist takes part without its PDL"
-        assert len(set(configs)) == len(configs) <= workload_trials.PER_PROBLEM
+        assert len(set(configs)) == len(configs) <= workloads.PER_PROBLEM
 
 
 def test_a_search_with_cold_caches_adds_its_best_to_the_candidates(
@@ -173,13 +173,13 @@ def test_a_search_with_cold_caches_adds_its_best_to_the_candidates(
 ) -> None:
     rows = {row.problem: row for row in rows_of_table(work.load(), tuned).rows}
     before = workload_candidates(work, tuned, rows)
-    asked = cold_search.cold_candidates(work, tuned)
+    asked = workloads.cold_candidates(work, tuned)
     for problem, configs in asked.items():
         plain = rows[problem].plain
         assert plain is not None and configs[0] == plain.config and {launch_of(c) for c in configs} == {"plain"}
         assert set(configs) > set(before[problem]), "its neighbours, too"
     for _ in range(2):
-        cold_search.search_cold(work, tuned)
+        workloads.search_cold(work, tuned)
     assert capsys.readouterr().out.count("done before") == 1
     assert {options.mode for options in script.trial.options} == {COLD}
     after = workload_candidates(work, tuned, rows)
@@ -194,23 +194,23 @@ def test_both_trials_keep_every_sample_and_are_not_repeated(
 ) -> None:
     problems = tuned.problems()
     with pytest.raises(UsageError, match=f"trial {COLD} of .* is not finished.*--steps trial_workloads"):
-        workload_trials.run_workload_trial(work, tuned, SERVER)
+        workloads.run_workload_trial(work, tuned, SERVER)
     for mode in (COLD, SERVER):
-        workload_trials.run_workload_trial(work, tuned, mode)
+        workloads.run_workload_trial(work, tuned, mode)
     cold, server = read_trial(work, tuned, COLD), read_trial(work, tuned, SERVER)
     assert set(cold) == set(server) == set(problems)
     (options,) = script.trial.options
-    assert (options.mode, options.rounds, options.baselines) == (COLD, workload_trials.COLD_ROUNDS, (LT_AUTO,))
+    assert (options.mode, options.rounds, options.baselines) == (COLD, workloads.COLD_ROUNDS, (LT_AUTO,))
     assert set(script.trial.fallbacks) == set(problems), "what runs without a kernel is timed, too"
     for problem in problems:
         assert {*cold[problem].timings, LT_HEURISTIC} - {LT_AUTO} == server[problem].timings.keys()
         assert LT_AUTO in cold[problem].timings and cold[problem].details[LT_AUTO]
         assert server[problem].details[LT_HEURISTIC] == "id=66 tile=1"
-        assert {len(t.samples_us) for t in cold[problem].timings.values()} == {workload_trials.COLD_ROUNDS}
-        assert {len(t.samples_us) for t in server[problem].timings.values()} == {workload_trials.REQUESTS}
+        assert {len(t.samples_us) for t in cold[problem].timings.values()} == {workloads.COLD_ROUNDS}
+        assert {len(t.samples_us) for t in server[problem].timings.values()} == {workloads.REQUESTS}
     asked = len(script.trial.asked), len(served)
     for mode in (COLD, SERVER):
-        workload_trials.run_workload_trial(work, tuned, mode)
+        workloads.run_workload_trial(work, tuned, mode)
     assert asked == (len(script.trial.asked), len(served)) == (len(problems), len(problems))
     assert capsys.readouterr().out.count("done before") == 2
 
@@ -219,10 +219,10 @@ def test_each_of_three_starts_of_the_machine_has_a_cold_trial(
     script: Any, work: Any, tuned: Table, served: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in (1, 1, 2, 3, 4):
-        for module in (workload_trials, finalist_trials):
+        for module in (workloads, finalist_trials):
             monkeypatch.setattr(module, "start_of_machine", lambda number=number: f"start {number}")
-        workload_trials.run_workload_trial(work, tuned, COLD)
-    made = workload_trials.finished_starts(work, tuned, COLD)
+        workloads.run_workload_trial(work, tuned, COLD)
+    made = workloads.finished_starts(work, tuned, COLD)
     assert [*made] == [COLD, f"{COLD}_2", f"{COLD}_3"] and len({options.seed for options in script.trial.options}) == 3
     choose_workloads(work, tuned)
     assert set(rows_of_table(work.load(), tuned).provenance["workloads_from"]) == set(made)
@@ -233,14 +233,14 @@ def test_a_kernel_that_failed_cold_is_not_served_and_one_that_cannot_be_loaded_h
 ) -> None:
     rows = {row.problem: row for row in rows_of_table(work.load(), tuned).rows}
     problem, (_, wrong, unloadable, *_) = next(iter(workload_candidates(work, tuned, rows).items()))
-    script.trial.statuses[problem, wrong] = workload_trials.Status.WRONG
+    script.trial.statuses[problem, wrong] = workloads.Status.WRONG
     monkeypatch.setattr(
-        workload_trials.PublicApi,
+        workloads.PublicApi,
         "failures",
         property(lambda api: ["no"] if api._library.rows[0].plain == LibraryChoice(unloadable, 1, 1, 1) else []),
     )
     for mode in (COLD, SERVER):
-        workload_trials.run_workload_trial(work, tuned, mode)
+        workloads.run_workload_trial(work, tuned, mode)
     (entries,) = (names for asked, _, names, _ in served if asked == problem)
     assert config_name(wrong) not in entries and FALLBACK in entries
     found = read_trial(work, tuned, SERVER)[problem]
@@ -250,10 +250,10 @@ def test_a_kernel_that_failed_cold_is_not_served_and_one_that_cannot_be_loaded_h
 def test_a_server_uses_the_gpus_that_may_serve_and_large_products_have_fewer_requests(
     work: Any, tuned: Table, served: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workload_trials, "BLOCK_FLOP", tuned.problems()[-1].flops)
+    monkeypatch.setattr(workloads, "BLOCK_FLOP", tuned.problems()[-1].flops)
     both = replace(work, gpus=(1, 0))
     for mode in (COLD, SERVER):
-        workload_trials.run_workload_trial(both, tuned, mode)
+        workloads.run_workload_trial(both, tuned, mode)
     assert {index for *_, index in served} == {1}
     assert {requests for problem, requests, *_ in served if problem == tuned.problems()[-1]} == {100}
     assert {requests for problem, requests, *_ in served if problem != tuned.problems()[-1]} == {200}
@@ -265,7 +265,7 @@ def test_second_winners_are_installed_and_a_new_choice_drops_them(
     with pytest.raises(UsageError, match="no trial of .* under another workload is finished"):
         choose_workloads(work, tuned)
     before = rows_of_table(work.load(), tuned).rows
-    workload_trials.run_workload_trial(work, tuned, COLD)
+    workloads.run_workload_trial(work, tuned, COLD)
     choose_workloads(work, tuned)
     library = work.load()
     rows = rows_of_table(library, tuned).rows
@@ -299,6 +299,6 @@ def test_the_steps_are_of_the_tables_that_are_benched_in_those_modes() -> None:
 
 def test_kernels_that_passed_a_cold_trial_need_no_full_proof_again(work: Any, tuned: Table) -> None:
     assert config_name(THIRD) not in proved(work, tuned)
-    workload_trials.run_workload_trial(work, tuned, COLD)
+    workloads.run_workload_trial(work, tuned, COLD)
     assert trial_path(work, tuned, COLD).name == f"{tuned.stem}_trial_offline_cold.jsonl"
     assert config_name(THIRD) in proved(work, tuned)

@@ -10,19 +10,19 @@ import pytest
 
 pytest.importorskip("torch")
 
-import torch
+import torch  # noqa: E402
 
-from outblas.dispatch import device_registry, native_table
-from outblas.dispatch.aten_override import Override
-from outblas.runtime import native
-from support.native_fixture import (  # noqa: F401
+from outblas.dispatch import device_registry, native_table  # noqa: E402
+from outblas.dispatch.aten_override import Override  # noqa: E402
+from outblas.runtime import native  # noqa: E402
+from support.native_fixture import (  # noqa: F401  # noqa: E402
     POINTERS,
     FakeCuda,
     built_fixture,
     cuda_fixture,
     prepared,
 )
-from support.served_fixture import Served, numbers, served_fixture  # noqa: F401
+from support.served_fixture import Served, numbers, served_fixture  # noqa: F401  # noqa: E402
 
 
 class Device(Served):

@@ -10,17 +10,7 @@ import pytest
 
 from outblas.core.problem import Problem
 from outblas.core.suites import Table
-from outblas_lab.build import (
-    benching,
-    build_run,
-    build_searches,
-    build_steps,
-    build_work,
-    finalists,
-    open_rows,
-    reopened_finalists,
-    weak_rows,
-)
+from outblas_lab.build import build_run, build_searches, build_work, finalists, judging, open_rows
 from outblas_lab.build import finalist_trials as trials
 from outblas_lab.pool import record_suite, run_bench
 from support.fake_gpu import install
@@ -43,21 +33,19 @@ def script_fixture(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The modules of the build, and the fake that they ask."""
     benched, _ = install(monkeypatch, run_bench), install(monkeypatch, record_suite)
     fake, trial = install(monkeypatch, build_searches), install(monkeypatch, trials)
-    asking = (benching, build_steps, build_work, finalists, open_rows, reopened_finalists, weak_rows, build_run)
+    asking = (judging, build_work, finalists, open_rows, build_searches, build_run)
     for module in asking:
         monkeypatch.setattr(module, "gpu_of_device", lambda index: H200)
     monkeypatch.setattr("outblas.core.suites.suite", problems_of)
     packaged = build_searches.packaged_kernels
-    for module in (build_searches, weak_rows):
-        monkeypatch.setattr(module, "packaged_kernels", lambda work, gpu: {})
+    monkeypatch.setattr(build_searches, "packaged_kernels", lambda work, gpu: {})
     return SimpleNamespace(
         fake=fake,
         trial=trial,
         fake_bench=benched,
         packaged_kernels=packaged,
         runs=build_run,
-        steps=build_steps,
-        benching=benching,
+        benching=judging,
         trials=trials,
         search=build_searches,
         directory=build_work,

@@ -12,7 +12,7 @@ import time
 
 from outblas.core.evaluation import Evaluation, Speedup, Status, Timing, Verdict
 from outblas.judge.bench_cell import Baselines
-from outblas_lab.jail.answers import encode
+from outblas_lab.jail.jailed_evaluator import encode
 from support.helpers import running
 
 #: Environment variable with the path of the file of :func:`note`.
@@ -117,7 +117,7 @@ def templates(options):
 
 
 def with_hostile_words(value):
-    """An answer of :func:`outblas_lab.jail.answers.encode` with a surrogate and escapes in every word."""
+    """An answer of :func:`outblas_lab.jail.jailed_evaluator.encode` with a surrogate and escapes in every word."""
     word = f"\ud800{ESCAPES}word"
     told = value["evaluation"]
     told["detail"] = told["log"] = told["verdict"]["detail"] = word

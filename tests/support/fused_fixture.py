@@ -11,14 +11,13 @@ import pytest
 
 from outblas.core.config import KernelConfig
 from outblas.core.problem import Problem
-from outblas.dispatch import device_registry, linear
-from outblas.dispatch.fusion import fused
+from outblas.dispatch import device_registry, fused, fused_layer
 from outblas.judge.fused_gates import apply_activation
 from outblas.kernels.epilogue import Epilogue
 from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
 from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
-from outblas.kernels.families.sm80_pipelined_kernels import Sm80PipelinedConfig
+from outblas.kernels.families.sm80_pipelined_gemm import Sm80PipelinedConfig
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.runtime.fused_launch import Extra
 from support.served_fixture import Served
@@ -89,5 +88,5 @@ def host_fixture(served: Served, monkeypatch: pytest.MonkeyPatch) -> Iterator[fu
     )
     monkeypatch.setattr(fused, "_stream", lambda index: 0)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.delenv(linear.FUSED_VARIABLE, raising=False)
+    monkeypatch.delenv(fused_layer.FUSED_VARIABLE, raising=False)
     yield state

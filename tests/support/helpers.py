@@ -8,7 +8,6 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,10 +21,9 @@ from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.predict.features import CANDIDATE_FEATURES, PROBLEM_FEATURES
 from outblas.predict.posterior import Regressor
 from outblas.records.library import Library
+from outblas.records.store import Store
 from outblas_lab.recordings.recording import Recording
 from outblas_lab.recordings.recording_files import STATUS_CODES
-from outblas_lab.train.knob_policy import KnobPolicy
-from outblas_lab.train.knob_view import every_knob
 from outblas_lab.train.policy import POSTERIOR_INPUTS, SEARCH_INPUTS, Policy
 
 if TYPE_CHECKING:  # the workers of tests import this file, too
@@ -51,18 +49,6 @@ def synthetic_catalogue(count: int = 10) -> tuple[KernelConfig, ...]:
             configs.append(Sm80MmaConfig(16 * (1 + step), 64, pdl=i % 2 == 1))
     assert len(set(configs)) == count
     return tuple(configs)
-
-
-def untrained_knob_policy(seed: int = 0, width: int = 16) -> KnobPolicy:
-    """A knob policy of random weights."""
-    view, rng = every_knob(), np.random.default_rng(seed)
-    sizes = (view.size, width, view.values)
-    layers = tuple(
-        (rng.normal(0, 0.3, pair).astype(np.float32), rng.normal(0, 0.3, pair[1]).astype(np.float32))
-        for pair in pairwise(sizes)
-    )
-    count = len(PROBLEM_FEATURES)
-    return KnobPolicy(layers, np.zeros(count, np.bool_), np.zeros(count, np.float32))
 
 
 def synthetic_recording(problems: int = 12, candidates: int = 10, seed: int = 7) -> Recording:
@@ -182,3 +168,20 @@ def statements(node: ast.AST) -> Iterator[ast.AST]:
     yield node
     for child in statements_in(node):
         yield from statements(child)
+
+
+def timed(problem: Problem, config: KernelConfig, us: float, blas: float = 10.0, rounds: int = 11) -> Evaluation:
+    """A proven kernel with a time in microseconds."""
+    e = passed_evaluation(problem, config)
+    assert e.timing is not None
+    timing = replace(e.timing, samples_us=(us,) * rounds, median_us=us)
+    return replace(e, timing=timing, baselines_us={"torch": blas, "lt_auto": blas})
+
+
+def store(path: Path, **runs: list[Evaluation]) -> Path:
+    """A store with runs of the given names."""
+    with Store(path) as made:
+        for run, evaluations in runs.items():
+            made.begin(run, {})
+            made.extend(run, evaluations)
+    return path

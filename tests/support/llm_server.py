@@ -15,12 +15,13 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from typer.testing import CliRunner
 
 from outblas.cli.main import app
 from outblas_lab.llm.budget import Budget, Cost, Price, SpendingAccount
-from outblas_lab.llm.client import AnswerOptions, Client, RetryPolicy, Timers
+from outblas_lab.llm.client import AnswerOptions, Client, RetryPolicy
 from outblas_lab.llm.models import Model
 from outblas_lab.llm.reply import Reply
 from support.llm_kernels import PROBLEM
@@ -197,7 +198,7 @@ def ask(
     async def run() -> Reply:
         client = Client(
             server.url, account, request_log, options=AnswerOptions(1000, **options),
-            retry_policy=retry_policy or RetryPolicy(attempts=4), timers=Timers(sleep=sleep, jitter=lambda: 1.0),
+            retry_policy=retry_policy or RetryPolicy(attempts=4), sleep=sleep,
         )  # fmt: skip
         try:
             return await client.ask(1, MESSAGES, MODEL)
@@ -205,7 +206,8 @@ def ask(
             await client.close()
 
     try:
-        return asyncio.run(run()), request_log, waits, account
+        with patch("random.uniform", lambda low, high: high):
+            return asyncio.run(run()), request_log, waits, account
     except Exception as error:
         return error, request_log, waits, account
 

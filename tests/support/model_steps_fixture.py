@@ -13,14 +13,13 @@ pytest.importorskip("torch", reason="the example is of torch")
 pytest.importorskip("transformers", reason="transformers is not installed: pip install '.[examples]'")
 
 
-from outblas.core.problem import Problem
-from outblas.dispatch import enable
-from outblas.dispatch.enable import Switch
-from outblas.dispatch.fusion import fused
-from outblas.records.library_row import LibraryChoice, LibraryRow
-from support.fused_fixture import host_fixture  # noqa: F401
-from support.helpers import ROOT
-from support.served_fixture import ANY, Everything, Served, served_fixture  # noqa: F401
+from outblas.core.problem import Problem  # noqa: E402
+from outblas.dispatch import enable, fused  # noqa: E402
+from outblas.dispatch.enable import Switch  # noqa: E402
+from outblas.records.library_row import LibraryChoice, LibraryRow  # noqa: E402
+from support.fused_fixture import host_fixture  # noqa: F401  # noqa: E402
+from support.helpers import ROOT  # noqa: E402
+from support.served_fixture import ANY, Everything, Served, served_fixture  # noqa: F401  # noqa: E402
 
 LAYERS = 2
 #: Linear layers of the tiny model: QKV, O, gate and up, down; the head.

@@ -10,13 +10,13 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("cuda.bindings")
 
-import torch
+import torch  # noqa: E402
 
-from outblas.core.config import KernelConfig
-from outblas.core.problem import Problem
-from outblas.kernels.families.sm80_pipelined_kernels import Sm80PipelinedConfig
-from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
-from outblas.runtime.device import gpu_of_device
+from outblas.core.config import KernelConfig  # noqa: E402
+from outblas.core.problem import Problem  # noqa: E402
+from outblas.kernels.families.sm80_pipelined_gemm import Sm80PipelinedConfig  # noqa: E402
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig  # noqa: E402
+from outblas.runtime.device import gpu_of_device  # noqa: E402
 
 BASE = Sm90WgmmaConfig(64, 64, 64, 8, split_k=4, store="direct", split_kind="workspace")
 CONFIGS: dict[str, KernelConfig] = {

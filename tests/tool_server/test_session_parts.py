@@ -1,9 +1,8 @@
-"""The budget, the thread of the calls and the folder of the archive, each by itself."""
+"""The budget and the folder of the archive, each by itself."""
 
 from __future__ import annotations
 
 import math
-import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from outblas.records.store import Store
 from outblas_lab.llm.archive import Entry
 from outblas_lab.llm.budget import BudgetSpent
 from outblas_lab.llm.evolve_journal import AnswerOutcome, EvolveJournal
-from outblas_lab.mcp.call_thread import CallThread
 from outblas_lab.mcp.kernel_folder import KernelFolder
 from outblas_lab.mcp.session_budget import SessionBudget, SessionLimits
 from outblas_lab.mcp.sourced_evaluation import SourcedEvaluation
@@ -55,21 +53,6 @@ def test_work_that_fails_gives_its_count_back_and_seconds_stay_spent() -> None:
 def test_a_limit_that_is_negative_or_not_finite_is_refused(limits: tuple[int, int, float], option: str) -> None:
     with pytest.raises(UsageError, match=option):
         SessionLimits(*limits)
-
-
-def test_calls_run_in_order_a_cancelled_one_not_at_all_and_a_stuck_one_holds_nothing() -> None:
-    calls, gate, ran = CallThread(), threading.Event(), list[int]()
-    first = calls.submit(gate.wait)
-    second = calls.submit(lambda: ran.append(2))
-    third = calls.submit(lambda: ran.append(3))
-    failing = calls.submit(lambda: 1 // 0)
-    assert second.cancel()
-    assert calls.finish(0.01) is False
-    gate.set()
-    assert first.result(10) is True and third.result(10) is None and ran == [3]
-    with pytest.raises(ZeroDivisionError):
-        failing.result(10)
-    assert calls.finish(10) is True
 
 
 def test_a_folder_keeps_kernels_over_sessions_and_the_fastest_as_a_file(tmp_path: Path) -> None:

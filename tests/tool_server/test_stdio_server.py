@@ -112,10 +112,15 @@ def test_it_lists_and_reads_its_resources(talk: Talk) -> None:
 
 
 @pytest.mark.parametrize(
-    "uri", ["outblas://guide/1_2_3", "outblas://recording/7_7_7_TN_fp16_fp32", "file:///etc/passwd"]
+    ("uri", "words"),
+    [
+        ("outblas://guide/1_2_3", "expected: "),
+        ("outblas://recording/7_7_7_TN_fp16_fp32", "expected: a recorded problem"),
+        ("file:///etc/passwd", "Unknown resource"),
+    ],
 )
-def test_a_resource_that_is_not_there_is_an_error_with_words(talk: Talk, uri: str) -> None:
-    with pytest.raises(mcp.MCPError, match="expected: "):
+def test_a_resource_that_is_not_there_is_an_error_with_words(talk: Talk, uri: str, words: str) -> None:
+    with pytest.raises(mcp.MCPError, match=words):
         talk.ask("read_resource", uri)
 
 

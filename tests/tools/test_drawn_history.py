@@ -11,7 +11,7 @@ import pytest
 
 from outblas.core.errors import RecordError
 from outblas.records.results import read_result, write_result
-from outblas_lab.publish.tables.draws_block import DRAWS, draws_block, figures_of_draw
+from outblas_lab.publish.tables.study_blocks import DRAWS, draws_block, figures_of_draw
 from support.bench_fixture import META, make_rows
 from support.helpers import ROOT, module_of_file
 

@@ -13,24 +13,24 @@ import pytest
 pytest.importorskip("cuda.bindings")
 pytest.importorskip("pyarrow")
 
-import pyarrow as pa
-import pyarrow.parquet as pq
+import pyarrow as pa  # noqa: E402
+import pyarrow.parquet as pq  # noqa: E402
 
-from outblas import __version__
-from outblas.core.config import config_name
-from outblas.core.errors import CompileError, RecordError, UsageError
-from outblas.core.problem import Problem
-from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
-from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
-from outblas.kernels.kernel_hash import headers_sha, headers_sha_as_written, kernels_sha
-from outblas.kernels.source import Source, make_source
-from outblas.records.equal_kernels import EqualKernels, KernelRelease
-from outblas.records.library import Library
-from outblas.records.library_row import LibraryChoice, LibraryRow
-from outblas.records.results import read_result, write_result
-from outblas.runtime.cubin import Cubin
-from outblas.runtime.nvrtc import compile_source
-from support.helpers import ROOT, module_of_file
+from outblas import __version__  # noqa: E402
+from outblas.core.config import config_name  # noqa: E402
+from outblas.core.errors import CompileError, RecordError, UsageError  # noqa: E402
+from outblas.core.problem import Problem  # noqa: E402
+from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig  # noqa: E402
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig  # noqa: E402
+from outblas.kernels.kernel_hash import headers_sha, headers_sha_as_written, kernels_sha  # noqa: E402
+from outblas.kernels.source import Source, make_source  # noqa: E402
+from outblas.records.library import Library  # noqa: E402
+from outblas.records.library_row import LibraryChoice, LibraryRow  # noqa: E402
+from outblas.records.results import read_result, write_result  # noqa: E402
+from outblas.records.user_library import EqualKernels, KernelRelease  # noqa: E402
+from outblas.runtime.cubin import Cubin  # noqa: E402
+from outblas.runtime.nvrtc import compile_source  # noqa: E402
+from support.helpers import ROOT, module_of_file  # noqa: E402
 
 P = Problem(64, 64, 512)
 SOURCES = [make_source(P, c) for c in (Sm80DirectConfig(16, 8), Sm80MmaConfig(64, 64))]

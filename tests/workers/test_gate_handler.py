@@ -9,18 +9,17 @@ import pytest
 
 pytest.importorskip("torch")
 
-import torch
+import torch  # noqa: E402
 
-from outblas.core.evaluation import Status, Verdict
-from outblas.core.problem import Problem
-from outblas.judge.bench_cell import UNFUSED, Options
-from outblas.judge.operands import CANARY
-from outblas.kernels.epilogue import STACKED_GATE
-from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
-from outblas.workers.gate_cell import FollowedEntry, GateReference, half_of
-from outblas.workers.gate_handler import GateHandler
-from outblas.workers.work_item import WorkItem
-from support.gpus.known import H200
+from outblas.core.evaluation import Status, Verdict  # noqa: E402
+from outblas.core.problem import Problem  # noqa: E402
+from outblas.judge.bench_cell import UNFUSED, Options  # noqa: E402
+from outblas.judge.operands import CANARY  # noqa: E402
+from outblas.kernels.epilogue import STACKED_GATE  # noqa: E402
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig  # noqa: E402
+from outblas.workers.gate_handler import FollowedEntry, GateHandler, GateReference, half_of  # noqa: E402
+from outblas.workers.handler import WorkItem  # noqa: E402
+from support.gpus.known import H200  # noqa: E402
 
 CONFIG, RIVAL = Sm90WgmmaConfig(64, 64), Sm90WgmmaConfig(64, 128)
 PROBLEM = Problem(9, 64, 32, "TN", "bf16")

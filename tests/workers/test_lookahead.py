@@ -20,9 +20,8 @@ from outblas.core.problem import Problem
 from outblas.judge.bench_cell import Options
 from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
-from outblas.tune.live_evaluator import LiveEvaluator
+from outblas.tune.live_evaluator import MAX_PROBLEMS_AHEAD, PROBLEMS_AT_A_TIME, LiveEvaluator, Lookahead
 from outblas.workers.compile_ahead import BackgroundCompiler
-from outblas.workers.lookahead import MAX_PROBLEMS_AHEAD, PROBLEMS_AT_A_TIME, Lookahead
 from support import sandbox_handlers
 from support.gpus.known import H200
 from support.helpers import running
@@ -176,7 +175,7 @@ def test_a_compiler_that_dies_is_told_where_its_kernel_is_used(tmp_path: Path, m
     monkeypatch.setenv("OUTBLAS_CACHE_DIR", str(tmp_path))
     compiler = BackgroundCompiler(H200, jobs=2)
     with monkeypatch.context() as broken:
-        broken.setattr("outblas.runtime.compile_processes.compile_processes", lambda *_: DyingPool())
+        broken.setattr("outblas.runtime.nvrtc.compile_processes", lambda *_: DyingPool())
         compiler.begin(PAIRS)
         compiler.wait(PAIRS)
     monkeypatch.syspath_prepend(str(TESTS))
@@ -204,7 +203,7 @@ def test_without_nvrtc_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_compiling_processes_end_with_a_driver_that_was_killed() -> None:
     script = (
         "import os, time\n"
-        "from outblas.runtime.compile_processes import compile_processes\n"
+        "from outblas.runtime.nvrtc import compile_processes\n"
         "if __name__ == '__main__':\n"
         "    pool = compile_processes(2, 5)\n"
         "    print(pool.submit(os.getpid).result(60), pool.submit(os.nice, 0).result(60), flush=True)\n"

@@ -13,9 +13,8 @@ import pytest
 
 from outblas.core.errors import DeviceError
 from outblas.core.evaluation import Status
-from outblas.workers import host_limits
-from outblas.workers.host_limits import HostLimits
-from outblas.workers.sandbox import Sandbox, WorkerLoss
+from outblas.workers import sandbox as sandbox_module
+from outblas.workers.sandbox import HostLimits, Sandbox, WorkerLoss
 from support.gpus.known import H200
 from support.helpers import SOURCE_PATH, running
 
@@ -254,7 +253,7 @@ def test_representatives_are_ragged_legal_and_of_the_same_kind():
     ],
 )
 def test_a_worker_that_talks_all_the_time_is_still_watched_as_it_fills_the_host(tmp_path, monkeypatch, how, words):
-    monkeypatch.setattr(host_limits, "_MOST_ENTRIES", 100)
+    monkeypatch.setattr(sandbox_module, "_MOST_ENTRIES", 100)
     limits = HostLimits(150 << 20, str(tmp_path), 2 << 20)
     given = (how, str(tmp_path))
     with Sandbox(f"{HANDLERS}:greedy", given, 20.0, 60.0, limits=limits, batch_timeout_s=20.0) as box:

@@ -9,15 +9,22 @@ from types import SimpleNamespace
 import pytest
 
 from outblas.core.phase_times import PhaseTotals
-from outblas.workers import host_limits, sandbox
-from outblas.workers.host_limits import HostLimits, folder_usage, memory_file_bytes, resident_bytes
-from outblas.workers.sandbox import PlainConnection, UnreadableMessage, receive
+from outblas.workers import sandbox
+from outblas.workers.sandbox import (
+    HostLimits,
+    PlainConnection,
+    UnreadableMessage,
+    folder_usage,
+    memory_file_bytes,
+    receive,
+    resident_bytes,
+)
 
 
 def over(monkeypatch, resident, files, used=0, entries=0, folder="/own"):
-    monkeypatch.setattr(host_limits, "resident_bytes", lambda pid: resident)
-    monkeypatch.setattr(host_limits, "memory_file_bytes", lambda pid: files)
-    monkeypatch.setattr(host_limits, "folder_usage", lambda folder: (used, entries))
+    monkeypatch.setattr(sandbox, "resident_bytes", lambda pid: resident)
+    monkeypatch.setattr(sandbox, "memory_file_bytes", lambda pid: files)
+    monkeypatch.setattr(sandbox, "folder_usage", lambda folder: (used, entries))
     return HostLimits(5 << 20, folder, 3 << 20).why_over(1)
 
 
@@ -68,9 +75,9 @@ def test_a_folder_is_counted_to_its_depth_without_links_and_to_a_limit(tmp_path,
     assert folder_usage(str(tmp_path)) == (sum(path.lstat().st_blocks * 512 for path in paths), 4)
     assert folder_usage(str(tmp_path / "none")) == (0, 0)
     for limit, entries in ((4, 4), (3, 4), (2, 3), (1, 2)):
-        monkeypatch.setattr(host_limits, "_MOST_ENTRIES", limit)
+        monkeypatch.setattr(sandbox, "_MOST_ENTRIES", limit)
         assert folder_usage(str(tmp_path))[1] == entries
-    monkeypatch.setattr(host_limits, "_MOST_ENTRIES", 2)
+    monkeypatch.setattr(sandbox, "_MOST_ENTRIES", 2)
     for index in range(5):
         (tmp_path / f"f{index}").touch()
     assert folder_usage(str(tmp_path))[1] == 3, "one too many is enough"

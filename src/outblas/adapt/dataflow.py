@@ -37,8 +37,6 @@ class Step:
     """A call or a binary operation of the function.
 
     Attributes:
-        value: its value.
-        node: the expression.
         statement: index of the statement of the function's body that holds it.
         nested: it stands in a branch, a loop or another block.
         names: name -> value before the innermost statement that holds it.
@@ -58,8 +56,6 @@ class Dataflow:
         function: a ``forward``, without decorators; its first parameter is the module.
 
     Attributes:
-        source: the dedented source.
-        tree: the parsed definition.
         globals: the names of the function's module.
         keys: value -> what it is. A name that a block sets has ``("unknown", ..., its value before the block)``.
         steps: calls and binary operations in the order of evaluation.
@@ -131,7 +127,6 @@ class Dataflow:
         """Return False if a value surely holds no memory of another one.
 
         Args:
-            other: the other one.
             new: results of calls that surely have memory of their own.
         """
         if value == other:

@@ -34,7 +34,6 @@ def watch(
     It tells the first look that fails, too, and goes on.
 
     Args:
-        tell: gets the line.
         clock: returns seconds.
         sleep: waits some seconds.
     """

@@ -25,11 +25,6 @@ def separate_before_step(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str
 
     Fused optimisers walk through a parameter's memory and ignore its strides. So they would change other layers.
     Parameters that were loaded may lie by turns, too. Of these, only torch's fused optimisers are known to need it.
-
-    Args:
-        optimizer: the optimiser.
-        args: arguments of its step; not used.
-        kwargs: the same.
     """
     found = False
     for group in optimizer.param_groups:
@@ -88,7 +83,7 @@ class JoinedWeights:
     """The weights and biases of some layers, one below the other or row by row by turns.
 
     Args:
-        linears: plain layers that fit (:func:`outblas.adapt.plain_linears.why_not_joined`).
+        linears: plain layers that fit (:func:`outblas.adapt.parts.why_not_joined`).
         by_turns: row j of each layer follows row j of the layer before; they must have equal shapes.
 
     Attributes:

@@ -6,16 +6,13 @@ from typing import Any
 
 from torch import nn
 
-from outblas.adapt.layer_weight import LayerWeight
 from outblas.adapt.module_draft import plan_of
+from outblas.adapt.parts import LayerWeight
 from outblas.core.errors import UsageError
 
 
 def check_module(model: Any) -> None:
     """Refuse what is no module of torch.
-
-    Args:
-        model: what a caller passed as a model.
 
     Raises:
         UsageError: it is none.
@@ -28,9 +25,6 @@ def model_weights(model: Any) -> list[LayerWeight]:
     """Return the weights of a model's linear layers, in the order of its modules.
 
     Layers that :func:`outblas.optimize` merged are one weight. A layer that two modules share counts once.
-
-    Args:
-        model: any module.
 
     Raises:
         UsageError: it is none.

@@ -62,7 +62,6 @@ class ModuleDraft:
     """The changes of a module that are not installed yet.
 
     Attributes:
-        flow: the values of its ``forward``.
         products: the plain layers of the module that no change has taken yet, with their calls.
         taken: names of the layers that a change has taken.
 

@@ -6,17 +6,17 @@ A part knows the layers that it computes. ``intact`` says whether they are still
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 from torch.nn import functional as F
 
 from outblas.adapt.joined_weights import JoinedWeights
-from outblas.adapt.layer_weight import LayerWeight
-from outblas.adapt.plain_linears import is_inactive_dropout, is_observed, is_plain, is_untouched
 from outblas.dispatch import device_registry
-from outblas.dispatch.linear import linear, run_fused
-from outblas.dispatch.linear_operands import ActivationName, apply_activation, epilogue_of
+from outblas.dispatch.fused_layer import ActivationName, apply_activation, epilogue_of, run_fused
+from outblas.dispatch.linear import linear
 
 
 class _Part:
@@ -49,11 +49,7 @@ class _Part:
         """Give the layers' parameters memory of their own again."""
 
     def weights(self, owner: str) -> list[LayerWeight]:
-        """Return the products of the part.
-
-        Args:
-            owner: name of the module in the model.
-        """
+        """Return the products of the part."""
         raise NotImplementedError
 
     def _name(self, owner: str) -> str:
@@ -75,12 +71,7 @@ class _JoinedPart(_Part):
 
 
 class MergedProducts(_JoinedPart):
-    """Merged product of several layers of one input.
-
-    Args:
-        module: owner of the layers.
-        names: names of two or more layers.
-    """
+    """Merged product of several layers of one input."""
 
     def weights(self, owner: str) -> list[LayerWeight]:
         return [LayerWeight(self._name(owner), self._joined.weight, self._joined.bias)]
@@ -98,9 +89,6 @@ class GatedProducts(_JoinedPart):
     """``act(gate(x)) * up(x)``: one fused kernel if there is one, else two products on views of the same weights.
 
     Args:
-        module: owner of the layers.
-        names: names of gate and up.
-        activation: the activation of the gate.
         activator: attribute of the module that computes it; None: a function does.
     """
 
@@ -127,13 +115,7 @@ class GatedProducts(_JoinedPart):
 
 
 class ActivatedProduct(_Part):
-    """``act(layer(x))``.
-
-    Args:
-        module: owner of the layer.
-        name: its name.
-        activator: as for :class:`GatedProducts`.
-    """
+    """``act(layer(x))``."""
 
     def __init__(self, module: Any, name: str, activation: ActivationName, activator: str | None = None) -> None:
         super().__init__(module, [name], activator)
@@ -152,12 +134,7 @@ class ActivatedProduct(_Part):
 
 
 class LastProduct(_Part):
-    """The layer whose output a module returns; it may add what the caller would add to that output.
-
-    Args:
-        module: owner of the layer.
-        name: its name.
-    """
+    """The layer whose output a module returns; it may add what the caller would add to that output."""
 
     def __init__(self, module: Any, name: str) -> None:
         super().__init__(module, [name])
@@ -181,12 +158,7 @@ class LastProduct(_Part):
 
 
 class FusedNorm(_Part):
-    """The whole ``forward`` of an RMS norm; it reads weight and epsilon at each call.
-
-    Args:
-        module: the norm.
-        epsilon: name of its epsilon, see :func:`outblas.adapt.norms.epsilon_of_norm`.
-    """
+    """The whole ``forward`` of an RMS norm; it reads weight and epsilon at each call."""
 
     def __init__(self, module: Any, epsilon: str) -> None:
         super().__init__(module, ())
@@ -212,7 +184,6 @@ class ResidualSum:
     restores the child meanwhile. The call of a module does no more, as nothing observes the child.
 
     Args:
-        module: owner of the child.
         child: name of the child, whose ``forward`` is rewritten already.
         dropouts: names of dropouts between the child and the sum.
     """
@@ -259,3 +230,92 @@ def module_code_must_run() -> bool:
         or torch.jit.is_tracing()
         or torch.nn.modules.module._has_any_global_hook()
     )
+
+
+@dataclass(frozen=True, eq=False)
+class LayerWeight:
+    """A weight with the operations that its kernel may compute, too.
+
+    Attributes:
+        name: name of the layer or layers, e.g. ``layers.0.attn: q_proj, k_proj, v_proj``.
+        weight: (N, K) tensor.
+        bias: (N) tensor, or None.
+        activation: activation that follows; None: none.
+        gated: the rows are those of gate and up by turns.
+    """
+
+    name: str
+    weight: Any
+    bias: Any = None
+    activation: ActivationName | None = None
+    residual: bool = False
+    gated: bool = False
+
+    @property
+    def is_followed(self) -> bool:
+        """A kernel of OutBLAS may compute more than the product."""
+        return self.activation is not None or self.residual or self.gated
+
+    @property
+    def words(self) -> str:
+        """The operations after the product, e.g. ``gated silu``, or an empty text."""
+        found = ["gated"] if self.gated else []
+        found += [self.activation] if self.activation else []
+        found += ["+ residual"] if self.residual else []
+        return " ".join(found)
+
+
+def is_plain(linear: Any) -> bool:
+    """Return True if a call of the layer only computes torch's product: no hook, wrapper or subclass."""
+    return (
+        type(linear) is nn.Linear
+        and "forward" not in linear.__dict__
+        and not linear._forward_hooks
+        and not linear._forward_pre_hooks
+    )
+
+
+def why_not_plain(linear: Any) -> str:
+    """Return in words why a layer is left alone; empty if it is plain and has ordinary weights."""
+    kind = type(linear)
+    if kind is not nn.Linear:
+        return f"is a {kind.__module__}.{kind.__qualname__}, no nn.Linear"
+    if not is_plain(linear):
+        return "has hooks, or a forward of its own"
+    for weight in (linear.weight, linear.bias):
+        if weight is None:
+            continue
+        if type(weight) is not nn.Parameter or weight.layout != torch.strided or weight.is_meta:
+            return f"has a weight of {type(weight).__name__} on {weight.device}"
+        if not weight.is_floating_point():
+            return f"has a weight of {weight.dtype}"
+    return ""
+
+
+def why_not_joined(linears: Sequence[Any]) -> str:
+    """Return in words why the weights of some plain layers cannot lie in one matrix; empty if they can."""
+    first = linears[0]
+    for one in linears[1:]:
+        if one.in_features != first.in_features:
+            return f"{first.in_features} and {one.in_features} inputs"
+        if (one.weight.dtype, one.weight.device) != (first.weight.dtype, first.weight.device):
+            return "weights of different dtypes or devices"
+        if (one.bias is None) != (first.bias is None):
+            return "only some have a bias"
+    weights = [id(weight) for one in linears for weight in (one.weight, one.bias) if weight is not None]
+    return "they share a weight" if len(set(weights)) < len(weights) else ""
+
+
+def is_inactive_dropout(module: Any) -> bool:
+    """Return True for a dropout that changes nothing outside of training, or an identity."""
+    return type(module) in (nn.Dropout, nn.Identity)
+
+
+def is_observed(module: Any) -> bool:
+    """Return True if hooks see the inputs or outputs of a module."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+def is_untouched(module: Any) -> bool:
+    """Return True if a call of a module runs the ``forward`` of its class and nothing else."""
+    return "forward" not in module.__dict__ and not is_observed(module)

@@ -46,10 +46,7 @@ def rewritten(function: Callable[..., Any], source: str, changes: Changes, parts
     The copy has the globals, defaults and line numbers of the original, so that tracebacks show the user's file.
 
     Args:
-        function: the original, without decorators.
-        source: its dedented source.
         changes: the changes; their text may call ``outblas_parts[i](...)``.
-        parts: the objects of ``outblas_parts``.
     """
     original: Any = function
     tree: Any = ast.parse(source).body[0]
@@ -80,7 +77,6 @@ def redecorated(outer: Any, inner: Callable[..., Any], takes_residual: bool) -> 
 
     Args:
         outer: a function, with decorators of ``functools.wraps`` or without any.
-        inner: takes the place of the innermost function.
         takes_residual: the decorators must pass the keyword :data:`RESIDUAL` on.
 
     Raises:

@@ -30,7 +30,6 @@ class AfterImport(MetaPathFinder):
     """Calls a function once a module has been imported for the first time.
 
     Args:
-        module: name of the module, e.g. ``torch``.
         action: function without arguments; called in the thread that imports, after the module's last line.
     """
 

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import ast
 import builtins
-from collections.abc import Collection, Sequence
+import functools
+import types
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from outblas.adapt.dataflow import Dataflow, Key
-from outblas.adapt.layout_readers import LAYOUT_NAMES, is_of_torch, reads_layout
 
 #: Methods and functions that permute extents.
 _PERMUTING = ("transpose", "permute", "swapaxes", "swapdims", "movedim", "moveaxis", "t", "T", "mT", "H", "mH")
@@ -32,9 +33,6 @@ def has_reader_of_layout(module: Any, flow: Dataflow, parts: Sequence[int], repl
     """Return True if something that gets a part of a merged product may fail for it, or compute something else.
 
     Args:
-        module: owner of the layers.
-        flow: the values of its ``forward``.
-        parts: the values that become parts.
         replaced: values of ``.view(...)`` calls that will be ``.reshape(...)``.
     """
     return _Search(module, flow, replaced).fails(parts)
@@ -134,3 +132,113 @@ class _Search:
         if not isinstance(code, (nn.Linear, nn.LayerNorm, nn.RMSNorm)):  # whose results are new
             self._waiting.append((call, permuted))
         return bool(reads) or (reads is None and not permuted)
+
+
+#: Names whose use may fail for, or tell of, memory with gaps.
+LAYOUT_NAMES = frozenset(
+    ("view", "view_as", "as_strided", "is_contiguous", "stride", "data_ptr", "storage", "untyped_storage")
+)
+_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
+#: Packages whose code copes with every layout, or never sees a tensor.
+_TRUSTED = ("torch", "builtins", "math", "typing", "functools", "collections", "warnings", "logging")
+
+
+def reads_layout(code: Any) -> bool | None:
+    """Return True if a module, function or method may need contiguous memory, False if not; None if it is unreadable.
+
+    What the code calls by a global name counts, and so do methods of its module, children and hooks.
+    """
+    found = _Reading()
+    found.read(code)
+    return True if found.reads else None if found.is_unreadable else False
+
+
+def is_of_torch(code: Any) -> bool:
+    """Return True for a function of torch itself."""
+    return isinstance(code, _FUNCTIONS) and _package(code) == "torch"
+
+
+class _Reading:
+    """Reads code once, and keeps the findings.
+
+    Attributes:
+        reads: a name of :data:`LAYOUT_NAMES` stands in the code.
+        is_unreadable: a part of the code is not of Python.
+    """
+
+    def __init__(self) -> None:
+        self.reads, self.is_unreadable = False, False
+        self._seen: set[int] = set()
+
+    def read(self, code: Any, owner: type | None = None) -> None:
+        """Read an object that has a name in some code; ignore one that cannot be called.
+
+        Args:
+            owner: class of the module whose method it is; None: none is known.
+        """
+        if id(code) in self._seen:
+            return
+        self._seen.add(id(code))
+        if isinstance(code, torch.nn.Module):
+            self._read_module(code)
+        elif isinstance(code, types.MethodType):
+            self.read(code.__func__, type(code.__self__))
+        elif isinstance(code, functools.partial):
+            self.read(code.func)
+        elif isinstance(code, type):
+            if issubclass(code, torch.autograd.Function):
+                self.read(getattr(code, "forward", None))
+        elif isinstance(code, types.FunctionType) and _package(code) not in _TRUSTED:
+            self._read_function(code, owner)
+        elif hasattr(code, "__wrapped__"):
+            self.read(code.__wrapped__, owner)
+        elif callable(code) and not (isinstance(code, _FUNCTIONS) and _package(code) in _TRUSTED):
+            self.is_unreadable = True
+
+    def _read_module(self, module: Any) -> None:
+        for one in module.modules():
+            kind = type(one)
+            for hook in (*one._forward_pre_hooks.values(), *one._forward_hooks.values()):
+                self.read(hook)
+            self.read(one.__dict__.get("forward"))
+            self.is_unreadable |= isinstance(one, torch.jit.ScriptModule)
+            self.read(kind.forward, kind)
+            self.read(kind.__call__, kind)
+
+    def _read_function(self, function: Any, owner: type | None) -> None:
+        names = set(_names(function.__code__))
+        self.reads |= bool(names & LAYOUT_NAMES)
+        self.is_unreadable |= "ops" in names  # of torch: they may be anybody's
+        for cell in function.__closure__ or ():
+            try:
+                self.read(cell.cell_contents, owner)
+            except ValueError:  # the cell is empty
+                continue
+        for name in names:
+            found = function.__globals__.get(name)
+            if isinstance(found, types.ModuleType):
+                if found.__name__.partition(".")[0] not in _TRUSTED:
+                    for attribute in names:
+                        self.read(getattr(found, attribute, None))
+            else:
+                self.read(found)
+            for kind in () if owner is None else owner.__mro__:
+                method = kind.__dict__.get(name)
+                if isinstance(method, (types.FunctionType, staticmethod)):
+                    self.read(getattr(method, "__func__", method), owner)
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names(constant)
+
+
+def _package(code: Any) -> str:
+    """Return the name of the package that made a callable."""
+    if isinstance(code, types.BuiltinFunctionType) and code.__module__ is None:
+        return "torch" if getattr(torch._C._VariableFunctions, code.__name__, None) is code else ""
+    if getattr(builtins, getattr(code, "__name__", ""), None) is code:
+        return "builtins"
+    return str(getattr(code, "__module__", "")).partition(".")[0]

@@ -6,16 +6,21 @@ Each finding says which child layers it concerns and how the source changes (:mo
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterator
+import builtins
+import functools
+import inspect
+import types
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from outblas.adapt.activations import activation_of_call
+import torch
+
 from outblas.adapt.dataflow import Dataflow, Step, place_of
-from outblas.adapt.input_keepers import keeps_its_inputs
-from outblas.adapt.plain_linears import is_inactive_dropout, why_not_joined, why_not_plain
+from outblas.adapt.parts import is_inactive_dropout, is_untouched, why_not_joined, why_not_plain
 from outblas.adapt.strided_parts import has_reader_of_layout
-from outblas.dispatch.linear_operands import ActivationName
+from outblas.core.errors import UsageError
+from outblas.dispatch.fused_layer import ActivationName, apply_activation
 
 
 @dataclass(frozen=True)
@@ -36,11 +41,6 @@ class Gate:
     """``act(gate(x)) * up(x)``.
 
     Attributes:
-        names: names of gate and up.
-        activation: the activation of the gate.
-        argument: name of the input in the source.
-        call: the call of the activation.
-        product: the multiplication.
         dropped: calls that the multiplication replaces; nothing else reads them.
     """
 
@@ -57,10 +57,7 @@ class Activated:
     """``act(layer(x))``.
 
     Attributes:
-        name: name of the layer.
-        argument: name of the input in the source.
         call: the call of the activation, with one argument.
-        product: the call of the layer.
     """
 
     name: str
@@ -75,13 +72,8 @@ class Sum:
     """``residual + child(...)``.
 
     Attributes:
-        child: name of the child module.
         takes_first: the sum is of the first entry of the child's tuple.
-        residual: name of the residual in the source.
-        call: the call of the child.
-        addition: the sum.
         kept: ``left`` or ``right``, the operand that is not the residual.
-        dropouts: names of dropouts between them.
     """
 
     child: str
@@ -210,11 +202,8 @@ def _what_may_change(module: Any, flow: Dataflow, moved: Collection[Step], last:
     """Return the first function between moved calls and ``last`` that may change a value in place; empty if none may.
 
     Args:
-        module: owner of the called children.
-        flow: the values of its ``forward``.
         moved: calls that change their place; they themselves do not count.
         last: the last step that may not see a change.
-        value: the value that must stay.
     """
     new = [step.value for step in moved]
     places = [flow.steps.index(step) for step in moved]
@@ -376,3 +365,117 @@ def _argument(flow: Dataflow, product: Step, place: Step) -> str | None:
 def place(step: Step) -> tuple[int, int, int, int]:
     """Return the place of a step in the source."""
     return place_of(step.node)
+
+
+def keeps_its_inputs(module: Any) -> bool:
+    """Return True if no code of a module and its children changes a tensor in place, as far as the code shows.
+
+    Modules of ``torch.nn`` say it by their attribute ``inplace``. The ``forward`` of others must be readable, and may
+    call children, methods, and functions of torch and Python.
+    """
+    return all(_is_harmless(one) for one in module.modules())
+
+
+def _is_harmless(module: Any) -> bool:
+    if getattr(module, "inplace", False):
+        return False
+    kind = type(module)
+    if kind.__module__.startswith("torch.nn."):
+        return True
+    return "forward" not in module.__dict__ and _has_harmless_code(inspect.unwrap(kind.forward))
+
+
+@functools.lru_cache(maxsize=256)
+def _has_harmless_code(forward: Callable[..., Any]) -> bool:
+    try:
+        flow = Dataflow(forward)  # which refuses methods and statements that change something in place
+    except UsageError:
+        return False
+    return all(_is_harmless_call(flow, step) for step in flow.steps if flow.keys[step.value][0] == "call")
+
+
+def _is_harmless_call(flow: Dataflow, call: Step) -> bool:
+    if any(word.arg in (None, "inplace", "out") for word in call.node.keywords):
+        return False
+    function = flow.keys[call.value][2]
+    if not flow.is_global(function):
+        return isinstance(call.node.func, ast.Attribute)
+    found = flow.global_object(function)
+    if found is None:
+        return isinstance(call.node.func, ast.Name) and hasattr(builtins, call.node.func.id)
+    name = str(getattr(found, "__name__", "_"))
+    return str(getattr(found, "__module__", "")).partition(".")[0] == "torch" and not name.endswith("_")
+
+
+#: Largest difference in fp64, relative to the larger of 1 and the value: other spellings of one formula differ less.
+_TOLERANCE = 1e-12
+_NAMES: tuple[ActivationName, ...] = ("silu", "gelu", "gelu_tanh")
+
+
+def activation_of_call(module: Any, flow: Dataflow, call: Step) -> ActivationName | None:
+    """Return the activation that a call computes: of a child, another attribute, or a function; None if it is none."""
+    if len(flow.arguments(call)) != 1:
+        return None
+    name = flow.called(call)
+    if name is not None:
+        function = getattr(module, name, None)
+        return activation_of(function) if callable(function) and not flow.has_keywords(call) else None
+    function = flow.global_object(flow.keys[call.value][2])
+    if not callable(function) or isinstance(function, (torch.nn.Module, types.MethodType)):
+        return None  # no part would see hooks of a module that is not in the model
+    keywords = {word.arg: getattr(word.value, "value", None) for word in call.node.keywords}
+    constant = all(isinstance(word.value, ast.Constant) and word.arg for word in call.node.keywords)
+    return activation_of(lambda x: function(x, **keywords)) if constant else None
+
+
+def activation_of(function: Callable[[Any], Any]) -> ActivationName | None:
+    """Return the activation that a function computes, to 1e-12 in fp64 from -40 to 40; None if it is another one.
+
+    A module must have neither children nor tensors, and no hook is called. A child could change later, unseen. A method
+    of a module must not read the module, for the same reason.
+
+    Example: transformers' ``NewGELUActivation`` gives ``"gelu_tanh"``, and its ``QuickGELUActivation`` None.
+
+    Args:
+        function: takes and returns a tensor; called with 4001 numbers on the CPU.
+    """
+    x = torch.linspace(-40, 40, 4001, dtype=torch.float64, device="cpu")
+    try:
+        formula = _formula(function)
+        with torch.no_grad():
+            y = None if formula is None else formula(x.clone())
+    except (TypeError, ValueError, RuntimeError, AttributeError, NotImplementedError):
+        return None  # a function of something else is no activation
+    if not isinstance(y, torch.Tensor) or y.shape != x.shape or y.dtype != x.dtype:
+        return None
+    for name in _NAMES:
+        wanted = apply_activation(x, name)
+        if bool(((y - wanted).abs() <= _TOLERANCE * wanted.abs().clamp(min=1)).all()):
+            return name
+    return None
+
+
+def _formula(function: Any) -> Callable[[Any], Any] | None:
+    """Return what a function computes without hooks; None if what it computes may depend on other modules."""
+    if isinstance(function, torch.nn.Module):
+        alone = not (function._modules or function._parameters or function._buffers)
+        plain = type(function).__call__ is torch.nn.Module.__call__ and is_untouched(function)
+        return functools.partial(_outside_of_training, function) if alone and plain else None
+    owner = getattr(function, "__self__", None)
+    if isinstance(owner, torch.nn.Module):
+        method = getattr(function, "__func__", None)
+        return None if method is None else lambda x: method(_Nothing(), x)
+    return function  # type: ignore[no-any-return]
+
+
+def _outside_of_training(module: Any, x: Any) -> Any:
+    """Return a module's result in the mode in which rewritten code runs, whatever its mode is now."""
+    was, module.training = module.training, False
+    try:
+        return module.forward(x)
+    finally:
+        module.training = was
+
+
+class _Nothing:
+    """Stands for a module: a method that reads one raises AttributeError or TypeError."""

@@ -69,12 +69,7 @@ def _class_of_pass(base: Any) -> Any:
     """Return a class of vLLM's passes that runs this package's; the manager takes its own base class alone."""
 
     class OutblasPass(base):  # type: ignore[misc]
-        """Replaces products of a graph, after the user's own pass of the same key.
-
-        Args:
-            installed: as for :func:`enter_graphs`.
-            earlier: the user's pass, or None.
-        """
+        """Replaces products of a graph, after the user's own pass of the same key."""
 
         def __init__(self, installed: Callable[[], ProductPass | None], earlier: Any) -> None:
             self._installed, self.earlier, self._runs_earlier = installed, earlier, earlier is not None

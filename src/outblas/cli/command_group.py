@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from types import FrameType
 from typing import Any, NoReturn
 
 import typer
@@ -10,7 +17,6 @@ from typer.core import TyperGroup
 
 from outblas.cli.command_table import commands, extras, parts
 from outblas.cli.common import EXIT_ERROR, EXIT_INTERRUPT, command_line, errors
-from outblas.cli.end_signals import interrupted_by_signals
 from outblas.core.errors import OutblasError, ToolchainMissing
 from outblas.core.install_hint import install_hint, lab_hint
 from outblas.core.lab_parts import COMMANDS, entry_points
@@ -135,10 +141,6 @@ def given_options(context: typer.Context, *names: str) -> dict[str, str]:
 
     Example: of ``outblas tune --suite grid1000``, ``given_options(context, "suite", "layout")`` is
     ``{"suite": "--suite"}``.
-
-    Args:
-        context: context of the running command.
-        names: names of its parameters.
     """
     found: dict[str, str] = {}
     for parameter in context.command.params:
@@ -146,3 +148,53 @@ def given_options(context: typer.Context, *names: str) -> dict[str, str]:
         if parameter.name in names and source is not None and source.name != "DEFAULT":
             found[parameter.name] = max(parameter.opts, key=len)
     return found
+
+
+#: Signals by which schedulers, ``timeout``, ``kill`` and a closed terminal end a program.
+_ENDING = (signal.SIGTERM, signal.SIGHUP)
+
+
+@contextlib.contextmanager
+def interrupted_by_signals() -> Iterator[None]:
+    """Turn SIGTERM and SIGHUP within the ``with`` block into Ctrl-C; then end this process by the same signal.
+
+    By default they end a process at once. Its programs in another session go on then, and its temporary folders stay.
+
+    A signal with a handler is left alone, and so is one that is ignored (``nohup``). The second signal ends the process
+    at once. On another thread than the main one, nothing happens.
+    """
+    taken: list[signal.Signals] = []
+    if threading.current_thread() is threading.main_thread():
+        taken = [number for number in _ENDING if signal.getsignal(number) is signal.SIG_DFL]
+    received: list[int] = []
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        _restore(taken)
+        answer = signal.getsignal(signal.SIGINT)
+        if callable(answer):  # Python's, or that of a loop of asyncio
+            answer(number, frame)
+        else:
+            raise KeyboardInterrupt
+
+    for number in taken:
+        signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        _restore(taken)
+        if received:
+            _end_by(received[0])
+
+
+def _restore(numbers: list[signal.Signals]) -> None:
+    for number in numbers:
+        signal.signal(number, signal.SIG_DFL)
+
+
+def _end_by(number: int) -> None:
+    """End this process by a signal, so that its parent sees why. Printed text is written out before."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # the terminal is gone
+            stream.flush()
+    os.kill(os.getpid(), number)

@@ -21,7 +21,7 @@ from rich.text import Text
 from outblas.core.clean_text import clean_sizes, clean_text
 from outblas.core.config import LAUNCHES, Launch
 from outblas.core.errors import EXIT_ERROR as EXIT_ERROR
-from outblas.core.errors import OutblasError, UsageError, unknown_name
+from outblas.core.errors import OutblasError, ToolchainMissing, UsageError, unknown_name
 from outblas.core.lab_parts import part
 from outblas.core.problem import Problem
 from outblas.runtime.device import default_recording
@@ -94,18 +94,12 @@ QpsOption = Annotated[
 def command_line() -> str:
     """Return the command as typed, shell-quoted, for provenance. It begins with ``outblas`` whatever the program's
     path.
-
-    Example: ``outblas tune --suite llm``.
     """
     return shlex.join(["outblas", *sys.argv[1:]])
 
 
 def positive(option: str, value: float) -> float:
     """Return ``value`` unchanged.
-
-    Args:
-        option: name of the option for the error, e.g. ``"--timeout"``.
-        value: its value.
 
     Raises:
         UsageError: the value is 0, negative, infinite or NaN.
@@ -117,10 +111,6 @@ def positive(option: str, value: float) -> float:
 
 def not_negative(option: str, value: float) -> float:
     """Return ``value`` unchanged; 0 is allowed.
-
-    Args:
-        option: name of the option for the error.
-        value: its value.
 
     Raises:
         UsageError: the value is negative, infinite or NaN.
@@ -137,10 +127,7 @@ def at_least(option: str, value: int, least: int) -> int:
 
 
 def existing(path: Path) -> Path:
-    """Return the absolute path if it exists, else the nearest folder above it that exists.
-
-    Example: ``existing(Path("/tmp/none/a"))`` returns ``Path("/tmp")``.
-    """
+    """Return the absolute path if it exists, else the nearest folder above it that exists."""
     return next(one for one in (path.absolute(), *path.absolute().parents) if one.exists())
 
 
@@ -159,10 +146,6 @@ def folder(option: str, path: Path) -> Path:
 def files(option: str, paths: Sequence[Path] | None) -> list[Path]:
     """Return the paths as a list; ``[]`` for None.
 
-    Args:
-        option: name of the option for the error.
-        paths: the paths that it names.
-
     Raises:
         UsageError: one of them is missing or no file.
     """
@@ -176,8 +159,6 @@ def output_file(option: str, path: Path, kind: str, read: Callable[[Path], objec
     """Return ``path`` unchanged if a command may write there: it is new, empty, or an earlier output of its kind.
 
     Args:
-        option: name of the option for the error, e.g. ``"--out"``.
-        path: the file to write.
         kind: its content in words, e.g. ``"report"``.
         read: reads an earlier output; raises OutblasError, OSError or ValueError for anything else.
 
@@ -193,6 +174,19 @@ def output_file(option: str, path: Path, kind: str, read: Callable[[Path], objec
             wrong, do = f"{option} {path} is there and is no {kind}", "choose another path, or move it away"
             raise UsageError(wrong, f"a new file, or a {kind}", do) from error
     return path
+
+
+def page_of_run(run: Path, page: Path) -> str:
+    """Write the report of a run that has ended; return its path, or one line on what is missing for it.
+
+    A package that only reports need must not fail a run whose results are there.
+    """
+    from outblas_lab.publish.html.tune_page import write_report
+
+    try:
+        return str(write_report(run, page))
+    except ToolchainMissing as missing:
+        return f"not written: {missing}, then run outblas report {run}"
 
 
 def check_launch(launch: str) -> Launch:
@@ -223,10 +217,6 @@ def check_mode(mode: str, target_qps: float | None, modes: Sequence[str] = MODES
 def parse_indices(option: str, text: str) -> tuple[int, ...]:
     """Return integers separated by commas: ``"0"`` gives ``(0,)`` and ``"0, 1,3"`` gives ``(0, 1, 3)``.
 
-    Args:
-        option: name of the option for the message, e.g. ``--gpus``.
-        text: the integers; blanks around them are allowed.
-
     Raises:
         UsageError: a part is no integer; so for the empty string.
     """
@@ -244,10 +234,6 @@ def words(text: str) -> list[str]:
 def integers(option: str, text: str) -> tuple[int, ...]:
     """Return the integers of a text that commas separate; an empty text gives none.
 
-    Args:
-        option: name of the option for the message, e.g. ``--budgets``.
-        text: the integers.
-
     Raises:
         UsageError: a part is no integer.
     """
@@ -261,13 +247,6 @@ def worker_plan(
     workers: str | None, device: str | None, gpus: str | None, count: int | None, ray_address: str | None
 ) -> Workers | None:
     """Return the workers that the options name; None means the single worker of ``--device``.
-
-    Args:
-        workers: text of ``--workers``.
-        device: text of ``--device``.
-        gpus: text of ``--gpus``.
-        count: number of ``--worker-count``.
-        ray_address: text of ``--ray-address``.
 
     Raises:
         UsageError: the options contradict each other, or one of them needs ``--workers``.
@@ -290,12 +269,7 @@ def suite_problems(
     """Return the problems of a suite in every given layout, layout after layout. Names may have any case.
 
     Args:
-        suite: name of the suite.
-        layouts: layouts, ``TN`` or ``NN``.
-        dtype: type of A, B and C.
-        acc: type of the sums.
         count: size of a stratified sample of each layout, the same shapes in each; None takes all.
-        seed: number of the sample.
 
     Raises:
         UsageError: an unknown suite or a wrong size of the sample.
@@ -315,9 +289,6 @@ def suite_problems(
 @contextmanager
 def progress_bar(what: str) -> Iterator[ProgressFn]:
     """Show progress on stderr: a bar with ETA on a terminal, else a line for each tenth of the work or 30 s.
-
-    Args:
-        what: words in front.
 
     Yields:
         A function to call with (done, total), or with a note as third argument. A float is shown as a geometric mean.

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
-from dataclasses import asdict
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass
 
 import typer
 
+from outblas.cli.checks import health
+from outblas.cli.checks.health import TUNE, Check
 from outblas.cli.common import EXIT_ERROR, JsonOption, out
-
-if TYPE_CHECKING:
-    from outblas.cli.checks.health import Check
+from outblas.core.install_hint import install_hint
+from outblas.runtime.device import default_recording
 
 #: Check.ok -> word at the start of its line.
 _WORDS = {True: "ok", False: "WRONG", None: "absent"}
@@ -24,9 +24,6 @@ def doctor(json_out: JsonOption = False) -> None:
 
     The exit status is 2 if nothing can work.
     """
-    from outblas.cli.checks import health
-    from outblas.cli.checks.verdict import verdict_of
-
     checks = health.diagnose()
     verdict = verdict_of(checks)
     if json_out:
@@ -55,3 +52,56 @@ def _lines(checks: Sequence[Check]) -> list[str]:
             break_on_hyphens=False,
         ) or [head.rstrip()]  # fmt: skip
     return lines
+
+
+REPLAY = f"outblas tune --device replay:{default_recording()} --sample 40"
+
+
+@dataclass(frozen=True)
+class MachineVerdict:
+    """The abilities of a machine.
+
+    Attributes:
+        cannot: missing abilities, each with its reason in parentheses.
+    """
+
+    can: tuple[str, ...]
+    cannot: tuple[str, ...]
+    next: str
+
+    @property
+    def line(self) -> str:
+        """The verdict as one line."""
+        parts = [f"can: {', '.join(self.can) or 'nothing yet'}"]
+        parts += [f"cannot: {', '.join(self.cannot)}"] if self.cannot else []
+        return "; ".join([*parts, f"next: {self.next}"])
+
+
+def verdict_of(checks: Sequence[Check]) -> MachineVerdict:
+    """Return what a machine with these checks can do.
+
+    Only ``ok=True`` counts as working. Without checks, the machine can do nothing, and it cannot run kernels.
+    """
+    state = {check.name: check for check in checks}
+
+    def works(name: str) -> bool:
+        return name in state and state[name].ok is True
+
+    replays, compiles = works("recording"), works("nvrtc")
+    can = (["replay recordings"] if replays else []) + (["export kernels"] if compiles else [])
+    cannot = [] if replays else [f"replay recordings ({state['recording'].found})"] if "recording" in state else []
+    if not works("gpu"):
+        cannot.append("run or time kernels (no NVIDIA GPU)")
+        return MachineVerdict(tuple(can), tuple(cannot), REPLAY if replays else install_hint("tune"))
+    if not works("torch"):
+        cannot.append(f"call outblas.matmul (torch: {state['torch'].found if 'torch' in state else 'absent'})")
+        return MachineVerdict(tuple(can), tuple(cannot), install_hint("gpu"))
+    if not (compiles or works("shipped cubins")):
+        cannot.append("load kernels (neither NVRTC nor shipped cubins)")
+        return MachineVerdict((*can, "call torch through outblas.matmul"), tuple(cannot), install_hint("gpu"))
+    can += ["call torch through outblas.matmul", "tune, eval and bench"]
+    if not works("gpu library"):
+        cannot.append("run faster than torch yet (no library for this GPU)")
+        return MachineVerdict(tuple(can), tuple(cannot), TUNE)
+    can[-2] = "run outblas.matmul and outblas.enable() with this GPU's library"
+    return MachineVerdict(tuple(can), tuple(cannot), "outblas eval --mnk 64_4096_4096")

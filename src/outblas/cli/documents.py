@@ -12,7 +12,9 @@ from pydantic import BaseModel, Field
 
 from outblas.cli.common import out
 
-_NAME = "name of the schema"
+
+def _schema(name: str) -> Any:
+    return Field(default=name, serialization_alias="schema", description="name of the schema")
 
 
 class Document(BaseModel, extra="forbid"):
@@ -34,9 +36,7 @@ class DoctorCheck(BaseModel, extra="forbid"):
 class DoctorDocument(Document):
     """``outblas doctor --json``: the state of this machine."""
 
-    schema_: Literal["outblas-doctor"] = Field(
-        default="outblas-doctor", serialization_alias="schema", description="name of the schema"
-    )
+    schema_: Literal["outblas-doctor"] = _schema("outblas-doctor")
     checks: list[DoctorCheck] = Field(description="every check, in the order of the text")
     can: list[str] = Field(description="what this machine can do")
     cannot: list[str] = Field(description="what it cannot do, each with the reason")
@@ -46,9 +46,7 @@ class DoctorDocument(Document):
 class CalibrateDocument(Document):
     """``outblas calibrate --json``: the record of this GPU."""
 
-    schema_: Literal["outblas-calibrate"] = Field(
-        default="outblas-calibrate", serialization_alias="schema", description="name of the schema"
-    )
+    schema_: Literal["outblas-calibrate"] = _schema("outblas-calibrate")
     gpu: str = Field(description="short name of the GPU")
     path: str = Field(description="path of the record")
     record: dict[str, Any] = Field(description="content of the record, see file formats")
@@ -89,9 +87,7 @@ class ListedCounter(BaseModel, extra="forbid"):
 class ListDocument(Document):
     """``outblas list --json``: the names that other commands take."""
 
-    schema_: Literal["outblas-list"] = Field(
-        default="outblas-list", serialization_alias="schema", description="name of the schema"
-    )
+    schema_: Literal["outblas-list"] = _schema("outblas-list")
     suites: list[ListedSuite] | None = Field(default=None, description="suites; null if not asked for")
     agents: list[ListedAgent] | None = Field(default=None, description="search agents; null if not asked for")
     kernels: list[ListedKernel] | None = Field(default=None, description="kernel families; null if not asked for")
@@ -110,9 +106,7 @@ class TunedLaunch(BaseModel, extra="forbid"):
 class TuneDocument(Document):
     """``outblas tune --json``: the outcome of a run, and its files."""
 
-    schema_: Literal["outblas-tune"] = Field(
-        default="outblas-tune", serialization_alias="schema", description="name of the schema"
-    )
+    schema_: Literal["outblas-tune"] = _schema("outblas-tune")
     asked: int = Field(description="problems of the request; of a range of M those that are sampled")
     tuned: int = Field(description="problems that were reached")
     intervals: int = Field(default=0, description="intervals of M in the library")
@@ -144,9 +138,7 @@ class EvalRow(BaseModel, extra="forbid"):
 class EvalDocument(Document):
     """``outblas eval --json``: one problem beside its rivals, or one free kernel."""
 
-    schema_: Literal["outblas-eval"] = Field(
-        default="outblas-eval", serialization_alias="schema", description="name of the schema"
-    )
+    schema_: Literal["outblas-eval"] = _schema("outblas-eval")
     problem: str = Field(description="the problem as M_N_K_LAYOUT_DTYPE_ACC")
     rows: list[EvalRow] = Field(description="every callable; empty if nothing was timed")
     facts: dict[str, Any] = Field(
@@ -164,9 +156,7 @@ class CapturedProblem(BaseModel, extra="forbid"):
 class CaptureDocument(Document):
     """``outblas capture --json``: the record of a program. It follows the program's own output, as the last line."""
 
-    schema_: Literal["outblas-capture"] = Field(
-        default="outblas-capture", serialization_alias="schema", description="name of the schema"
-    )
+    schema_: Literal["outblas-capture"] = _schema("outblas-capture")
     file: str = Field(description="path of the record")
     exit_code: int = Field(description="exit status of the program")
     problems: list[CapturedProblem] = Field(description="products that can be tuned, the most frequent first")
@@ -184,9 +174,7 @@ class TryFigure(BaseModel, extra="forbid"):
 class TryDocument(Document):
     """``outblas try --json``: a program without and with OutBLAS. The exit status is 1 if ``keep`` is false."""
 
-    schema_: Literal["outblas-try"] = Field(
-        default="outblas-try", serialization_alias="schema", description="name of the schema"
-    )
+    schema_: Literal["outblas-try"] = _schema("outblas-try")
     keep: bool = Field(description="OutBLAS was on, and the lower end of the speed-up's interval is above 1.01")
     without: TryFigure = Field(description="figure without OutBLAS: wall time in seconds, or that of --metric")
     with_outblas: TryFigure = Field(description="the same figure with OutBLAS")

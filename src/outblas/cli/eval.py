@@ -94,17 +94,10 @@ def show(problem: Problem, result: Mapping[str, Any]) -> None:
 
 #: Row key -> (heading, digits; None for text).
 COLUMNS: dict[str, tuple[str, int | None]] = {
-    "name": ("callable", None),
-    "us": ("µs", 3),
-    "p50_us": ("p50 µs", 2),
-    "p99_us": ("p99 µs", 2),
-    "tflops": ("TFLOP/s", 1),
-    "floor_percent": ("% of floor", 1),
-    "speedup": ("ours is faster by", 3),
-    "low": ("95% from", 3),
-    "high": ("to", 3),
-    "spread": ("spread", 3),
-}
+    "name": ("callable", None), "us": ("µs", 3), "p50_us": ("p50 µs", 2), "p99_us": ("p99 µs", 2),
+    "tflops": ("TFLOP/s", 1), "floor_percent": ("% of floor", 1), "speedup": ("ours is faster by", 3),
+    "low": ("95% from", 3), "high": ("to", 3), "spread": ("spread", 3),
+}  # fmt: skip
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> Any:

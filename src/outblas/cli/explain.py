@@ -33,8 +33,7 @@ def explain(
     """
     from outblas.core.gpu_records import packaged_gpu
     from outblas.dispatch.unlisted_shapes import any_shape_chooser
-    from outblas.tune.intervals.engine_model import check_engine
-    from outblas.tune.intervals.model_ranges import served, step_speedup, weights_of_file
+    from outblas.tune.intervals.model_ranges import check_engine, served, step_speedup, weights_of_file
 
     check_engine(engine)
     numbers, where = _numbers(rows), parse_device(device)

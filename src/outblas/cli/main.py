@@ -51,13 +51,9 @@ def app_of(names: Iterable[str]) -> typer.Typer:
         names: names of :func:`outblas.cli.command_table.commands`; others are left out.
     """
     app = typer.Typer(
-        name="outblas",
-        cls=OutblasGroup,
-        context_settings={"help_option_names": ["-h", "--help"]},
-        no_args_is_help=True,
-        pretty_exceptions_enable=False,
-        rich_markup_mode=None,
-    )
+        name="outblas", cls=OutblasGroup, context_settings={"help_option_names": ["-h", "--help"]},
+        no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None,
+    )  # fmt: skip
     app.callback()(main)
     for name in names:
         command = OWN[name] if name in OWN else commands()[name]
@@ -74,7 +70,6 @@ def names_for(arguments: Sequence[str], environment: Mapping[str, str]) -> Itera
     """Return the commands that a call can need: one if its arguments begin with it, after global options; else all.
 
     Args:
-        arguments: the words behind ``outblas``.
         environment: environment variables. A shell that completes a command needs all.
     """
     options = list(takewhile(lambda word: word.startswith("-"), arguments))

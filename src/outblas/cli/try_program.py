@@ -13,8 +13,7 @@ from outblas.cli.common import JsonOption, err, out
 from outblas.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from outblas.adapt.program_run import Program
-    from outblas.adapt.trial import TrialResult
+    from outblas.adapt.program_run import Program, TrialResult
 
 #: Exit status of the answer "do not keep".
 EXIT_DO_NOT_KEEP = 1
@@ -46,8 +45,7 @@ def try_program(
     Runs with OutBLAS call `outblas.enable()` when the program imports torch. No line of the program changes. On a GPU
     the program's products are captured and tuned before. Exit status: 0 means keep, 1 means do not keep.
     """
-    from outblas.adapt.program_run import Program
-    from outblas.adapt.trial import run_trial
+    from outblas.adapt.program_run import Program, run_trial
     from outblas.core.stats import MIN_ROUNDS
 
     common.at_least("--pairs", pairs, MIN_ROUNDS)

@@ -15,9 +15,6 @@ class BackgroundQueue:
     The thread exists only while tasks are queued or running. At interpreter exit the running task finishes, because a
     compiler must not run in a process that is being torn down. Queued tasks are cancelled. (An executor of
     ``concurrent.futures`` would run them all first.)
-
-    Args:
-        name: name of the thread, for debuggers.
     """
 
     def __init__(self, name: str) -> None:
@@ -32,7 +29,6 @@ class BackgroundQueue:
 
         Args:
             do: function to call on the queue's thread, after all earlier tasks.
-            arguments: its positional arguments.
 
         Returns:
             A ``concurrent.futures.Future``: ``result()`` waits for the call, and returns its result or raises its

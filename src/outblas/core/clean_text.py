@@ -17,7 +17,6 @@ def clean_text(text: str, limit: int | None = None) -> str:
     """Return text that is valid UTF-8 and contains no terminal control characters.
 
     Args:
-        text: from a worker, a compiler or a server.
         limit: maximum length in characters, 0 or more; applied before cleaning. None: no limit.
 
     Returns:
@@ -34,9 +33,6 @@ def clean_sizes(environment: Mapping[str, str]) -> dict[str, str]:
     """Return environment variables without a ``COLUMNS`` or ``LINES`` that is no number from 1 to 9999.
 
     rich prints nothing on 0 columns, and raises ValueError for a superscript digit.
-
-    Args:
-        environment: name -> text.
     """
     sizes = ("COLUMNS", "LINES")
     return {name: text for name, text in environment.items() if name not in sizes or _SIZE.fullmatch(text)}

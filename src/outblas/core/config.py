@@ -132,8 +132,6 @@ class KernelConfig:
     def with_knobs(self, **values: Any) -> Self:
         """Return a copy with some knobs changed; this config stays as it is.
 
-        Example: ``config.with_knobs(stages=3, pdl=True)``.
-
         Args:
             values: knob=value; the values are not checked.
 
@@ -243,12 +241,6 @@ class KernelKind(NamedTuple):
 
     Equal kinds share a loaded kernel. Kinds that differ only in ``even`` have the same source and cubin, but different
     launches.
-
-    Attributes:
-        config: the kernel's knobs.
-        layout: ``TN`` or ``NN``.
-        dtype: ``fp16`` or ``bf16``.
-        acc: ``fp32`` or ``fp16``.
     """
 
     config: KernelConfig

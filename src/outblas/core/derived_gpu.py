@@ -24,7 +24,6 @@ class DeviceAttributes:
     Attributes:
         product: product name, e.g. ``NVIDIA A100-SXM4-80GB``.
         arch: compute capability times ten, e.g. 80 for 8.0.
-        sms: number of streaming multiprocessors.
         clock_khz: highest clock of an SM, kHz.
         memory_clock_khz: highest clock of the memory, kHz; it transfers twice a cycle.
         bus_bits: width of the memory's bus, bits.
@@ -51,9 +50,6 @@ class DeviceAttributes:
 def find_record(found: DeviceAttributes) -> GpuRecord:
     """Return the record of a device: the user's own, else the packaged one, else a derived one.
 
-    Args:
-        found: the driver's answers.
-
     Raises:
         RecordError: a record in the user's folder is damaged.
     """
@@ -67,32 +63,19 @@ def derived_record(found: DeviceAttributes) -> GpuRecord:
 
     The bandwidth of the memory is 2 times its clock times its width. Rates of instructions and of L2 are the
     architecture's work per clock and SM, times clock and SMs. Its short name comes from the product name.
-
-    Args:
-        found: the driver's answers.
     """
     row = _architecture_row(found)
     cycles = found.sms * found.clock_khz * 1e3  # of all SMs, a second
     work = row["flops_per_clock"]
     gpu = Gpu(
-        name=_free_name(found.product),
-        arch=found.arch,
-        sms=found.sms,
-        smem_optin=found.smem_optin,
-        l2_bytes=found.l2_bytes,
-        tflops=work["peak"] * cycles / 1e12,
+        name=_free_name(found.product), arch=found.arch, sms=found.sms, smem_optin=found.smem_optin,
+        l2_bytes=found.l2_bytes, tflops=work["peak"] * cycles / 1e12,
         hbm_tbs=2 * found.memory_clock_khz * 1e3 * found.bus_bits / 8 / 1e12,
-        l2_tbs=row["l2_bytes_per_clock"] * cycles / 1e12,
-        launch_us=row["launch_us"],
-        clusters=(),
-        clock_mhz=found.clock_khz / 1e3,
-        memory_bytes=found.memory_bytes,
-        sm_smem=found.sm_smem,
-        sm_threads=found.sm_threads,
-        wgmma_tflops=work["wgmma"] * cycles / 1e12,
-        mma_tflops=work["mma"] * cycles / 1e12,
-        acc16_tflops=work["acc16"] * cycles / 1e12,
-    )
+        l2_tbs=row["l2_bytes_per_clock"] * cycles / 1e12, launch_us=row["launch_us"], clusters=(),
+        clock_mhz=found.clock_khz / 1e3, memory_bytes=found.memory_bytes, sm_smem=found.sm_smem,
+        sm_threads=found.sm_threads, wgmma_tflops=work["wgmma"] * cycles / 1e12,
+        mma_tflops=work["mma"] * cycles / 1e12, acc16_tflops=work["acc16"] * cycles / 1e12,
+    )  # fmt: skip
     rates = ("tflops", "l2_tbs", "launch_us", "wgmma_tflops", "mma_tflops", "acc16_tflops")
     source = dict.fromkeys(FIGURES, "driver") | dict.fromkeys(rates, "estimate: upper bound of the architecture")
     source |= {"hbm_tbs": "estimate: clock and width of the memory's bus", "clusters": "estimate: SMs / size"}
@@ -107,23 +90,13 @@ def _free_name(product: str) -> str:
 
 def _architecture_row(found: DeviceAttributes) -> dict[str, Any]:
     """Return the bounds of a device's architecture; the last row is for architectures that are not listed."""
-    fitting = (
-        row for row in _architecture_rows() if row["arch"] in (found.arch, None) and row["contains"] in found.product
-    )
-    return next(fitting)
+    rows = _architectures()["rows"]
+    return next(row for row in rows if row["arch"] in (found.arch, None) and row["contains"] in found.product)
 
 
 def never_ran_on(arch: int) -> bool:
-    """Return True if no kernel of this release was run on GPUs of an architecture; they only compile for it.
-
-    Args:
-        arch: compute capability times ten.
-    """
+    """Return True if no kernel of this release was run on GPUs of an architecture; they only compile for it."""
     return arch not in _architectures()["ran"]
-
-
-def _architecture_rows() -> list[dict[str, Any]]:
-    return list(_architectures()["rows"])
 
 
 @functools.cache

@@ -47,9 +47,6 @@ class CompileError(OutblasError, RuntimeError):
     """NVRTC or ptxas refused a source. The message does not contain the log.
 
     Args:
-        wrong: as for :class:`OutblasError`.
-        expected: as for :class:`OutblasError`.
-        do: as for :class:`OutblasError`.
         log: the compiler's output; also an attribute.
     """
 
@@ -92,7 +89,6 @@ def unknown_name(what: str, name: str, known: Iterable[str], do: str) -> UsageEr
 
     Args:
         what: the kind of name, e.g. ``agent``.
-        name: the name that was given.
         known: every name that is allowed, in the order of the message.
         do: what to do, e.g. ``pass one of them as --agent``.
     """

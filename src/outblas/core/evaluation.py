@@ -75,7 +75,6 @@ class Verdict:
     """Outcome of the proof. A plain record: it checks nothing.
 
     Attributes:
-        status: PASSED, or the failure.
         gates: names of the gates that were passed, in order, e.g. ``("static", "memory")``.
         detail: one line on the failure; empty if passed.
         max_err_ratio: largest |error| / error bound; at most 1 if passed. None if no numbers were compared.
@@ -92,7 +91,6 @@ class GateFailed(Exception):
 
     Args:
         status: the status that the candidate gets. All three arguments are attributes, too.
-        detail: one line on the failure.
         ratio: |error| / error bound; None if the gate compares no numbers, or if it is not finite.
     """
 
@@ -106,10 +104,8 @@ class Speedup:
     """Speed-up over the fastest baseline, as :func:`outblas.judge.rounds.speedup` computes it.
 
     Attributes:
-        baseline: name of the baseline.
         ratio: baseline time / candidate time, a median. Above 1: the candidate is faster.
         low: lower end of the ratio's 95% bootstrap interval.
-        high: upper end of the interval.
     """
 
     baseline: str
@@ -123,7 +119,6 @@ class Evaluation:
     """Result of trying a candidate on a problem.
 
     Attributes:
-        config: the candidate.
         status: PASSED, or the stage at which it failed.
         detail: one line on the failure; by default empty.
         verdict: outcome of the proof; None if the proof did not run.

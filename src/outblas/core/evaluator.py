@@ -51,9 +51,6 @@ class Evaluator(Protocol):
         """Take the hint that these problems come next; return None. By default it does nothing.
 
         An evaluator may batch their set-up. Results never depend on it.
-
-        Args:
-            problems: the problems that :meth:`evaluate` or :meth:`baselines` will get.
         """
         return None
 
@@ -75,9 +72,6 @@ class Evaluator(Protocol):
         candidate. The pairs may come from a slow generator. An evaluator may draw further pairs from it while it works
         on earlier ones.
 
-        Args:
-            pairs: (problem, candidate) pairs.
-
         Raises:
             UsageError: the evaluator does not answer for this kind of candidate, or does not know the pair.
         """
@@ -90,11 +84,7 @@ class Evaluator(Protocol):
         return {}
 
     def baseline_detail(self, problem: Problem, name: str) -> str:
-        """Return one line on a baseline, e.g. the chosen algorithm; an empty string if nothing is known.
-
-        Args:
-            name: name of the baseline, e.g. ``lt_auto``.
-        """
+        """Return one line on a baseline, e.g. the chosen algorithm; an empty string if nothing is known."""
         return ""
 
 
@@ -103,9 +93,6 @@ def closing_evaluations(evaluations: Iterable[Evaluation]) -> Iterator[Iterator[
     """Return a context manager that yields evaluations, and gives up running measurements at its end.
 
     They would else run on until the garbage collection of their generator.
-
-    Args:
-        evaluations: what an evaluator's ``evaluate`` returned.
     """
     source = iter(evaluations)
     try:

@@ -26,9 +26,6 @@ def user_data_folder(kind: str) -> Path:
     """Return the user's folder for one kind of data: ``$XDG_DATA_HOME/outblas/<kind>``. It need not exist.
 
     Without that variable it is ``~/.local/share/outblas/<kind>``.
-
-    Args:
-        kind: name of the folder, e.g. ``libraries``.
     """
     data = os.environ.get("XDG_DATA_HOME") or os.path.join(os.path.expanduser("~"), ".local", "share")
     return Path(data, "outblas", kind)
@@ -56,7 +53,6 @@ def write_atomic(path: Path, data: bytes) -> Path:
 
     Args:
         path: file to write or replace, a ``Path`` and not a string.
-        data: the whole content.
 
     Returns:
         ``path`` itself.
@@ -89,7 +85,6 @@ def is_unfinished(path: Path, name: str) -> bool:
     """Return True if ``path`` is named as a temporary file of :func:`write_atomic` for a file called ``name``.
 
     Only the name of ``path`` counts: it starts with ``.NAME.`` and ends in ``.tmp``. The file need not exist.
-    Example: ``is_unfinished(Path("runs/.run.json.12.tmp"), "run.json")`` is True.
     """
     return path.name.startswith(f".{name}.") and path.suffix == ".tmp"
 
@@ -214,12 +209,6 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
     It does not wait. The lock is the file ``.driver.lock`` in the folder; the file stays.
 
-    Args:
-        folder: the folder; missing parents are made, too.
-
-    Yields:
-        None.
-
     Raises:
         RecordError: another process, or this one in an outer ``with`` block, holds the lock. Or the folder cannot be
             written.
@@ -244,11 +233,7 @@ def lock_run_folder(folder: Path, name: str = "run.json") -> Iterator[None]:
     the lock file and unfinished copies of ``name``. The file ``name`` itself is not made.
 
     Args:
-        folder: the folder; it is made if missing.
         name: the file that marks a folder as a run's.
-
-    Yields:
-        None.
 
     Raises:
         UsageError: the folder holds other files and no file ``name``, is no folder, or its name is no UTF-8.
@@ -286,10 +271,6 @@ def lock_for_update(path: Path, do: str) -> Iterator[None]:
 
     Args:
         path: file to update; its folder is made if missing.
-        do: remedy in the error text.
-
-    Yields:
-        None.
 
     Raises:
         RecordError: the folder cannot be written.

@@ -41,7 +41,6 @@ class GpuRecord:
     """The record of a GPU model.
 
     Attributes:
-        gpu: the figures.
         title: name for people, e.g. ``NVIDIA H200 SXM, 141 GB``.
         products: product names of this model, as the driver spells them.
         source: figure -> where it comes from, e.g. ``driver``, ``measured: ...`` or ``estimate: ...``.
@@ -91,8 +90,6 @@ def record_from_json(data: Any, where: str, origin: str) -> GpuRecord:
     """Return the record of a file's content.
 
     Args:
-        data: the parsed JSON.
-        where: name of the file, for errors.
         origin: origin of the record: ``user`` or ``packaged``.
 
     Raises:
@@ -183,9 +180,6 @@ def user_record_path(name: str) -> Path:
     """Return the file of a user's record: ``$XDG_DATA_HOME/outblas/gpus/<name>.json``.
 
     Without that variable the folder is ``~/.local/share/outblas/gpus``. The file need not exist.
-
-    Args:
-        name: short name of the GPU.
     """
     return user_data_folder("gpus") / f"{name}.json"
 
@@ -230,9 +224,6 @@ def gpu_of_product(product: str) -> Gpu | None:
     """Return the GPU with a record for a product name, e.g. ``NVIDIA H200``; None if no record names it.
 
     A remark in parentheses at the end of the name does not count. A short name, e.g. ``h200``, is accepted, too.
-
-    Args:
-        product: name of the product, as files give it.
     """
     plain = product.strip()
     head, opened, remark = plain.rpartition("(")
@@ -246,9 +237,6 @@ def gpu_of_product(product: str) -> Gpu | None:
 
 def recorded_gpu(provenance: Mapping[str, Any]) -> Gpu:
     """Return the GPU of recorded times: that of the field ``gpu_record``, else the known one of product ``gpu``.
-
-    Args:
-        provenance: of the times.
 
     Raises:
         RecordError: the record is damaged; or the field is missing and no known GPU has that product name.
@@ -266,9 +254,6 @@ def short_name(product: str) -> str:
     """Return the short name of a product without a record: ``NVIDIA GeForce RTX 4090`` gives ``rtx-4090``.
 
     It has lower-case letters, digits and hyphens. A name without any of them gives ``gpu``.
-
-    Args:
-        product: name of the product, as the driver spells it.
     """
     words = re.sub(r"[^a-z0-9]+", "-", product.lower()).strip("-")
     return re.sub(r"^(nvidia-|geforce-)+", "", words)[:80].strip("-") or "gpu"
@@ -279,10 +264,6 @@ def nearest(gpu: Gpu, among: Iterable[Gpu]) -> Gpu:
 
     The distance is the sum of the absolute logarithms of the ratios of SMs, clock, peak, both bandwidths and shared
     memory. The first of equally near GPUs is returned.
-
-    Args:
-        gpu: the GPU.
-        among: at least one other GPU, or the same.
 
     Raises:
         UsageError: ``among`` is empty.
@@ -303,10 +284,7 @@ def nearest(gpu: Gpu, among: Iterable[Gpu]) -> Gpu:
 def nearest_with_data(gpu: Gpu, kind: str, ending: str) -> str:
     """Return the short name of the GPU whose packaged data serve a GPU: its own if they exist, else the nearest one's.
 
-    Example: ``nearest_with_data(gpu, "models", ".json")`` names the GPU whose ranking model is scaled.
-
     Args:
-        gpu: the GPU.
         kind: folder of the data in the package, e.g. ``models``, ``policies`` or ``recordings``.
         ending: end of the file's name after the short name, e.g. ``.npz``; empty for a folder.
 
@@ -324,11 +302,6 @@ def data_of_architecture(name: str, kind: str, ending: str) -> Any | None:
 
     It is the GPU's own file, else that of the nearest GPU of the same architecture. Return None without such a file, or
     if the package does not know the GPU.
-
-    Args:
-        name: short name of the GPU.
-        kind: folder of the data in the package, as for :func:`nearest_with_data`.
-        ending: end of the file's name, as for :func:`nearest_with_data`.
     """
     record = packaged_records().get(name)
     if record is None:

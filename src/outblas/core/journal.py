@@ -24,7 +24,6 @@ class Journal:
     A last line without a newline at its end, cut short by a crash, is dropped.
 
     Attributes:
-        path: the file.
         entries: the finished pieces of work in order, those of earlier processes included; the settings are none.
 
     Args:
@@ -162,14 +161,9 @@ class Journal:
 def check_same_settings(what: str, was: Mapping[str, Any], wanted: Mapping[str, Any], do: str) -> None:
     """Refuse to resume a run whose recorded settings differ from the requested ones; return None if they are the same.
 
-    Example: ``check_same_settings("a run", {"x": 1}, {"x": 2}, "go")`` raises UsageError with the message
-    ``a run (x); expected x=1; go``.
-
     Args:
         what: start of the error text, e.g. ``runs/a holds a run with other settings``.
         was: recorded settings, as JSON reads them back (lists, no tuples; keys are strings).
-        wanted: requested settings in the same form.
-        do: remedy in the error text.
 
     Raises:
         UsageError: a key has different values. A missing key counts as None. The message names the keys, sorted, and
@@ -184,9 +178,6 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
     """Return the whole lines of a journal without opening it for writing; its settings are first.
 
     A last line without a newline at its end, cut short by a crash, is left out. An empty file gives an empty list.
-
-    Args:
-        path: the file.
 
     Raises:
         RecordError: the file cannot be read or is damaged.

@@ -31,11 +31,6 @@ def end_on_wrong_arguments(parse: Callable[[Sequence[str]], object]) -> None:
 def split_arguments(argv: Sequence[str], expected: str, command: str) -> tuple[list[str], list[str]]:
     """Return the words before the first ``--``, and the program after it.
 
-    Args:
-        argv: the arguments of a process that runs a program.
-        expected: form of the arguments, for the error.
-        command: the command of ``outblas`` that starts the process, for the error.
-
     Raises:
         UsageError: there is no ``--``, or no program after it; also for ``-m`` and ``-c`` without a word after them.
     """

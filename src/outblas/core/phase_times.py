@@ -62,9 +62,6 @@ class PhaseTimer:
 
         The same name adds up over several blocks; :meth:`totals` returns the sums. The time of a block that raises
         counts, too. It is for one thread.
-
-        Yields:
-            None.
         """
         outer = self._phase
         self._switch(name)

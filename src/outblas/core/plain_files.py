@@ -36,7 +36,6 @@ def read_plain_file(path: Path, most: int | None = None) -> bytes:
     """Return the content of a regular file. A symbolic link is followed.
 
     Args:
-        path: the file.
         most: number of bytes to read from its start, at most; a longer file is no error. None: the whole file.
 
     Raises:
@@ -50,9 +49,6 @@ def read_plain_file(path: Path, most: int | None = None) -> bytes:
 def read_json(path: Path) -> Any:
     """Return the parsed value of a JSON file.
 
-    Args:
-        path: the file.
-
     Raises:
         OSError: as :func:`read_plain_file`, e.g. FileNotFoundError.
         ValueError: the content is no UTF-8, no JSON (an empty file is none), or nested too deeply.
@@ -65,11 +61,6 @@ def read_json(path: Path) -> Any:
 
 def read_object(path: Path, expected: str, do: str) -> dict[str, Any]:
     """Return the object of a JSON file.
-
-    Args:
-        path: the file.
-        expected: its content in words, for the error.
-        do: remedy in the error.
 
     Raises:
         RecordError: the file is missing, cannot be read, or holds no JSON object.
@@ -85,9 +76,6 @@ def read_object(path: Path, expected: str, do: str) -> dict[str, Any]:
 
 def open_zip(data: bytes) -> zipfile.ZipFile:
     """Open a ZIP archive in memory; the caller closes it.
-
-    Args:
-        data: content of the file.
 
     Raises:
         Exception: one of :data:`ZIP_ERRORS`, which its methods may raise, too. It is ValueError for a member that is

@@ -35,8 +35,6 @@ def run_group(
     """Run a program without input, wait for it, and return its exit status and output.
 
     Args:
-        command: the program and its arguments.
-        environment: its environment variables.
         timeout_s: seconds after which it is ended; None: no limit.
         stderr: where its errors go, as for subprocess.Popen.
 
@@ -66,7 +64,6 @@ def run_to_end(command: Sequence[str], counts_repeats: bool) -> Ended:
     main thread, interrupts are the main thread's.
 
     Args:
-        command: the program and its arguments.
         counts_repeats: whether a second interrupt means more to the program, e.g. to end at once. Then nothing is
             passed on in the foreground of a terminal. Another program (:func:`one_interrupt`) may get it twice there.
 

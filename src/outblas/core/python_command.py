@@ -70,11 +70,7 @@ def _interpreter_of(script: str) -> str:
 
 
 def check_interpreter(python: str) -> None:
-    """Raise UsageError unless an interpreter has both outblas and torch. Nothing is imported.
-
-    Args:
-        python: path of the interpreter.
-    """
+    """Raise UsageError unless an interpreter has both outblas and torch. Nothing is imported."""
     if os.path.realpath(python) == os.path.realpath(sys.executable) and python == sys.executable:
         return
     if subprocess.run([python, "-c", _NEEDS], capture_output=True).returncode:

@@ -31,8 +31,6 @@ def fastest_baseline(times: Mapping[str, float]) -> str:
     """Return the name of *the* baseline: the fastest of torch, cublas, lt_heuristic and lt_auto in ``times``.
 
     Of equal times, the first in that order wins. Other names, such as nvmmh, count only if none of the four is there.
-    Example: ``fastest_baseline({"torch": 2.0, "nvmmh": 1.0})`` returns ``"torch"``.
-
     Args:
         times: baseline name -> microseconds. An empty one raises ValueError.
     """
@@ -56,7 +54,6 @@ class CallFromC(NamedTuple):
     """A call of a C function with all its arguments, as the clock of server mode makes it without Python.
 
     Attributes:
-        name: name of the function, e.g. ``cublasGemmEx``.
         function: its address; it returns 0 for success.
         words: its arguments, at most 19, all integers or pointers.
         keep: what must live as long as the call, e.g. memory whose address is an argument.
@@ -69,11 +66,7 @@ class CallFromC(NamedTuple):
 
 
 class Bindable(Protocol):
-    """An implementation of GEMM: a kernel of this package or a baseline. A Protocol with one method, ``bind``.
-
-    Attributes:
-        name: name for reports, e.g. ``torch`` or a config's name.
-    """
+    """An implementation of GEMM: a kernel of this package or a baseline. A Protocol with one method, ``bind``."""
 
     name: str
 

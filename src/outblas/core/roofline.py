@@ -30,9 +30,7 @@ class Gpu:
     :mod:`outblas.core.gpu_records` has the record of each known GPU.
 
     Attributes:
-        name: short name, e.g. ``h200``.
         arch: compute capability times ten, e.g. 90 for 9.0.
-        sms: number of streaming multiprocessors.
         smem_optin: dynamic shared memory that a block may request, bytes.
         l2_bytes: L2 capacity, bytes.
         tflops: sustained dense half-precision rate with fp32 accumulators, TFLOP/s, by the fastest instructions.

@@ -74,8 +74,6 @@ def bootstrap_median(
     Args:
         samples: a flat sequence of finite numbers, in any order.
         confidence: nominal coverage of the interval, 0 to 1.
-        resamples: number of resamples.
-        seed: seed of the resampling.
 
     Raises:
         UsageError: fewer than 3 samples, one that is not finite, or a nested sequence.
@@ -107,9 +105,6 @@ def bootstrap_geomean(
 
     Args:
         values: one ratio per problem.
-        confidence: nominal coverage of the interval, 0 to 1.
-        resamples: number of resamples.
-        seed: seed of the resampling.
 
     Raises:
         UsageError: fewer than 3 values, or one that is not finite and positive.
@@ -138,8 +133,6 @@ def paired_speedup(
     Args:
         ours_us: one time per round, microseconds.
         baseline_us: the baseline's times of the same rounds, in the same order.
-        confidence: nominal coverage of the interval, 0 to 1.
-        seed: seed of the resampling.
 
     Raises:
         UsageError: different lengths, fewer than 3 rounds, or a time that is not finite and positive.
@@ -168,8 +161,6 @@ def unpaired_speedup(
     Args:
         ours: samples, microseconds; one is enough.
         baseline: samples, microseconds; the number may differ.
-        seed: seed of the resampling.
-        resamples: number of resamples.
 
     Raises:
         UsageError: a side has no samples.

@@ -89,9 +89,6 @@ def suite(name: str, layout: str = "TN", dtype: str = "fp16", acc: str = "fp32")
 
     Args:
         name: one of :data:`SUITES`, in lower case.
-        layout: layout of every problem, ``TN`` or ``NN``, in upper case.
-        dtype: dtype of every problem, ``fp16`` or ``bf16``.
-        acc: accumulator of every problem, ``fp32`` or ``fp16``.
 
     Raises:
         UsageError: an unknown suite.
@@ -173,9 +170,6 @@ class Table:
 
     Attributes:
         suite: one of :data:`SUITES`.
-        layout: ``TN`` or ``NN``.
-        dtype: ``fp16`` or ``bf16``.
-        acc: ``fp32`` or ``fp16``.
     """
 
     suite: str
@@ -230,9 +224,7 @@ def sample(problems: Sequence[Problem], count: int, seed: int = 0, *, gpu: Gpu) 
     shapes in each regime. So every layout, dtype and accumulator gets the same shapes.
 
     Args:
-        problems: population, each problem once.
         count: number of problems to draw; all of them gives ``problems`` as a list.
-        seed: seed of the draw.
         gpu: GPU that decides the regimes (:func:`outblas.core.roofline.regime`).
 
     Raises:

@@ -14,9 +14,6 @@ def is_on(name: str) -> bool:
 
     Unset, empty and any other text give False, also one with spaces around it. A text that is no word for on or off
     gives a RuntimeWarning, once.
-
-    Args:
-        name: name of the variable, e.g. ``OUTBLAS_DISABLE``.
     """
     return _word(name) in _ON
 
@@ -25,9 +22,6 @@ def is_off(name: str) -> bool:
     """Return True if an environment variable is set to 0, false, no or off (any case).
 
     Other texts give False, as for :func:`is_on`.
-
-    Args:
-        name: name of the variable, e.g. ``OUTBLAS_NATIVE``.
     """
     return _word(name) in _OFF
 

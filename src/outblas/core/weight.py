@@ -45,9 +45,6 @@ class Weight:
 
         Args:
             nk: both extents, e.g. ``4096_14336``.
-            layout: ``TN`` or ``NN``, in upper or lower case.
-            dtype: ``fp16`` or ``bf16``, in upper or lower case.
-            acc: ``fp32`` or ``fp16``, in upper or lower case.
 
         Raises:
             ProblemError: the text does not parse, or the weight is invalid.

@@ -12,7 +12,7 @@ needs no Python. The Python kernels here answer for new products. Without the ex
 themselves.
 
 With the guarantee ``batch_invariant``, ``aten::addmm``, ``aten::baddbmm`` and true batches are replaced, too
-(:mod:`outblas.dispatch.guarantees.invariant_operators`). With ``OUTBLAS_FUSED=1`` and another guarantee,
+(:mod:`outblas.dispatch.invariant_operators`). With ``OUTBLAS_FUSED=1`` and another guarantee,
 ``aten::addmm`` may be one kernel (:mod:`outblas.dispatch.fusion.biased_product`). It is in Python, so it costs the host
 some microseconds, also where torch computes.
 """
@@ -29,16 +29,16 @@ import torch
 from outblas.core.switches import is_on
 from outblas.dispatch import (
     device_registry,
+    invariant_operators,
     torch_op,  # noqa: F401 - the kernels of outblas::mm in Python come before those in C++, which replace them
 )
 from outblas.dispatch.aten_native import ASK_PYTHON_KEY, NativeCall, ask_python_keys, current_call, open_products
 from outblas.dispatch.aten_products import HALF_DTYPES, our_bmm, our_mm, torch_addmm, torch_bmm, torch_mm
 from outblas.dispatch.call_option import CallOption, option_without_promise
 from outblas.dispatch.foreign_kernels import takes_overrides, why_not_replaced
+from outblas.dispatch.fused_layer import FUSED_VARIABLE
 from outblas.dispatch.fusion.biased_product import biased_product
-from outblas.dispatch.guarantees import invariant_operators
 from outblas.dispatch.guarantees.guarantee import Guarantee, process_guarantee
-from outblas.dispatch.linear import FUSED_VARIABLE
 
 _Ours = Callable[[torch.Tensor, torch.Tensor, CallOption, "NativeCall | None"], "torch.Tensor | None"]
 _Theirs = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

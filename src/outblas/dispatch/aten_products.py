@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from outblas.dispatch.call_option import CallOption
-from outblas.dispatch.fold import fold, unfold
 from outblas.dispatch.product import run_below_autograd
+from outblas.dispatch.product_operands import fold, unfold
 
 if TYPE_CHECKING:
     from outblas.dispatch.aten_native import NativeCall

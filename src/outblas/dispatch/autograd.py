@@ -19,7 +19,7 @@ import torch
 from outblas.dispatch.aten_products import our_mm, torch_addmm, torch_mm
 from outblas.dispatch.call_option import CallOption, option_without_promise
 from outblas.dispatch.product import run_product
-from outblas.dispatch.tensors import has_memory
+from outblas.dispatch.product_operands import has_memory
 from outblas.runtime.full_precision import full_precision_reductions
 
 
@@ -52,15 +52,6 @@ def multiply(a: torch.Tensor, b: torch.Tensor, option: CallOption | None = None)
     if not has_memory(a) or not has_memory(b):
         return torch.mm(a, b)
     return ProductFunction.apply(a, b, False, option) if torch.is_grad_enabled() else compute_mm(a, b, option)
-
-
-def multiply_for_gradient(a: torch.Tensor, b: torch.Tensor, option: CallOption | None = None) -> torch.Tensor:
-    """Compute (M, K) times (K, N) in half precision, with gradients, as :func:`multiply`.
-
-    :func:`outblas.dispatch.tensors.why_left_to_torch` must have returned
-    :data:`outblas.dispatch.tensors.GRADIENT_WANTED`; it is not called again.
-    """
-    return ProductFunction.apply(a, b, True, option)
 
 
 def _torch_mm(a: torch.Tensor, b: torch.Tensor, option: CallOption) -> torch.Tensor:
@@ -117,9 +108,9 @@ def _is_by_columns(t: torch.Tensor) -> bool:
 class ProductFunction(torch.autograd.Function):  # type: ignore[misc]
     """The autograd function of ``a @ b`` for two matrices.
 
-    ``ProductFunction.apply(a, b, asked, option)`` returns the product, (M, N). ``asked`` is True if torch need not
-    compute it for another reason than a gradient; False asks again. ``option`` is that of :func:`compute_mm`, and holds
-    for the gradients, too.
+    ``ProductFunction.apply(a, b, asked, option)`` returns the product, (M, N). ``asked`` is True if
+    :func:`outblas.dispatch.product_operands.why_left_to_torch` has named a wanted gradient alone; False asks again.
+    ``option`` is that of :func:`compute_mm`, and holds for the gradients, too.
     """
 
     @staticmethod

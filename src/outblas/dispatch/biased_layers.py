@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from outblas.dispatch.linear import is_captured, run_biased
+from outblas.dispatch.fused_layer import is_captured, run_biased
 
 #: Module of torch's own ``forward``. That of another package has a task of its own, and stays.
 _HOME = "torch.nn.modules.linear"

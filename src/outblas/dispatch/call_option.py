@@ -32,7 +32,8 @@ class CallOption(NamedTuple):
 
     def at_least(self, guarantee: Guarantee) -> CallOption:
         """Return the option with the stronger of its own guarantee and another one."""
-        return CallOption(self.launch, stronger(self.guarantee, guarantee))
+        strong = stronger(self.guarantee, guarantee)
+        return self if strong == self.guarantee else CallOption(self.launch, strong)
 
 
 #: All options, by code; csrc/table.h has the names of the first three.
@@ -53,7 +54,7 @@ def launch_code(pdl: bool | None, weights: bool | None) -> int | None:
     if weights:
         return _WEIGHTS_CODE
     if pdl is None:
-        return None if weights is None else option_without_promise().code
+        return None if weights is None else LAUNCHES.index(_launch_without_promise())
     return _PDL_CODE if pdl else _PLAIN_CODE
 
 
@@ -74,8 +75,8 @@ def call_option(pdl: bool | None = None, weights: bool | None = None, guarantee:
     code = launch_code(pdl, weights)
     if code is None and is_on("OUTBLAS_WEIGHTS"):
         code = _WEIGHTS_CODE
-    option = option_without_promise() if code is None else OPTIONS[code]
-    return option.at_least(guarantee).at_least(process_guarantee())
+    launch = _launch_without_promise() if code is None else LAUNCHES[code]
+    return CallOption(launch, stronger(guarantee, process_guarantee()))
 
 
 def option_without_promise(guarantee: Guarantee = "none") -> CallOption:
@@ -86,5 +87,8 @@ def option_without_promise(guarantee: Guarantee = "none") -> CallOption:
     Args:
         guarantee: of the call; the process's holds in any case.
     """
-    launch: Launch = "pdl" if is_on("OUTBLAS_PDL") or is_on("OUTBLAS_WEIGHTS") else "plain"
-    return CallOption(launch, guarantee).at_least(process_guarantee())
+    return CallOption(_launch_without_promise(), stronger(guarantee, process_guarantee()))
+
+
+def _launch_without_promise() -> Launch:
+    return "pdl" if is_on("OUTBLAS_PDL") or is_on("OUTBLAS_WEIGHTS") else "plain"

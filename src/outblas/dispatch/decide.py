@@ -30,10 +30,6 @@ Choose = Callable[[Problem, Gpu, Launch], LibraryChoice | AnswerChoice | None]
 ChooseOrRow = Callable[[Problem, Gpu, Launch], LibraryChoice | AnswerChoice | LibraryRow | None]
 
 
-#: Shape and strides of B as it is stored.
-_Stored = tuple[tuple[int, ...], tuple[int, ...]]
-
-
 class LeftToTorch(Exception):
     """Raised by a chooser that leaves a product to torch; its text is the reason.
 
@@ -87,6 +83,21 @@ class Operand(NamedTuple):
     dtype: str
     device: str
     offset: int = 0
+
+    @property
+    def t(self) -> Operand:
+        """The transpose of a matrix, which is a view."""
+        return self._replace(shape=self.shape[::-1], strides=self.strides[::-1])
+
+    @property
+    def has_rows(self) -> bool:
+        """True if a matrix is stored by rows without gaps."""
+        return row_major(self.shape, self.strides)
+
+    @property
+    def lies_well(self) -> bool:
+        """True if a matrix has rows without gaps, at an address that is a multiple of 16 bytes."""
+        return self.offset == 0 and self.has_rows
 
 
 @dataclass(frozen=True)
@@ -143,9 +154,9 @@ def decide(
     if gpu is None or gpu.arch < OLDEST_ARCH:
         return Decision(None, None, "the GPU is older than sm_80")
     kept = Decision(None, None, "b is neither contiguous nor the transpose of a contiguous weight")
-    stored: dict[Layout, _Stored] = {"TN": (b.shape[::-1], b.strides[::-1]), "NN": (b.shape, b.strides)}
-    for layout, (shape, strides) in stored.items():  # a B of one row or column is both: the data is the same
-        if not row_major(shape, strides):
+    layouts: dict[Layout, bool] = {"TN": b.t.has_rows, "NN": b.has_rows}
+    for layout, is_stored_so in layouts.items():  # a B of one row or column is both: the data is the same
+        if not is_stored_so:
             continue
         try:
             problem = _problem(a, b, layout)
@@ -186,7 +197,7 @@ def why_not_half_gemm(a: Operand, b: Operand, out: Operand | None) -> str:
 def problem_of_layer(a: Operand, b: Operand) -> Problem | None:
     """Return the problem of aligned rows times a transposed weight, as linear layers have; None if it is none."""
     wrong = why_not_half_gemm(a, b, None) or _why_not_rows(a, None) or _misaligned((a, b), ROW_ALIGN_BYTES)
-    if wrong or not row_major(b.shape[::-1], b.strides[::-1]):
+    if wrong or not b.t.has_rows:
         return None
     try:
         return _problem(a, b, "TN")
@@ -199,9 +210,9 @@ def _problem(a: Operand, b: Operand, layout: Layout) -> Problem:
 
 
 def _why_not_rows(a: Operand, out: Operand | None) -> str:
-    if not row_major(a.shape, a.strides):
+    if not a.has_rows:
         return f"a has strides {tuple(a.strides)}"
-    return "" if out is None or row_major(out.shape, out.strides) else f"out has strides {tuple(out.strides)}"
+    return "" if out is None or out.has_rows else f"out has strides {tuple(out.strides)}"
 
 
 def _in_fixed_order(

@@ -9,17 +9,16 @@ import os
 import threading
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
-from outblas.core.config import KernelConfig
 from outblas.core.errors import DeviceError, OutblasError, RecordError, ToolchainMissing, UsageError
-from outblas.core.problem import Problem
-from outblas.core.roofline import Gpu, architecture
+from outblas.core.roofline import Gpu
+from outblas.core.workload import Workload
 from outblas.dispatch import native_table
 from outblas.dispatch.call_option import option_without_promise
 from outblas.dispatch.decide import Choose, ChooseOrRow
 from outblas.dispatch.device_state import DeviceState
-from outblas.dispatch.process_workload import process_workload, set_process_workload
+from outblas.dispatch.process_workload import own_workload, process_workload, set_process_workload
 from outblas.dispatch.unlisted_shapes import any_shape_chooser, ask_cublaslt, choices_id
 from outblas.records.library import Library
 from outblas.records.user_library import library_for_device
@@ -27,6 +26,7 @@ from outblas.runtime.cublaslt import LtAlgorithms
 from outblas.runtime.device import gpu_of_device
 from outblas.runtime.driver import driver
 from outblas.runtime.kernel_loader import load_kernel
+from outblas.runtime.native import open_table
 
 #: Where our kernels run; the tests' are elsewhere.
 DEVICE_TYPE = "cuda"
@@ -63,18 +63,15 @@ def device_state(index: int) -> DeviceState:
 
 
 def may_serve(index: int) -> bool:
-    """Return False if a CUDA device is open and leaves every product to torch. It opens none."""
+    """Return False if a CUDA device is open and leaves every product to torch. It opens none.
+
+    A chooser of unlisted shapes is enough, unlike for :attr:`outblas.dispatch.device_state.DeviceState.has_library`.
+    """
     device = devices.get(index)
     if device is None:
         return True
     knows_kernels = not device.library.is_empty or device.any_shape is not None
     return device.gpu is not None and not device.absent and knows_kernels
-
-
-def has_library(index: int) -> bool:
-    """Return True if a library exists for the CUDA device, and its kernels can be launched."""
-    device = device_state(index)
-    return device.gpu is not None and not device.library.is_empty and not device.absent
 
 
 def replace_library(library: Library | str | os.PathLike[str] | None, index: int) -> None:
@@ -92,25 +89,19 @@ def replace_library(library: Library | str | os.PathLike[str] | None, index: int
     loaded = library if library is None or isinstance(library, Library) else Library.load(library)
     gpu = gpu_of_device(index)  # after the file: a wrong path is the nearer mistake
     lt = LtAlgorithms()
-    own: Choose | None = None
-    any_shape: ChooseOrRow | None = None
     if loaded is None:
-        packaged = Library.packaged(gpu.name, missing_ok=True)
-        chosen, used = library_for_device(packaged, index)
-        own = any_shape_chooser(gpu.name, packaged, functools.partial(ask_cublaslt, lt, index))
+        chosen, used, own = _default_choices(gpu, index, lt)
     else:
-        chosen = loaded
         named = "a library given" if isinstance(library, Library) else os.fspath(library or "")
-        used = (f"{named} ({chosen.size()})",)
+        chosen, used, own = loaded, (f"{named} ({loaded.size()})",), None
     if not chosen.is_empty and chosen.gpu != gpu.name:
         raise UsageError(f"a library of {chosen.gpu} for {gpu.name}", "a library tuned on this GPU", "tune on it")
     absent = _absent(chosen, own)
     with lock:
-        if loaded is None:
-            any_shape = _chooser(index, own)
-        else:
+        if loaded is not None:
             _choosers.pop(index, None)
-        devices[index] = DeviceState(gpu, chosen, _loader(gpu), lt, any_shape, absent)
+        any_shape = _chooser(index, own) if loaded is None else None
+        devices[index] = DeviceState(gpu, chosen, functools.partial(load_kernel, gpu=gpu), lt, any_shape, absent)
         libraries[index] = used
         _forget_tables()
 
@@ -204,6 +195,7 @@ def _any_shape_id(device: DeviceState) -> str:
 
 
 def _new_device(index: int) -> DeviceState:
+    """Open a CUDA device. The caller holds the lock."""
     try:
         gpu = gpu_of_device(index)
     except DeviceError:  # older than sm_80: torch's
@@ -212,20 +204,36 @@ def _new_device(index: int) -> DeviceState:
         warnings.warn(f"outblas uses torch.matmul: {error}", RuntimeWarning, stacklevel=4)
         return DeviceState(None, Library("", ()), load_kernel)
     lt = LtAlgorithms()
+    library, libraries[index], own = _default_choices(gpu, index, lt, damaged_ok=True)
+    absent, any_shape = _absent(library, own), _chooser(index, own)
+    return DeviceState(gpu, library, functools.partial(load_kernel, gpu=gpu), lt, any_shape, absent)
+
+
+def _default_choices(
+    gpu: Gpu, index: int, lt: LtAlgorithms, damaged_ok: bool = False
+) -> tuple[Library, tuple[str, ...], Choose | None]:
+    """Return the user's library before the packaged one, their sources in words, and the device's own chooser.
+
+    Args:
+        gpu: the GPU.
+        index: CUDA index of the device.
+        lt: its algorithms of cuBLASLt, whose answers the chooser asks.
+        damaged_ok: warn of a damaged packaged library, and go on without it and without a chooser.
+
+    Raises:
+        RecordError: the packaged library is damaged, and ``damaged_ok`` is False.
+    """
+    is_damaged = False
     try:
-        library = Library.packaged(gpu.name, missing_ok=True)
+        packaged = Library.packaged(gpu.name, missing_ok=True)
     except OutblasError as error:
-        warnings.warn(f"outblas uses torch.matmul: {error}", RuntimeWarning, stacklevel=4)
-        library, own = Library(gpu.name, ()), None
-    else:
-        own = any_shape_chooser(gpu.name, library, functools.partial(ask_cublaslt, lt, index))
-    library, libraries[index] = library_for_device(library, index)
-    return DeviceState(gpu, library, _loader(gpu), lt, _chooser(index, own), _absent(library, own))
-
-
-def _loader(gpu: Gpu) -> Callable[[Problem, KernelConfig], tuple[Any, float]]:
-    """Return the function that loads kernels for a GPU's architecture."""
-    return functools.partial(load_kernel, arch=architecture(gpu))
+        if not damaged_ok:
+            raise
+        warnings.warn(f"outblas uses torch.matmul: {error}", RuntimeWarning, stacklevel=5)
+        packaged, is_damaged = Library(gpu.name, ()), True
+    library, used = library_for_device(packaged, index)
+    ask = functools.partial(ask_cublaslt, lt, index)
+    return library, used, None if is_damaged else any_shape_chooser(gpu.name, packaged, ask)
 
 
 def _absent(library: Library, any_shape: Choose | None) -> str:
@@ -240,3 +248,64 @@ def _absent(library: Library, any_shape: Choose | None) -> str:
         warnings.warn(f"outblas uses torch.matmul: {error}", RuntimeWarning, stacklevel=4)
         return f"{error.wrong}; {error.do}"
     return ""
+
+
+class KeptDecisions(NamedTuple):
+    """All by which a device's products are decided and repeated, as one object: a clock changes it between two entries.
+
+    Each object has a native table of its own. So a change empties nothing, and an entry's calls stay as fast as those
+    of a program that never changes anything.
+
+    Attributes:
+        state: the device's library and loaded kernels; None: the device was not used yet.
+        source: where the library comes from, in words.
+        table: the process's native table; None: it is not open.
+        workload: workload of the process; None: as the environment says.
+    """
+
+    state: DeviceState | None
+    source: tuple[str, ...]
+    table: Any
+    workload: Workload | None
+
+
+def current_decisions(index: int) -> KeptDecisions:
+    """Return what a CUDA device decides by now, for :func:`use_decisions`."""
+    source = libraries.get(index, ())
+    return KeptDecisions(devices.get(index), source, native_table.table, own_workload())
+
+
+def new_decisions(index: int, library: Library | None, workload: Workload) -> KeptDecisions:
+    """Return new decisions of a CUDA device, with an empty native table. The device's own stay in use.
+
+    Args:
+        index: CUDA index.
+        library: the library; None: the one that the device uses.
+        workload: workload of the process while these are in use.
+
+    Raises:
+        UsageError: the library is of another GPU.
+        DeviceError: no such GPU, or it is older than sm_80.
+    """
+    before = current_decisions(index)
+    try:
+        if library is not None:
+            replace_library(library, index)
+        state = device_state(index)
+        source = libraries.get(index, ())
+        return KeptDecisions(state, source, open_table()[0], workload)
+    finally:
+        use_decisions(before, index)
+
+
+def use_decisions(kept: KeptDecisions, index: int) -> None:
+    """Let a CUDA device decide by other decisions from now on. No other thread may compute a product meanwhile."""
+    with lock:
+        if kept.state is None:
+            devices.pop(index, None)
+            libraries.pop(index, None)
+        else:
+            devices[index] = kept.state
+            libraries[index] = kept.source
+        set_process_workload(kept.workload)
+        native_table.replace_table(kept.table)

@@ -23,8 +23,8 @@ from outblas.kernels.geometry import workspace_bytes
 from outblas.kernels.legality import why_illegal
 from outblas.records.library import Library
 from outblas.runtime.cublaslt import LtAlgorithms
-from outblas.runtime.graph_workspace import CapturedWorkspace
 from outblas.runtime.recent_entries import keep, touch
+from outblas.runtime.workspace import CapturedWorkspace
 
 if TYPE_CHECKING:
     import torch
@@ -70,6 +70,11 @@ class DeviceState:
         # Held over Python code, amid which a signal's handler of this thread may multiply, too.
         self._lock = threading.RLock()
         self._threads = threading.local()
+
+    @property
+    def has_library(self) -> bool:
+        """True if a library names kernels for the GPU, and they can be launched. A chooser alone does not count."""
+        return self.gpu is not None and not self.library.is_empty and not self.absent
 
     def decide(
         self, a: Operand, b: Operand, out: Operand | None, launch: Launch, guarantee: Guarantee = "none",

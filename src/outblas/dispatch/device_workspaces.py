@@ -12,8 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from outblas.runtime.driver import capture_id
-from outblas.runtime.graph_workspace import CapturedWorkspace, CaptureWorkspaces
-from outblas.runtime.workspace import StreamWorkspaces, scratch
+from outblas.runtime.workspace import CapturedWorkspace, CaptureWorkspaces, StreamWorkspaces, scratch
 
 if TYPE_CHECKING:
     import torch

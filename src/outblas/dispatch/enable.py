@@ -34,7 +34,7 @@ from outblas.dispatch.guarantees.guarantee import (
     set_process_guarantee,
     stronger,
 )
-from outblas.dispatch.guarantees.unpadded_products import switch_padding_off
+from outblas.dispatch.inductor_settings import switch_padding_off
 from outblas.runtime.full_precision import begin_full_precision, end_full_precision
 
 
@@ -277,12 +277,17 @@ def why_not(guarantee: Guarantee = "none") -> str:
         return f"torch {torch.__version__} is not built for CUDA; install one that is"
     if not torch.cuda.is_available():
         return "torch sees no CUDA GPU; run outblas doctor"
-    gpus = range(torch.cuda.device_count())
-    if guarantee != GUARANTEES[0] or any(device_registry.has_library(index) for index in gpus):
+    if guarantee != GUARANTEES[0]:
         return ""
+    gpus = range(torch.cuda.device_count())
+    absent = ""
     for index in gpus:
-        if device_registry.device_state(index).absent:
-            return device_registry.device_state(index).absent
+        device = device_registry.device_state(index)
+        if device.has_library:
+            return ""
+        absent = absent or device.absent
+    if absent:
+        return absent
     names = ", ".join(sorted({torch.cuda.get_device_name(index) for index in gpus}))
     return f"no library serves {names}; tune one (outblas tune) and give it to outblas.use_library"
 

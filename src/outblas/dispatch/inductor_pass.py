@@ -29,10 +29,10 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch._inductor.virtualized import V
 
 from outblas.core.switches import is_off
-from outblas.dispatch import device_registry, inductor_settings, torch_op
+from outblas.dispatch import device_registry, fused, inductor_settings, torch_op
+from outblas.dispatch.fused_layer import FUSED_VARIABLE, ActivationName
 from outblas.dispatch.fusion import (
     biased_product,
-    fused,
     graph_nodes,
     joined_operators,
     joined_products,
@@ -43,10 +43,8 @@ from outblas.dispatch.fusion.joined_products import join_products
 from outblas.dispatch.fusion.stacked_gate import fuse_stacked_gates, gate_for_some_m
 from outblas.dispatch.guarantees.guarantee import process_guarantee
 from outblas.dispatch.inductor_settings import keep_products, setting_of_threads
-from outblas.dispatch.linear import FUSED_VARIABLE
-from outblas.dispatch.linear_operands import ActivationName
 from outblas.dispatch.product import has_kernel, has_kernel_for_some_m
-from outblas.dispatch.tensors import is_half
+from outblas.dispatch.product_operands import is_half
 from outblas.dispatch.torch_op import INVARIANT, mm
 from outblas.kernels.epilogue import STACKED_GATE, Epilogue
 
@@ -85,7 +83,8 @@ def has_kernel_for_graph(a: Any, b: Any) -> bool:
         return False
     if not all(isinstance(number, int) for number in (*a.shape[1:], *a.stride(), *b.shape, *b.stride())):
         return False
-    return has_kernel(a, b) if isinstance(a.shape[0], int) else has_kernel_for_some_m(a, b)
+    device = device_registry.device_state(a.device.index)
+    return (has_kernel if isinstance(a.shape[0], int) else has_kernel_for_some_m)(device, a, b)
 
 
 def is_half_for_graph(a: Any, b: Any) -> bool:
@@ -308,7 +307,7 @@ def remove(made: ProductPass) -> None:
         entry.user_override = entry.user_override.own
 
 
-#: Packages of engines that this package enters by their own configuration alone (:mod:`outblas.adapt.vllm_graphs`).
+#: Packages of engines that this package enters by their own configuration alone (:mod:`outblas.adapt.engine_plugins`).
 _ENGINES = ("vllm",)
 
 

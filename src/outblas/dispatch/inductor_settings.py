@@ -1,4 +1,4 @@
-"""Changes of Inductor beside its passes: settings of a thread, and the table of decompositions.
+"""Changes of Inductor beside its passes: settings of a thread, the padding of products, the table of decompositions.
 
 torch has settings of a thread from 2.13 on. The table takes operators apart while a function is traced, before any pass
 sees the graph. For instance, with ``coordinate_descent_tuning``, which ``mode="max-autotune"`` sets, a product of one
@@ -10,6 +10,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Collection
 from typing import Any
+
+#: Inductor's setting that pads the extents of products.
+_PADDING = "shape_padding"
 
 
 def setting_of_threads(name: str) -> Any:
@@ -26,6 +29,36 @@ def setting_of_threads(name: str) -> Any:
     entry = getattr(config, "_config", {}).get(name)
     own = getattr(entry, "user_override", None)
     return entry if hasattr(own, "get") and hasattr(own, "reset") else None
+
+
+class _Off:
+    """A stand-in for torch's thread-local setting that is off in every thread. A value that a program sets is lost."""
+
+    def get(self) -> bool:
+        return False
+
+    def set(self, value: Any) -> None:
+        pass
+
+    def reset(self, token: Any) -> None:
+        pass
+
+
+def switch_padding_off() -> Callable[[], None]:
+    """Switch the padding of compiled products off, in all threads; return a function that restores it.
+
+    Inductor times a product against one with padded extents, and takes the faster. A padded K may be summed in another
+    order, and what it takes depends on M. So rows of a batch-invariant product would change with the batch.
+    """
+    from torch._inductor import config
+
+    entry = setting_of_threads(_PADDING)
+    if entry is not None:
+        own, entry.user_override = entry.user_override, _Off()
+        return lambda: setattr(entry, "user_override", own)
+    before = getattr(config, _PADDING)
+    setattr(config, _PADDING, False)
+    return lambda: setattr(config, _PADDING, before)
 
 
 def keep_products(operators: Collection[Any], keeps: Callable[[Any, Any, Any], bool]) -> Callable[[], None]:

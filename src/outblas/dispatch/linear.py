@@ -1,40 +1,35 @@
 """``outblas.linear``: ``torch.nn.functional.linear`` on the library's kernels.
 
 Without a bias, the product is decided as :func:`outblas.matmul` decides it. With an activation or a residual, one
-kernel may compute everything (:mod:`outblas.dispatch.fusion.fused`). A bias that is not fused goes to torch: adding it
+kernel may compute everything (:mod:`outblas.dispatch.fused`). A bias that is not fused goes to torch: adding it
 to a finished product would round twice. It would also cost more than the kernels gain. The products of its gradients
 may still run on the library's kernels.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from outblas.core.switches import is_off, is_on
-from outblas.dispatch import device_registry, native_table
-from outblas.dispatch.fold import fold, leading_dims_collapse, unfold
-from outblas.dispatch.fusion import fused
-from outblas.dispatch.guarantees.guarantee import process_guarantee
-from outblas.dispatch.linear_operands import (
+from outblas.dispatch import device_registry, fused, native_table
+from outblas.dispatch.fused_layer import (
     ActivationName,
     apply_activation,
     check_out,
     checked_epilogue,
     epilogue_of,
+    matrices,
     plus_bias,
+    run_biased,
+    run_fused,
 )
+from outblas.dispatch.guarantees.guarantee import process_guarantee
 from outblas.dispatch.matmul import matmul, run_matmul
 from outblas.dispatch.product import may_have_kernel
-from outblas.dispatch.tensors import GRADIENT_WANTED, import_torch, why_left_to_torch
-from outblas.kernels.epilogue import Epilogue
+from outblas.dispatch.product_operands import GRADIENT_WANTED, fold, import_torch, unfold, why_left_to_torch
 from outblas.runtime.full_precision import full_precision_reductions
-from outblas.runtime.fused_launch import Extra
 
 if TYPE_CHECKING:
     import torch
-
-#: Switches the fused bias on or off where no activation or residual asks for it.
-FUSED_VARIABLE = "OUTBLAS_FUSED"
 
 
 def linear(
@@ -54,7 +49,7 @@ def linear(
     or always with ``OUTBLAS_FUSED=1``. Such a kernel rounds once, at the end; torch rounds after each operation, so
     results may differ by these roundings. The kernel is compiled in the background after the first call, or by
     :func:`warm`. Until it is loaded, torch's operations run instead. They also run if a gradient is wanted or if no
-    kernel serves (see :mod:`outblas.dispatch.fusion.fused`).
+    kernel serves (see :mod:`outblas.dispatch.fused`).
 
     Args:
         x: (..., K) or (K). :func:`outblas.matmul` says which products may use a kernel of the library.
@@ -155,7 +150,7 @@ def why_not(
     """Return in one line why such a call cannot run as one kernel even when compiled; empty if it can.
 
     The arguments are those of :func:`warm`, and ``out``. For a bias alone the answer assumes that
-    :func:`kernel_adds_bias` is True.
+    :func:`outblas.dispatch.fused_layer.kernel_adds_bias` is True.
 
     Raises:
         UsageError: as :func:`warm`.
@@ -164,32 +159,8 @@ def why_not(
     """
     import_torch()
     extra, epilogue = epilogue_of(x, w, bias, activation, residual, gated)
-    found = _matrices(x, w, extra, epilogue, out)
+    found = matrices(x, w, extra, epilogue, out)
     return found if isinstance(found, str) else fused.why_not(found.a, found.b, found.extra, epilogue, found.c)
-
-
-def kernel_adds_bias(x: torch.Tensor) -> bool:
-    """Return True if a kernel may add a bias that nothing follows: while a CUDA graph is captured, unless
-    ``OUTBLAS_FUSED=0``, or always with ``OUTBLAS_FUSED=1``.
-
-    In an eager step the decision would cost the host more than the kernel gains. A graph is captured once.
-
-    Args:
-        x: the layer's input.
-    """
-    return not is_off(FUSED_VARIABLE) if is_captured(x) else is_on(FUSED_VARIABLE)
-
-
-def is_captured(x: torch.Tensor) -> bool:
-    """Return True for a tensor of a GPU while a CUDA graph of the current stream is captured."""
-    import torch
-
-    return x.device.type == device_registry.DEVICE_TYPE and bool(torch.cuda.is_current_stream_capturing())
-
-
-def run_biased(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor | None:
-    """Compute a layer whose bias nothing follows by :func:`run_fused`; return None if torch must compute it."""
-    return run_fused(x, w, Extra(bias), fused.BIAS, out) if kernel_adds_bias(x) else None
 
 
 def _followed(
@@ -228,90 +199,6 @@ def _in_steps(
     y = apply_activation(y if bias is None else plus_bias(y, bias), epilogue.activation)
     y = y if residual is None else y + residual
     return y if out is None else out.copy_(y)
-
-
-def run_fused(
-    x: torch.Tensor,
-    w: torch.Tensor,
-    extra: Extra,
-    epilogue: Epilogue,
-    out: torch.Tensor | None,
-    wait: bool = False,
-) -> torch.Tensor | None:
-    """Compute everything in one kernel. Return None if torch must compute it, or all products are batch-invariant.
-
-    Args:
-        x: (..., K) or (K).
-        w: (N, K).
-        extra: bias and residual, as ``epilogue`` names them.
-        epilogue: the operations that follow the product.
-        out: the result is written here; None: a new tensor.
-        wait: wait for the compiler if the kernel is not there yet.
-    """
-    found = _matrices(x, w, extra, epilogue, out)
-    if isinstance(found, str) or process_guarantee() == "batch_invariant":
-        return None
-    result = fused.fused_product(found.a, found.b, found.extra, epilogue, found.c, wait=wait)
-    return None if result is None else unfold(result, found.shape) if out is None else out
-
-
-class _Matrices(NamedTuple):
-    """Operands of a fused kernel, made by views alone.
-
-    Attributes:
-        a: (M, K).
-        b: (K, N).
-        extra: bias (N) and residual (M, N).
-        c: (M, N), the output buffer; None: a new tensor.
-        shape: shape of the result before it is flattened to a matrix.
-    """
-
-    a: torch.Tensor
-    b: torch.Tensor
-    extra: Extra
-    c: torch.Tensor | None
-    shape: tuple[int, ...]
-
-
-def _matrices(
-    x: torch.Tensor, w: torch.Tensor, extra: Extra, epilogue: Epilogue, out: torch.Tensor | None
-) -> _Matrices | str:
-    """Return the operands as matrices, or one line that says why torch must see the call."""
-    import torch
-
-    given = [x, w, *(t for t in extra if t is not None)]
-    if torch.compiler.is_compiling():
-        return "the call is traced"
-    if not all(isinstance(t, torch.Tensor) for t in given) or not x.dim() or w.dim() != 2:
-        return "operands that are not a batch of rows and a matrix"
-    if extra.bias is not None and extra.bias.shape != w.shape[:1]:
-        return f"the bias has shape {tuple(extra.bias.shape)}"
-    for others in ((w, out), extra):
-        reason = why_left_to_torch(x, *others)
-        if reason:
-            return reason
-    folded = fold(x, w.t(), None if epilogue.gated else out)
-    residual = None if extra.residual is None else _rows(extra.residual)
-    if folded is None or (extra.residual is not None and residual is None):
-        return "rows that do not lie below each other"
-    if not epilogue.gated:
-        return _Matrices(folded.a, folded.b, Extra(extra.bias, residual), folded.out, folded.shape)
-    if out is not None and not out.is_contiguous():
-        return f"out has strides {tuple(out.stride())}"
-    if 0 in w.shape:
-        return "an extent is zero"
-    columns = epilogue.columns(w.shape[0])
-    c = None if out is None else out.view(-1, columns)
-    return _Matrices(folded.a, folded.b, extra, c, (*folded.shape[:-1], columns))
-
-
-def _rows(residual: torch.Tensor) -> torch.Tensor | None:
-    """Return a view of (..., N) as a matrix, or None if that would need a copy."""
-    if residual.dim() == 2:
-        return residual
-    if 0 in residual.shape or not leading_dims_collapse(residual.shape, residual.stride()):
-        return None
-    return residual.unsqueeze(0) if residual.dim() == 1 else residual.view(-1, residual.shape[-1])
 
 
 def _product(x: torch.Tensor, w: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor | None:

@@ -20,20 +20,21 @@ from outblas.core.errors import UsageError
 from outblas.core.switches import is_on
 from outblas.dispatch import device_registry, native_table
 from outblas.dispatch.call_option import OPTIONS, CallOption, call_option, launch_code, option_without_promise
-from outblas.dispatch.compile_trace import in_graph
-from outblas.dispatch.fold import Folded, fold, unfold
-from outblas.dispatch.guarantees.aligned_copies import as_copied, is_not_half_gemm
+from outblas.dispatch.decide import why_not_half_gemm
 from outblas.dispatch.guarantees.guarantee import Guarantee, demanded, process_guarantee
-from outblas.dispatch.product import decide_and_run, may_have_kernel, run_product
-from outblas.dispatch.tensors import (
+from outblas.dispatch.product import as_copied, decide_and_run, may_have_kernel, run_product
+from outblas.dispatch.product_operands import (
     GRADIENT_WANTED,
+    ProductOperands,
     check_overlap,
+    fold,
     import_torch,
     is_half,
-    operand,
+    read_operands,
+    unfold,
     why_left_to_torch,
+    why_not_one_product,
 )
-from outblas.records.library import Library
 from outblas.runtime.full_precision import full_precision_reductions
 
 if TYPE_CHECKING:
@@ -59,7 +60,8 @@ def matmul(
     strides, alignment, devices, autocast and transforms. :func:`explain` says which way a product goes.
 
     Vectors and batches have torch.matmul's meaning; those that are one product of two matrices by views alone
-    (:func:`outblas.dispatch.fold.fold`) may use a kernel. The call is enqueued on the device's current torch stream.
+    (:func:`outblas.dispatch.product_operands.fold`) may use a kernel. The call is enqueued on the device's current
+    torch stream.
 
     If a gradient is wanted, the product and its gradients are decided in the same way
     (:mod:`outblas.dispatch.autograd`). Under torch.compile the product becomes the node ``outblas::mm``
@@ -67,7 +69,7 @@ def matmul(
 
     While a CUDA graph is captured no kernel is loaded: run one such call before, else the graph holds torch's kernel. A
     kernel or algorithm that needs a workspace takes it from the graph's memory pool
-    (:mod:`outblas.runtime.graph_workspace`). That needs torch's capture and torch's native allocator; without them the
+    (:mod:`outblas.runtime.workspace`). That needs torch's capture and torch's native allocator; without them the
     graph holds torch's kernel.
 
     Args:
@@ -97,53 +99,29 @@ def matmul(
             one product of half-precision matrices on a CUDA GPU.
         ToolchainMissing: torch is not installed.
     """
+    option = None
     if accurate or batch_invariant:
-        return guaranteed_matmul(a, b, out, pdl, weights, demanded(accurate, batch_invariant))
-    code = (pdl if pdl is None else bool(pdl)) if weights is None else launch_code(pdl, weights)
+        guarantee = demanded(accurate, batch_invariant)
+        if import_torch().compiler.is_compiling():
+            return _guaranteed_in_graph(a, b, out, guarantee)
+        option = call_option(pdl, weights, guarantee)
+        code: int | None = option.code
+    else:
+        code = (pdl if pdl is None else bool(pdl)) if weights is None else launch_code(pdl, weights)
     known = native_table.table_matmul
     if known is not None and not native_table.is_compiling():
         result = known(a, b, out, code)
         if result is not None:
             return result
     result = run_matmul(a, b, out, None if code is None else OPTIONS[code])
-    return _torch_matmul(a, b, out, process_guarantee()) if result is None else result
-
-
-def guaranteed_matmul(
-    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, pdl: bool | None, weights: bool | None,
-    guarantee: Guarantee,
-) -> torch.Tensor:  # fmt: skip
-    """Return ``a @ b`` with a guarantee of its own.
-
-    Args:
-        a: as for :func:`matmul`.
-        b: as for :func:`matmul`.
-        out: as for :func:`matmul`.
-        pdl: as for :func:`matmul`.
-        weights: as for :func:`matmul`.
-        guarantee: ``accurate`` or ``batch_invariant``.
-
-    Raises:
-        UsageError: as for :func:`matmul`.
-        DeviceError: as for :func:`matmul`.
-    """
-    if import_torch().compiler.is_compiling():
-        return _guaranteed_in_graph(a, b, out, guarantee)
-    option = call_option(pdl, weights, guarantee)
-    known = native_table.table_matmul
-    result = None if known is None else known(a, b, out, option.code)
-    result = run_matmul(a, b, out, option) if result is None else result
-    if result is not None:
-        return result
-    with full_precision_reductions():
-        return _torch_matmul(a, b, out, option.guarantee)
+    return _torch_matmul(a, b, out, option) if result is None else result
 
 
 def _guaranteed_in_graph(
     a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, guarantee: Guarantee
 ) -> torch.Tensor:
     """Return the product as an operator of the graph; raise UsageError for one that only torch could trace."""
-    result = in_graph(a, b, guarantee) if out is None else None
+    result = _in_graph(a, b, guarantee) if out is None else None
     if result is not None:
         return result
     if guarantee == "batch_invariant" or (a.device.type == device_registry.DEVICE_TYPE and is_half(a, b)):
@@ -155,44 +133,38 @@ def _guaranteed_in_graph(
     return import_torch().matmul(a, b, out=out)
 
 
-def _torch_matmul(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, guarantee: Guarantee) -> torch.Tensor:
+def _torch_matmul(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, option: CallOption | None
+) -> torch.Tensor:
     """Call torch.matmul; raise UsageError if it would break the guarantee.
 
     Without ``out`` torch's products end in the operators that ``enable(batch_invariant=True)`` replaces.
+
+    Args:
+        a: as for :func:`matmul`.
+        b: as for :func:`matmul`.
+        out: as for :func:`matmul`.
+        option: of a call with a guarantee of its own; None: that of the process holds, which has set torch's switches.
     """
-    refused = _why_refused(a, b, out, guarantee)
+    refused = _why_refused(a, b, out, process_guarantee() if option is None else option.guarantee)
     if refused:
         raise UsageError(
             refused,
             "one product of fp16 or bf16 matrices on a CUDA GPU, of plain tensors",
             "use torch.matmul under outblas.enable(batch_invariant=True), which covers batches and autocast",
         )
-    return import_torch().matmul(a, b, out=out)
+    if option is None:
+        return import_torch().matmul(a, b, out=out)
+    with full_precision_reductions():
+        return import_torch().matmul(a, b, out=out)
 
 
 def _why_refused(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, guarantee: Guarantee) -> str:
     """Return why torch may not compute a product under a guarantee; empty if it may."""
     if guarantee != "batch_invariant" or (process_guarantee() == guarantee and out is None):
         return ""
-    reason = _why_not_invariant(a, b, out)
+    reason = why_not_one_product(a, b, out)
     return reason and f"batch_invariant for {reason}"
-
-
-def _why_not_invariant(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None) -> str:
-    """Return why no kernel keeps a product batch-invariant; empty if torch makes zeros or an error of the operands."""
-    if not all(isinstance(t, import_torch().Tensor) and t.numel() for t in (a, b)):
-        return ""
-    if a.device.type != device_registry.DEVICE_TYPE or not is_half(a, b):
-        return f"{a.dtype} and {b.dtype} on {a.device}"
-    reason = why_left_to_torch(a, b, out)
-    if reason and reason != GRADIENT_WANTED:
-        return reason
-    folded = fold(a, b, out)
-    if folded is None:
-        return f"{tuple(a.shape)} by {tuple(b.shape)}, which is not one product of matrices without a copy"
-    if out is None or (tuple(out.shape) == folded.shape and out.dtype == a.dtype):
-        return ""
-    return f"an output of shape {tuple(out.shape)} and {out.dtype}"
 
 
 def mm(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
@@ -226,7 +198,7 @@ def run_matmul(
         option: of the call; None: the environment's. The process's guarantee holds in any case.
     """
     if import_torch().compiler.is_compiling():
-        return in_graph(a, b, process_guarantee()) if out is None else None
+        return _in_graph(a, b, process_guarantee()) if out is None else None
     if a is None or b is None:
         return None
     reason = why_left_to_torch(a, b, out)
@@ -237,34 +209,63 @@ def run_matmul(
         return None
     option = call_option() if option is None else option.at_least(process_guarantee())
     guarantee = option.guarantee
-    if reason and (out is not None or not (may_have_kernel(a, b) or (guarantee != "none" and is_half(a, b)))):
+    if reason and (out is not None or not is_half(a, b)):
         return None
-    a = _with_rows(a, b, guarantee)
-    folded = fold(a, b, out)
-    if folded is None:
+    if reason and guarantee == "none" and not device_registry.may_serve(a.device.index):
+        return None
+    operands = fold(a, b, out, guarantee == "batch_invariant")
+    if operands is None:
         return None
     if reason:
-        c = _with_gradients(folded, option_without_promise(guarantee))
-    elif folded.a is a and folded.b is b:  # the table, asked before, does not know it
+        if operands.a.shape[1] != operands.b.shape[0]:
+            return None
+        from outblas.dispatch.autograd import ProductFunction
+
+        c = ProductFunction.apply(operands.a, operands.b, True, option_without_promise(guarantee))
+    elif operands.a is a and operands.b is b:  # the table, asked before, does not know it
         return decide_and_run(a, b, out, option)
     else:
-        c = run_product(folded.a, folded.b, folded.out, option)
-    return None if c is None else unfold(c, folded.shape) if out is None else out
+        c = run_product(operands.a, operands.b, operands.out, option)
+    return None if c is None else unfold(c, operands.shape) if out is None else out
 
 
-def _with_rows(a: torch.Tensor, b: torch.Tensor, guarantee: Guarantee) -> torch.Tensor:
-    """Return ``a``, made contiguous for a batch-invariant product with one weight; torch would copy it, too."""
-    return a.contiguous() if guarantee == "batch_invariant" and a.dim() > 2 and b.dim() <= 2 else a
+def _in_graph(a: torch.Tensor, b: torch.Tensor, guarantee: Guarantee) -> torch.Tensor | None:
+    """Return the product of a traced call as an operator that torch.compile keeps.
 
+    A batch (..., M, K) times one matrix (K, N) counts as a single product; a batch times a batch does not. Return None
+    if torch must trace it: outside of compilation, in an export, under autocast, or unless both are half precision on
+    one GPU.
 
-def _with_gradients(folded: Folded, option: CallOption) -> torch.Tensor | None:
-    """Compute the product as an operation that autograd records.
-
-    Return None if it is not a single product of matrices.
+    Args:
+        a: first operand.
+        b: second operand.
+        guarantee: the guarantee that the graph keeps for this product.
     """
-    from outblas.dispatch.autograd import multiply_for_gradient
+    if not _is_kept(a, b):
+        return None
+    from outblas.dispatch.torch_op import MM
 
-    return multiply_for_gradient(folded.a, folded.b, option) if folded.a.shape[1] == folded.b.shape[0] else None
+    operands = fold(a, b)
+    return None if operands is None else unfold(MM[guarantee](operands.a, operands.b), operands.shape)
+
+
+def _is_kept(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Return True if dynamo, tracing the call, should keep the operator.
+
+    An exported program must not need this package.
+    """
+    import torch
+
+    # Not is_exporting(): of that, dynamo before torch 2.13 makes True, whether a program is exported or not.
+    exporting = getattr(torch.compiler, "_is_exporting_flag", False)  # from torch 2.7 on
+    if not torch.compiler.is_dynamo_compiling() or exporting or torch._C._are_functorch_transforms_active():
+        return False
+    if any(type(t) not in (torch.Tensor, torch.nn.Parameter) or t.layout != torch.strided for t in (a, b)):
+        return False
+    place = device_registry.DEVICE_TYPE
+    if a.device.type != place or b.device != a.device or torch.is_autocast_enabled(place):
+        return False
+    return is_half(a, b)
 
 
 def explain(
@@ -305,7 +306,6 @@ def explain(
     left = bool(reason) and (reason != GRADIENT_WANTED or out is not None)
     if not left:
         check_overlap(a, b, out)
-        a = _with_rows(a, b, guarantee)
     refused = _why_refused(a, b, out, guarantee)
     if refused:
         return f"UsageError: {refused}"
@@ -316,30 +316,30 @@ def explain(
     if bias is not None and not invariant and is_on("OUTBLAS_FUSED"):
         return "one kernel by OUTBLAS_FUSED=1, else torch.addmm: outblas.dispatch.linear.why_not says which"
     if bias is not None and not invariant:
-        how = "as ours do in CUDA graphs only, or with OUTBLAS_FUSED=1 (outblas.dispatch.fusion.fused)"
+        how = "as ours do in CUDA graphs only, or with OUTBLAS_FUSED=1 (outblas.dispatch.fused)"
         return f"torch.addmm: it adds the bias before it rounds, {how}"
-    folded = fold(a, b, out)
-    if folded is None:
+    operands = fold(a, b, out, invariant)
+    if operands is None:
         return f"torch.matmul: {tuple(a.shape)} by {tuple(b.shape)} is not one product of matrices without a copy"
-    found = _explain_matrices(folded, option_without_promise(guarantee) if reason else option)
-    ways = [] if folded.a is a and folded.b is b else [f"{tuple(a.shape)} by {tuple(b.shape)} as one product"]
+    found = _explain_matrices(operands, option_without_promise(guarantee) if reason else option)
+    ways = [] if operands.a is a and operands.b is b else [f"{tuple(a.shape)} by {tuple(b.shape)} as one product"]
     ways += ["the bias is added afterwards"] if bias is not None else []
     ways += ["its gradients are decided in the same way"] if reason and may_have_kernel(a, b) else []
     return "; ".join([found, *ways])
 
 
-def _explain_matrices(folded: Folded, option: CallOption) -> str:
-    a, b, out = folded.a, folded.b, folded.out
-    device, guarantee = device_registry.device_state(a.device.index), option.guarantee
+def _explain_matrices(operands: ProductOperands, option: CallOption) -> str:
+    index, guarantee = operands.a.device.index, option.guarantee
+    device = device_registry.device_state(index)
     instead = {"none": "torch.matmul", "accurate": "torch.matmul with fp32 sums"}
-    operands = operand(a), operand(b), None if out is None else operand(out)
+    read = read_operands(operands.a, operands.b, operands.out)
     if guarantee == "batch_invariant":
-        operands = as_copied(*operands)
-        instead[guarantee] = "torch.matmul" if is_not_half_gemm(a, b, out) else "DeviceError"
-    found = device.decide(*operands, *option)
+        instead[guarantee] = "torch.matmul" if why_not_half_gemm(*read) else "DeviceError"
+        read = as_copied(*read)
+    found = device.decide(*read, *option)
     if found.problem is None:
         return f"{instead[guarantee]}: {found.reason}"
-    failed = device.why_not(found, a.device.index)
+    failed = device.why_not(found, index)
     if failed:
         return f"{instead[guarantee]}: {failed}"
     used = f"cuBLASLt {found.algorithm}" if found.config is None else config_name(found.config)

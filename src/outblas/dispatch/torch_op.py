@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
+from outblas.dispatch import invariant_operators
 from outblas.dispatch.autograd import compute_mm, gradients, save_operands
 from outblas.dispatch.call_option import option_without_promise
-from outblas.dispatch.guarantees import invariant_operators
 from outblas.dispatch.guarantees.guarantee import GUARANTEES, Guarantee
 
 # Inductor must not hand over other strides than were traced: our kernels are chosen by them.

@@ -46,14 +46,10 @@ _LOG = logging.getLogger(__name__)
 Ask = Callable[[Problem], Sequence[str]]
 
 
-def any_shape_chooser(gpu_name: str, library: Library, ask: Ask | None = None) -> Choose | None:
-    """Return the chooser for a GPU, which reads its data at its first call.
+def any_shape_chooser(gpu_name: str, library: Library, ask: Ask | None = None) -> AnyShapeChooser | None:
+    """Return the chooser for a GPU.
 
-    It chooses a kernel by :mod:`outblas.predict.any_shape`, or an algorithm by :mod:`outblas.predict.answer_choice` if
-    its lower bound is higher.
-
-    Return None if the package has no data for this GPU, or if ``OUTBLAS_ANY_SHAPE`` is 0, false, no or off. If the data
-    cannot be read or numpy cannot be imported, the chooser warns once and returns None from then on.
+    Return None if the package has no data for this GPU, or if ``OUTBLAS_ANY_SHAPE`` is 0, false, no or off.
 
     Args:
         gpu_name: name in this package (:attr:`outblas.core.roofline.Gpu.name`), e.g. ``"h200"``; not torch's device
@@ -64,33 +60,54 @@ def any_shape_chooser(gpu_name: str, library: Library, ask: Ask | None = None) -
     """
     if is_off(ANY_SHAPE_VARIABLE) or any(_fitted(gpu_name, folder) is None for folder in _FITTED):
         return None
-    broken = False
+    return AnyShapeChooser(gpu_name, library, ask)
 
-    @functools.lru_cache(MAX_CACHED_CHOICES)
-    def choose(problem: Problem, gpu: Gpu, launch: Launch) -> LibraryChoice | AnswerChoice | None:
-        nonlocal broken
-        if broken:
+
+class AnyShapeChooser:
+    """Chooses for a problem of no library, by data that it reads at its first call. It is a :data:`Choose`.
+
+    It chooses a kernel by :mod:`outblas.predict.any_shape`, or an algorithm by :mod:`outblas.predict.answer_choice` if
+    its lower bound is higher. If the data cannot be read or numpy cannot be imported, it warns once and returns None
+    from then on.
+
+    Args:
+        gpu_name: as for :func:`any_shape_chooser`.
+        library: as for :func:`any_shape_chooser`.
+        ask: as for :func:`any_shape_chooser`.
+
+    Attributes:
+        by_class: chooses for whole classes of M by this chooser.
+    """
+
+    def __init__(self, gpu_name: str, library: Library, ask: Ask | None) -> None:
+        self._gpu_name, self._library, self._ask = gpu_name, library, ask
+        self._is_broken = False
+        self._cached = functools.lru_cache(MAX_CACHED_CHOICES)(self._choose)
+        self.by_class = ClassChooser(self)
+
+    def __call__(self, problem: Problem, gpu: Gpu, launch: Launch) -> LibraryChoice | AnswerChoice | None:
+        return self._cached(problem, gpu, launch)
+
+    def _choose(self, problem: Problem, gpu: Gpu, launch: Launch) -> LibraryChoice | AnswerChoice | None:
+        if self._is_broken:
             return None
         try:
             from outblas.predict.answer_choice import AnswerModel  # with numpy
             from outblas.predict.any_shape import AnyShapeModel, is_narrow
 
-            kernels, algorithms = AnyShapeModel.load(gpu_name), AnswerModel.load(gpu_name)
+            kernels, algorithms = AnyShapeModel.load(self._gpu_name), AnswerModel.load(self._gpu_name)
         except (OutblasError, ImportError, OSError) as error:
-            broken = True
-            warnings.warn(f"outblas leaves shapes of no library to torch: {error}", RuntimeWarning, stacklevel=2)
+            self._is_broken = True
+            warnings.warn(f"outblas leaves shapes of no library to torch: {error}", RuntimeWarning, stacklevel=3)
             return None
         gpu = _fitted_gpu(gpu)
-        answers = () if ask is None or is_narrow(problem) else ask(problem)
-        offered = offered_kernels(gpu_name, library, problem.layout, problem.dtype, launch)
+        answers = () if self._ask is None or is_narrow(problem) else self._ask(problem)
+        offered = offered_kernels(self._gpu_name, self._library, problem.layout, problem.dtype, launch)
         kernel = kernels.choose(problem, gpu, offered, answers[0] if answers else "")
         algorithm = algorithms.choose(problem, gpu, answers)
         if kernel is None or algorithm is None:
             return kernel or algorithm
         return kernel if kernel.low >= algorithm.low else algorithm
-
-    choose.by_class = ClassChooser(choose)  # type: ignore[attr-defined]
-    return choose
 
 
 def class_of_rows(m: int) -> int:

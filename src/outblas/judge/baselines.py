@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outblas.core.errors import DeviceError, RecordError
+from outblas.core.config import KernelConfig, KernelKind, config_name, kernel_kind
+from outblas.core.errors import DeviceError, OutblasError, RecordError, UsageError
+from outblas.core.journal import Journal
 from outblas.core.problem import Problem
 from outblas.core.rivals import (
     AUTO_REQUEST,
@@ -24,16 +27,15 @@ from outblas.core.rivals import (
     BaselineCall,
     CallFromC,
 )
-from outblas.judge.nvmmh_baseline import NvMatmulHeuristics
+from outblas.core.roofline import architecture
+from outblas.judge.matmul_heuristics import nvmmh_configs
 from outblas.judge.programmatic_edges import make_edges_programmatic
 from outblas.judge.torch_baselines import TorchFull, TorchMm, TorchOnCurrentStream
 from outblas.runtime.device import gpu_of_device
 
 if TYPE_CHECKING:
-    from outblas.judge.algorithm_cache import AlgorithmCache
     from outblas.judge.gpu_clock import GpuClock
-    from outblas.runtime.cublas import BlasShape, Cublas, CublasLt, LtPlan
-    from outblas.runtime.cublas_loading import Algo, HeuristicResult
+    from outblas.runtime.cublas import Algo, BlasShape, Cublas, CublasLt, HeuristicResult, LtPlan
 
 
 def make_baselines(
@@ -44,7 +46,6 @@ def make_baselines(
     So a missing library or GPU is no error here; ``bind`` raises it.
 
     Args:
-        gpu_index: CUDA ordinal.
         names: some of torch, cublas, lt_heuristic, lt_auto, nvmmh (by default these five), torch_full, lt_edges and
             clock. Another name raises KeyError.
         current_stream: True makes "torch" a :class:`TorchOnCurrentStream`, False a :class:`TorchMm`.
@@ -228,7 +229,7 @@ class LtAuto:
 
         ``algo`` has 64 bytes; fewer raise ValueError. :meth:`choice` returns ``detail`` unchanged.
         """
-        from outblas.runtime.cublas_loading import Algo
+        from outblas.runtime.cublas import Algo
 
         self._chosen[problem] = (Algo.from_buffer_copy(algo), detail)
 
@@ -269,9 +270,6 @@ class LtEdges:
 
     cuBLASLt has no public option for it, and its kernels do not wait for their predecessor's writes. So its results may
     be wrong, and nothing may run it but a bench.
-
-    Args:
-        auto: the baseline whose algorithm it runs.
     """
 
     name = LT_EDGES
@@ -291,11 +289,7 @@ class LtEdges:
         return self._auto.bind(problem, a, b, c)
 
     def change_graph(self, graph: Any) -> None:
-        """Make the edges between kernels of a captured graph programmatic, in place; return None.
-
-        Args:
-            graph: the CUgraph, before it is instantiated.
-        """
+        """Make the edges between kernels of a captured graph programmatic, in place; return None."""
         make_edges_programmatic(graph)
 
     def detail(self, problem: Problem) -> str:
@@ -313,21 +307,13 @@ class _LtAlgo:
 
 
 class LtAnswers:
-    """All answers of cuBLASLt's heuristic, to be timed beside each other.
-
-    Args:
-        gpu_index: CUDA ordinal.
-    """
+    """All answers of cuBLASLt's heuristic, to be timed beside each other."""
 
     def __init__(self, gpu_index: int = 0) -> None:
         self._lt = _Lt(gpu_index)
 
     def times(self, clock: GpuClock) -> dict[str, float]:
-        """Return description -> microseconds of each answer that runs, in the heuristic's order.
-
-        Args:
-            clock: the clock of a problem, whose operands are used.
-        """
+        """Return description -> microseconds of each answer that runs, in the heuristic's order."""
         from outblas.runtime.cublas import describe
 
         problem = clock.problem
@@ -352,3 +338,133 @@ def _addresses(a: Any, b: Any, c: Any) -> tuple[int, int, int]:
 def _alignment(*tensors: Any) -> int:
     """Largest power of two up to 256 that divides every address, bytes."""
     return math.gcd(256, *(t.data_ptr() for t in tensors))
+
+
+class NvMatmulHeuristics:
+    """Baseline "nvmmh": nvMatmulHeuristics' first choice, built with our own family.
+
+    :mod:`outblas.judge.matmul_heuristics` makes the choice. ``detail(problem)`` is the name of the config; an empty
+    string if no config is legal. ``bind`` loads into the current CUDA context, whatever ``gpu_index`` is.
+    """
+
+    name = "nvmmh"
+
+    def __init__(self, gpu_index: int = 0) -> None:
+        self._gpu = gpu_index
+        self._loaded: dict[KernelKind, Any] = {}
+        self._configs: dict[Problem, KernelConfig | None] = {}
+
+    def set_configs(self, configs: dict[Problem, KernelConfig | None]) -> None:
+        """Take choices made beforehand in one batch, by :func:`outblas.judge.matmul_heuristics.nvmmh_configs`.
+
+        Args:
+            configs: problem -> config, or None if the problem has no legal config. They replace earlier ones.
+        """
+        self._configs.update(configs)
+
+    def bind(self, problem: Problem, a: Any, b: Any, c: Any) -> BaselineCall:
+        """Return a call, ``call(stream)``, of the kernel that nvMatmulHeuristics proposes, on these operands.
+
+        The kernel is compiled on first use. A, B and C are as for :meth:`outblas.core.rivals.Bindable.bind`.
+
+        Raises:
+            DeviceError: no proposal can be built by the GEMM family for this problem.
+            CompileError: the kernel does not compile.
+            ToolchainMissing: a compiler or the package is not installed.
+        """
+        from outblas.kernels.source import make_source
+        from outblas.runtime.launch import load
+        from outblas.runtime.nvrtc import compile_source
+
+        config = self._config(problem)
+        if config is None:
+            raise DeviceError(
+                f"nvMatmulHeuristics' choice for {problem.key} has no legal form in our family",
+                "a tile that it can build",
+                "leave this baseline out",
+            )
+        key = kernel_kind(problem, config)
+        if key not in self._loaded:
+            self._loaded[key] = load(
+                compile_source(make_source(problem, config), architecture(gpu_of_device(self._gpu))), config
+            )
+        return self._loaded[key].bind(problem, a, b, c)
+
+    def detail(self, problem: Problem) -> str:
+        config = self._config(problem)
+        return "" if config is None else config_name(config)
+
+    def _config(self, problem: Problem) -> KernelConfig | None:
+        if problem not in self._configs:
+            self._configs.update(nvmmh_configs([problem], gpu_of_device(self._gpu)))
+        return self._configs[problem]
+
+
+#: Size of a cublasLtMatmulAlgo_t (outblas.runtime.cublas.Algo).
+ALGORITHM_BYTES = 64
+
+
+class AlgorithmCache:
+    """A file of chosen cuBLASLt algorithms. Iterate over it for (problem, algorithm, description), in order of adding.
+
+    An algorithm is an opaque value of one cuBLASLt version on one kind of GPU. So a file that is damaged, or about
+    another version or GPU, is begun anew: its choices are deleted without an error. It is not locked: a replacement
+    need not wait until a hung worker ends.
+
+    Args:
+        about: the version and GPU for which the choices hold, as JSON values. Another ``about`` empties the file.
+
+    Raises:
+        RecordError: the file cannot be read or written.
+    """
+
+    def __init__(self, path: Path, about: Mapping[str, Any]) -> None:
+        try:
+            self._journal = Journal(path, about, sole=False)
+        except (UsageError, RecordError):
+            self._journal = Journal(path, about, resume=False, sole=False)
+        try:
+            list(self)
+        except (OutblasError, AttributeError, KeyError, TypeError, ValueError):
+            self._journal.close()
+            self._journal = Journal(path, about, resume=False, sole=False)
+
+    def __iter__(self) -> Iterator[tuple[Problem, bytes, str]]:
+        """(problem, algorithm, its description), as :meth:`LtAuto.set_algorithm` takes them."""
+        for entry in self._journal.entries:
+            problem, algorithm, detail = (entry[name] for name in ("problem", "algorithm", "detail"))
+            if len(algorithm) != 2 * ALGORITHM_BYTES or not isinstance(detail, str):
+                raise ValueError(f"no algorithm of {ALGORITHM_BYTES} bytes and its description")
+            yield Problem.from_key(problem), bytes.fromhex(algorithm), detail
+
+    def add(self, problem: Problem, algorithm: bytes, detail: str) -> None:
+        """Append one choice to the file. A second choice for a problem is appended, too; both are iterated over.
+
+        Args:
+            algorithm: the 64 bytes of the cublasLtMatmulAlgo_t.
+
+        Raises:
+            UsageError: the algorithm has another length. Nothing is written.
+            RecordError: the disk refuses.
+        """
+        if len(algorithm) != ALGORITHM_BYTES:  # one such line would empty the file when it is next opened
+            raise UsageError(
+                f"an algorithm of {len(algorithm)} bytes", f"{ALGORITHM_BYTES} bytes", "pass a cublasLtMatmulAlgo_t"
+            )
+        self._journal.append({"problem": problem.key, "algorithm": algorithm.hex(), "detail": detail})
+
+    @classmethod
+    def of_gpu(cls, path: Path, gpu_index: int) -> AlgorithmCache:
+        """Open the file for the loaded cuBLASLt and one GPU with its driver.
+
+        Choices of another cuBLASLt version, GPU name or driver version are deleted.
+
+        Raises:
+            ToolchainMissing: cuBLASLt is not installed.
+            RecordError: the file cannot be read or written.
+        """
+        from outblas.records.provenance import gpu_and_driver
+        from outblas.runtime.cublas import version
+
+        gpu, driver = gpu_and_driver(gpu_index)
+        return cls(path, {"cublaslt": version(), "gpu": gpu, "driver": driver})

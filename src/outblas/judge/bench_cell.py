@@ -36,9 +36,6 @@ class Options:
     """Settings of a worker's evaluations.
 
     Attributes:
-        gpu_index: CUDA ordinal.
-        gpu: properties of that GPU, for floors, repeats and legality.
-        rounds: timed rounds, at least.
         seed: seed of the data and of the order within a round.
         level: ``full`` proves every config once on its proof shapes, too; ``cell`` proves on the timed operands only.
         baselines: names of the baselines that are timed in the same rounds as the candidates; by default all five.
@@ -52,7 +49,7 @@ class Options:
         benchmark_seconds: seconds of timed rounds of every chunk, at least.
         long_rounds: rounds of a problem whose single call fills a graph (``roofline.repeats`` is 1), and so has little
             noise; None: ``rounds``.
-        algorithms: file of ``lt_auto``'s choices for later processes (outblas.judge.algorithm_cache). None: each
+        algorithms: file of ``lt_auto``'s choices for later processes (outblas.judge.baselines). None: each
             process chooses for itself, as published figures require.
         drop_beyond: factor. A candidate slower than this times the fastest baseline, or the fastest candidate with its
             launch option, gets no further round. In mode ``block``, an entry slower than this times the fastest gets no
@@ -107,9 +104,6 @@ class Baselines:
 
         The message has the problem's key and the reasons in ``left_out``:
         ``no baseline of KEY could be timed (torch: REASON; cublas: REASON); expected at least one; ...``.
-
-        Args:
-            problem: the problem. Whether ``timings`` is empty is not checked.
         """
         why = "; ".join(f"{name}: {reason}" for name, reason in self.left_out.items())
         return DeviceError(
@@ -131,8 +125,6 @@ class BenchCell:
         prover: makes :attr:`prover` of operands and stream; None: that of products.
 
     Attributes:
-        bench: the clock, with the operands.
-        prover: proves candidates on these operands.
         graphs: name -> captured graph, for the baselines that can be timed.
 
     Raises:
@@ -184,11 +176,7 @@ class BenchCell:
         return self.report(self.measure(self.graphs, options))
 
     def usual_rounds(self, options: Options) -> int:
-        """Return the rounds of a candidate that is not near the fastest: ``rounds``, or ``long_rounds`` of long calls.
-
-        Args:
-            options: settings.
-        """
+        """Return the rounds of a candidate not near the fastest: ``rounds``, or ``long_rounds`` of long calls."""
         if options.long_rounds is not None and self.bench.repeats == 1:
             return options.long_rounds
         return options.rounds
@@ -200,7 +188,6 @@ class BenchCell:
 
         Args:
             options: ``drop_beyond``, ``rounds_before_drop``, ``near_rounds``, ``near_factor``, and the rounds.
-            kinds: name -> launch option of each candidate.
         """
         from outblas.judge.rounds import Prune, behind_the_best_of_their_kind, slower_than_their_kind
 
@@ -216,7 +203,6 @@ class BenchCell:
         """Time captured entries in the same interleaved rounds.
 
         Args:
-            graphs: name -> captured entry; ``self.graphs`` are the baselines' own.
             options: ``mode`` (``offline_cold`` evicts L2 before every call), ``rounds``, ``long_rounds``,
                 ``near_rounds``, ``seed``, ``warmup_seconds`` and ``benchmark_seconds``. ``drop_beyond`` and
                 ``near_factor`` are not used here: ``prune`` applies them.

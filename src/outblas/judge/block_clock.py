@@ -11,17 +11,20 @@ and cycles come from stamps of the SMs' own clocks.
 
 from __future__ import annotations
 
+import ctypes
 import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from outblas.core.errors import DeviceError
 from outblas.core.evaluation import Timing
 from outblas.core.rivals import RIVALS
 from outblas.judge.gpu_clock import QUICK_ROUNDS, GpuClock, GraphEntry
 from outblas.judge.rounds import slower_than_the_fastest, timing_of_samples
-from outblas.judge.sm_clock import SmClock
+from outblas.kernels.source import Source
 from outblas.runtime.driver import check, driver
+from outblas.runtime.nvrtc import compile_source
 
 #: Seconds that an entry runs alone before it is timed. On an H200 the frequency settles in 0.1 s.
 SETTLE_SECONDS = 0.25
@@ -36,7 +39,6 @@ class BlockClock:
     """The stamps of one problem's entries; :meth:`measure` times these in blocks.
 
     Args:
-        clock: clock that captured the entries.
         arch: architecture of the GPU, e.g. ``"sm_90a"``.
     """
 
@@ -48,7 +50,6 @@ class BlockClock:
         """Time captured entries alone, in the given order and in reverse. Each visit lasts about half a second.
 
         Args:
-            graphs: name -> captured entry.
             drop_beyond: factor. An entry that took longer than this times the fastest at its first visit gets no second
                 one. By default infinity: none is dropped.
 
@@ -109,10 +110,76 @@ def entries_to_time(clock: GpuClock, graphs: Mapping[str, GraphEntry], untimed: 
 
     Args:
         clock: clock that captured the entries; it times the rivals in a few rounds.
-        graphs: all entries by name.
         untimed: names of baselines that are no rivals, e.g. ``["nvmmh"]``; they are left out.
     """
     rivals = {name: graph for name, graph in graphs.items() if name in RIVALS}
     quick = clock.measure(rivals, QUICK_ROUNDS)
     timed = {"torch", *sorted(quick, key=lambda name: quick[name].median_us)[:RIVALS_TIMED]}
     return [name for name in graphs if name in timed or (name not in rivals and name not in untimed)]
+
+
+_TEXT = """
+extern "C" __global__ void sm_stamp(unsigned long long* out) {
+  unsigned sm;
+  unsigned long long ns;
+  asm volatile("mov.u32 %0, %%smid;" : "=r"(sm));
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(ns));
+  out[2 * sm] = clock64();
+  out[2 * sm + 1] = ns;
+}
+"""
+
+
+class SmClock:
+    """Stamps of every SM's clock: each holds the cycles and the nanoseconds at which the GPU reached it.
+
+    Example: ``s.stamp(0, stream)``, work, ``s.stamp(1, stream)``, synchronise, then ``s.between(0, 1)`` returns e.g.
+    ``(180000.0, 100000.0)``: 100 us at 1800 MHz.
+
+    Raises:
+        CompileError: the kernel does not compile.
+        DeviceError: no such GPU.
+    """
+
+    def __init__(self, gpu_index: int, slots: int, arch: str = "sm_90a") -> None:
+        import torch
+
+        cubin = compile_source(Source(_TEXT, "sm_stamp", (), (), "fp32", "sm_stamp"), arch)
+        self._module = check("cuModuleLoadData", driver().cuModuleLoadData(cubin.image))
+        self._function = check("cuModuleGetFunction", driver().cuModuleGetFunction(self._module, b"sm_stamp"))
+        self._sms = torch.cuda.get_device_properties(gpu_index).multi_processor_count
+        self._stamps = torch.zeros((slots, self._sms, 2), dtype=torch.int64, device=f"cuda:{gpu_index}")
+        self._addresses = [ctypes.c_void_p(slot.data_ptr()) for slot in self._stamps]
+        self._parameters = [(ctypes.c_void_p * 1)(ctypes.addressof(address)) for address in self._addresses]
+
+    def stamp(self, slot: int, stream: int) -> None:
+        """Enqueue a stamp on a raw stream; it overwrites the slot's last one. Return None.
+
+        Args:
+            slot: 0 to ``slots`` - 1.
+        """
+        parameters = ctypes.addressof(self._parameters[slot])
+        grid, block = (self._sms, 1, 1), (1, 1, 1)
+        launched = driver().cuLaunchKernel(self._function, *grid, *block, 0, stream, parameters, 0)
+        check("cuLaunchKernel", launched)
+
+    def clear(self) -> None:
+        """Forget all stamps."""
+        self._stamps.zero_()
+
+    def between(self, first: int, second: int) -> tuple[float, float]:
+        """Return (cycles, nanoseconds) from one stamp to the next: the median over the SMs that made both.
+
+        Call it after the stream has been synchronised.
+
+        Raises:
+            DeviceError: no SM made both stamps.
+        """
+        both = [
+            (late[0] - early[0], late[1] - early[1])
+            for early, late in zip(*self._stamps[[first, second]].tolist(), strict=True)
+            if early[0] and late[0]
+        ]
+        if not both:
+            raise DeviceError("no SM made both stamps", "one at least", "stamp both slots, then synchronise")
+        return statistics.median(one[0] for one in both), statistics.median(one[1] for one in both)

@@ -18,10 +18,6 @@ class FallbackEntry:
     """torch.matmul, or the algorithm of cuBLASLt that a library names for a problem, as an entry for the clock.
 
     :meth:`name_algorithm` comes first; without it torch.matmul runs. :meth:`bind` then gives the call.
-
-    Args:
-        gpu_index: CUDA ordinal.
-        name: its name in a report, :data:`FALLBACK` or :data:`SECOND_ALGORITHM`.
     """
 
     def __init__(self, gpu_index: int = 0, name: str = FALLBACK) -> None:

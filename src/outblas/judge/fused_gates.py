@@ -98,7 +98,6 @@ def fused_error_bound(problem: Problem, a: Any, b: Any, z: Any, y: Any, epilogue
         a: (M, K).
         b: B as stored.
         z: first result of :func:`fused_reference`, (M, N).
-        y: its second result.
     """
     size = magnitudes(problem, a, b)[0].double()
     sums = ERROR_C * math.sqrt(problem.k) * 2.0**-24 * size + 2.0**-23 * z.abs()
@@ -132,7 +131,6 @@ def worst_fused_error(problem: Problem, a: Any, b: Any, extra: Extra, epilogue: 
     Args:
         a: (M, K).
         b: B as stored.
-        extra: bias and residual.
         c: what the kernel wrote: (M, N), or (M, N / 2) if gated.
     """
     z, y = fused_reference(problem, a, b, extra, epilogue)
@@ -144,13 +142,11 @@ class FusedProof:
 
     Args:
         entry: the fused kernel; the constructor binds it.
-        problem: the product.
         device: ``cuda:N`` or ``cpu``.
 
     Attributes:
         data: one guarded operand set, with random A and B.
         extra: bias and residual with random values; None for what the epilogue lacks.
-        call: the bound call.
     """
 
     def __init__(self, entry: FusedKernel, problem: Problem, device: str) -> None:
@@ -225,8 +221,6 @@ def prove_fused(entry: FusedKernel, problem: Problem, device: str = "cuda:0") ->
     """Prove a fused kernel on one problem with fp32 accumulation.
 
     Args:
-        entry: the kernel; on ``cpu``, a stand-in for one.
-        problem: the product.
         device: ``cuda:N`` or ``cpu``.
 
     Returns:

@@ -48,11 +48,9 @@ def prove(
     """Prove a way to compute a GEMM on one problem. A wrong candidate gives a verdict, not an error.
 
     Args:
-        entry: the kernel or baseline.
         static_reason: why gate 1 rejects it. None: it does not.
         level: ``full``: every gate. ``cell``: gates memory and bound on N(0, 1) data, as a recording repeats in every
             cell. It needs a GPU.
-        gpu_index: CUDA ordinal.
         device: a torch device instead of ``cuda:gpu_index``; on ``cpu`` gate ``rules`` is left out. Level ``cell``
             ignores it and ``trials``.
         trials: inputs and references of the problem, kept from proof to proof (:mod:`outblas.judge.trials`). None: made
@@ -81,9 +79,7 @@ def prove_on_all(
     """Prove one kernel on several problems by every gate; the first failure ends the proof and names its problem.
 
     Args:
-        entry: the kernel.
         problems: at least one.
-        gpu_index: CUDA ordinal.
         trial_cache: inputs and references, kept from kernel to kernel. It is emptied if the kernel fails a gate.
         device: a torch device instead of ``cuda:gpu_index``; on ``cpu`` gate ``rules`` is left out.
 
@@ -135,7 +131,6 @@ def check_cell(data: Operands, reference: Reference, before: Any, run: Callable[
     """Run a product on operand set 0 and judge it by gates memory and bound. C is filled with NaN before.
 
     Args:
-        data: the operands.
         reference: reference of set 0.
         before: ``data.input_sum(0)`` of whole inputs and canaries, made once.
         run: enqueues the product on torch's current stream; called once, without arguments.

@@ -18,11 +18,12 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from outblas.core.errors import DeviceError, ToolchainMissing
+from outblas.core.errors import DeviceError, OutblasError, ToolchainMissing
 from outblas.core.evaluation import Timing
 from outblas.core.install_hint import install_hint
 from outblas.core.problem import Problem
@@ -31,6 +32,7 @@ from outblas.core.roofline import Gpu, floor_us, operand_sets, repeats
 from outblas.judge.operands import GUARD_BYTES, Operands
 from outblas.judge.rounds import Prune, slower_than_the_fastest, time_in_rounds, timing_of_samples
 from outblas.judge.stream_clock import StreamClock, instantiate
+from outblas.runtime.device import gpu_of_device
 from outblas.runtime.driver import check, driver
 
 MIN_ROUNDS, QUICK_ROUNDS = 7, 3
@@ -67,7 +69,6 @@ class GpuClock(StreamClock):
     ``data``, the operands; ``torch_stream``; ``stream``, its raw CUstream; ``cold``, as the argument.
 
     Args:
-        gpu_index: CUDA ordinal.
         seed: seed of the N(0, 1) data.
         guard_bytes: width of the canaries around every operand.
         gpu: GPU whose floor sets ``repeats`` and ``sets``.
@@ -196,10 +197,6 @@ class GpuClock(StreamClock):
 
         Near are those within 1.25 x the fastest. They get 7 rounds with L2 evicted before every call. Only they are in
         the result of a cold clock, unless none of them can be bound again.
-
-        Args:
-            entries: entries by name.
-            skip: an entry that raises it is left out.
         """
         warm = self.quick(entries, skip=skip)
         if not self.cold or len(warm) < 2:
@@ -218,8 +215,6 @@ class GpuClock(StreamClock):
 
         Args:
             entries: entries by name; :func:`choose_algorithm` is called for each.
-            rounds: timed rounds.
-            seed: seed of the order within a round.
 
         Returns:
             What :meth:`measure` returns.
@@ -260,9 +255,7 @@ class GpuClock(StreamClock):
         """Time captured entries in interleaved rounds.
 
         Args:
-            graphs: entries by name; none gives an empty result.
             rounds: timed rounds, at least; more until ``benchmark_seconds`` have passed, but none beyond 2000.
-            seed: seed of the order within a round.
             warmup_seconds: seconds of untimed rounds before; at least one round.
             benchmark_seconds: seconds of timed rounds, at least.
             prune: drops entries after some rounds; None: all stay.
@@ -340,3 +333,60 @@ def _cuda_torch(gpu_index: int) -> Any:
             f"GPU {gpu_index} is not there", f"an index below {count}" if count else "a CUDA GPU", "run on a recording"
         )
     return torch
+
+
+@dataclass(frozen=True)
+class TimingEffort:
+    """The amount of timing.
+
+    Attributes:
+        rounds: timed rounds, at least; by default 7. More until ``benchmark_seconds`` have passed, none beyond 2000.
+        warmup_seconds: seconds of untimed rounds before; at least one round.
+        benchmark_seconds: seconds of timed rounds, at least.
+    """
+
+    rounds: int = MIN_ROUNDS
+    warmup_seconds: float = 0.0
+    benchmark_seconds: float = 0.0
+
+
+def time_offline(
+    entries: Mapping[str, Bindable], problem: Problem, gpu_index: int = 0, effort: TimingEffort | None = None,
+    seed: int = 0, cold: bool = False, left_out: dict[str, str] | None = None,
+) -> dict[str, Timing]:  # fmt: skip
+    """Time every entry in the same interleaved rounds.
+
+    Args:
+        effort: amount of timing; None: ``TimingEffort()``.
+        cold: evict L2 before every call.
+        left_out: this dict receives name -> reason for entries that raise an OutblasError. None: raise it instead.
+
+    Returns:
+        Name -> Timing of mode ``offline`` or ``offline_cold``, for the entries that are not left out.
+
+    Raises:
+        DeviceError: no GPU, or a call failed. An entry's own errors are raised if ``left_out`` is None.
+    """
+    effort = effort or TimingEffort()
+    limits = effort.rounds, seed, effort.warmup_seconds, effort.benchmark_seconds
+    with GpuClock(problem, gpu_index, seed, gpu=gpu_of_device(gpu_index), cold=cold) as bench:
+        graphs: dict[str, GraphEntry] = {}
+        calls: dict[str, list[BaselineCall]] = {}
+        try:
+            for name, entry in entries.items():
+                try:
+                    choose_algorithm(entry, bench)
+                    if cold:
+                        calls[name] = bench.bind(entry)
+                    else:
+                        graphs[name] = bench.capture(entry)
+                except OutblasError as error:
+                    if left_out is None:
+                        raise
+                    left_out[name] = str(error)
+            if cold:
+                return bench.measure_cold(calls, *limits)
+            return bench.measure(graphs, *limits)
+        finally:
+            for graph in graphs.values():
+                graph.free()

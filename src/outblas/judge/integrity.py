@@ -92,9 +92,6 @@ def tampered(before: Snapshot) -> str:
     Empty if none changed. Objects are compared by identity. Compared are callables, and numbers and strings of modules.
     None, lists and dictionaries may change. A new name may appear, unless it is a builtin's name in a module, or a
     callable or property in a class.
-
-    Args:
-        before: an earlier :func:`snapshot`.
     """
     now = snapshot()
     for place, names in before.items():

@@ -69,8 +69,6 @@ class ServerTimes:
 
     Attributes:
         choosing: name -> Timing of mode ``server``; the half that chooses the rival.
-        judging: name -> Timing of mode ``server``; the half that judges it.
-        qps: requests per second that were offered.
         clock_us: the clock's own share of a latency, microseconds; None: not measured.
     """
 
@@ -90,11 +88,7 @@ def time_server(
     which is called before each of its blocks.
 
     Args:
-        entries: name -> kernel or baseline.
-        problem: the problem that they compute.
-        plan: number and rate of the requests.
         seed: seed of the operands, of the arrivals and of the order.
-        gpu_index: CUDA ordinal.
         check: called with the clock and the bound calls of all entries before any is served; it raises an error to
             refuse them. None: they are not checked.
 
@@ -130,8 +124,6 @@ def serve_blocks(
     warm-up and rounds that count: in each, every entry serves one block, in a random order, with the same arrivals.
 
     Args:
-        serve: name -> function that serves a block.
-        plan: number and rate of the requests.
         rng: source of the order and of the arrivals.
         clock: function that returns seconds.
 
@@ -185,7 +177,6 @@ def percentile(timing: Timing, q: float) -> float:
     Samples 1, 2, 3 and 4 have the 50th percentile 2.5.
 
     Args:
-        timing: at least one sample.
         q: 0 to 100, e.g. 50 for the median or 99; another number raises ValueError.
 
     Raises:

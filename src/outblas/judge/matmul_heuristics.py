@@ -62,9 +62,6 @@ def nvmmh_configs(problems: Sequence[Problem], gpu: Gpu) -> dict[Problem, Kernel
     The config is of the family ``sm90_wgmma_gemm``. It is None if nvMatmulHeuristics has no choice or crashes, or if no
     near config is legal. All are None if the GPU's record has no name for it. No problems give an empty dict.
 
-    Args:
-        gpu: the GPU.
-
     Raises:
         ToolchainMissing: nvMatmulHeuristics is not installed.
     """
@@ -78,7 +75,6 @@ def heuristic_choices(problems: Sequence[Problem], gpu: Gpu, script: str = _SCRI
     An entry is None if it has no choice or crashes. All are None if the GPU's record has no name for it.
 
     Args:
-        gpu: the GPU.
         script: Python program of the subprocess; tests replace it.
 
     Raises:
@@ -93,11 +89,6 @@ def ranked_choices(
     """Return problem -> up to ``count`` different choices of nvMatmulHeuristics, the fastest predicted first.
 
     The list is empty if it has no choice or crashes. All lists are empty if the GPU's record has no name for it.
-
-    Args:
-        gpu: the GPU.
-        count: number of choices to request; equal ones are then merged.
-        script: Python program of the subprocess; tests replace it.
 
     Raises:
         ToolchainMissing: nvMatmulHeuristics is not installed; not checked for another ``script``.
@@ -127,10 +118,6 @@ def nearest_config(problem: Problem, choice: TileChoice, gpu: Gpu) -> KernelConf
     """Return the legal config of ``sm90_wgmma_gemm`` that differs least from ``choice``; None if no near one is legal.
 
     Stages are changed first, and only downwards. Then come the cluster, the split, the depth, and the tile last.
-
-    Args:
-        choice: a choice of nvMatmulHeuristics.
-        gpu: GPU for which the config must be legal.
     """
     for family in FAMILIES.values():
         for config in family.near_tile_choice(choice):

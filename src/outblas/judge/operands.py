@@ -46,26 +46,18 @@ class Operands:
     the ``index`` of a set, 0 to ``sets`` - 1; another one raises IndexError.
 
     Args:
-        sets: number of sets.
         device: torch device, e.g. ``cpu`` or ``cuda:0``.
         guard_bytes: width of every guard, rounded up to a multiple of 256.
         columns: columns of C; None: N.
-
-    Attributes:
-        sets: number of sets.
 
     Raises:
         DeviceError: they do not fit in the device's memory.
     """
 
     def __init__(
-        self,
-        problem: Problem,
-        sets: int = 1,
-        device: str = "cpu",
-        guard_bytes: int = GUARD_BYTES,
+        self, problem: Problem, sets: int = 1, device: str = "cpu", guard_bytes: int = GUARD_BYTES,
         columns: int | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         import torch
 
         self.problem, self.sets, self._seed = problem, sets, 0
@@ -139,7 +131,6 @@ class Operands:
         """Copy values into A and B of one set, and fill its C with :data:`CANARY`, a NaN. Other sets stay.
 
         Args:
-            index: the set, from 0.
             a: tensor of A's values, (M, K); another dtype is converted.
             b: tensor of B's values as stored (``problem.b_shape``); another dtype is converted.
 

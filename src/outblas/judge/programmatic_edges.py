@@ -17,9 +17,6 @@ def make_edges_programmatic(graph: Any) -> int:
 
     The later kernel may start once all CTAs of the earlier one have asked for it, or ended.
 
-    Args:
-        graph: CUgraph, not yet instantiated.
-
     Returns:
         The number of edges that were changed. Edges that are programmatic already are not counted.
 
@@ -49,9 +46,6 @@ def make_edges_programmatic(graph: Any) -> int:
 
 def count_programmatic_edges(graph: Any) -> int:
     """Return the number of edges over which a kernel may start before its predecessor has ended.
-
-    Args:
-        graph: CUgraph.
 
     Raises:
         DeviceError: the driver does not name the edges.

@@ -26,12 +26,8 @@ class ProofContext:
     Args:
         entry: the candidate; the constructor binds it to both operand sets.
         device: torch device, ``cuda:N`` or ``cpu``.
-        trials: source of the inputs and of the reference results.
 
     Attributes:
-        data: the operands, two sets.
-        calls: the candidate's call of each set.
-        cuda: True on a GPU.
         gpu_index: CUDA ordinal; 0 on the CPU.
         stream: raw CUstream of the calls; 0 on the CPU.
     """
@@ -61,9 +57,7 @@ class ProofContext:
         """Return (A, B as stored) from N(0, scale^2) on the context's device. Do not write to them.
 
         Args:
-            seed: seed of the draw.
             scale: standard deviation.
-            problem: problem that gives shapes and dtype; None: the context's.
         """
         p = problem or self.problem
         drawn: tuple[Any, Any] = self.trials.get(
@@ -87,7 +81,6 @@ class ProofContext:
         Args:
             a: new values of A, (M, K).
             b: new values of B, as stored.
-            index: operand set, 0 or 1.
             pattern: 16-bit pattern to fill C with instead; None: NaN.
 
         Raises:

@@ -23,9 +23,6 @@ def normal_inputs(problem: Problem, seed: int, device: str = "cpu", scale: float
     """Return operands drawn from N(0, scale^2).
 
     Args:
-        problem: the problem; its dtype is that of the operands.
-        seed: seed of the draw.
-        device: device of the operands.
         scale: standard deviation.
 
     Returns:
@@ -80,10 +77,6 @@ def integer_inputs(problem: Problem, device: str = "cpu") -> Iterator[tuple[str,
     There are four: "0/1 inputs", "integers 0..T", "integers -T..T" and "rows of ones". For fp32 accumulation T is
     floor(sqrt(60000 / K)), from 1 to 15. If K is large enough, sums go past 2048, where a half accumulator loses the
     odd numbers, up to about 60,000. For fp16 accumulation T is 1, and sums stay below 2048.
-
-    Args:
-        problem: the problem; its dtype is that of the operands.
-        device: device of the operands.
     """
     return ((what, *draw()) for what, draw in integer_draws(problem, device))
 
@@ -96,7 +89,6 @@ def integer_draws(
     The function takes no arguments and returns (A, B as stored). Nothing is drawn before it is called.
 
     Args:
-        device: device of the operands.
         seed: added to the fixed seeds.
     """
     k, (top, _) = problem.k, _integer_range(problem)
@@ -178,7 +170,6 @@ def put_special_values(problem: Problem, a: Any, b: Any, seed: int) -> None:
     Args:
         a: (M, K), finite.
         b: B as stored, finite, on the same device.
-        seed: seed of the places.
     """
     import random
 

@@ -60,9 +60,7 @@ def serve_requests(
 
     Args:
         calls: bound calls; request i uses number ``i % len(calls)``. At least one.
-        stream: raw CUstream of the current context.
         arrivals_ns: arrival of each request, nanoseconds after the first moment, rising.
-        libcuda: file name of the driver's library.
 
     Raises:
         UsageError: there are no calls, or arrivals fall or are below 0.
@@ -89,15 +87,9 @@ def clock_us(stream: int, arrivals_ns: Sequence[int], libcuda: str = native.LIBC
 
     Args:
         stream: raw CUstream, which must be idle.
-        arrivals_ns: as for :func:`serve_requests`; at least one.
-        libcuda: file name of the driver's library.
 
     Raises:
         DeviceError: as :func:`serve_requests`.
         ToolchainMissing: as :func:`serve_requests`.
     """
-    return float(np.median(serve_requests([_empty_call], stream, arrivals_ns, libcuda).latency_us))
-
-
-def _empty_call(stream: int) -> None:
-    """Do nothing, as a call of an entry."""
+    return float(np.median(serve_requests([lambda stream: None], stream, arrivals_ns, libcuda).latency_us))

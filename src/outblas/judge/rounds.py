@@ -61,7 +61,6 @@ def slower_than_their_kind(factor: float, kinds: Mapping[str, str]) -> Callable[
 
     Args:
         factor: 1 or more.
-        kinds: name -> kind; rivals are not in it.
     """
 
     def to_drop(medians: Mapping[str, float]) -> Collection[str]:
@@ -84,7 +83,6 @@ def behind_the_best_of_their_kind(
 
     Args:
         factor: 1 or more; a time of exactly ``factor`` x the fastest stays.
-        kinds: name -> kind.
     """
 
     def to_drop(medians: Mapping[str, float]) -> Collection[str]:
@@ -108,8 +106,6 @@ def time_in_rounds(
 
     Args:
         one: function of a list of names; it times each of them once and returns {name: microseconds}.
-        names: the entries.
-        rounds: timed rounds, at least.
         warmup_seconds: seconds of untimed rounds.
         benchmark_seconds: seconds of timed rounds, at least.
         prune: after ``prune.after`` timed rounds it drops entries, which keep the samples of those rounds. None: all
@@ -142,8 +138,6 @@ def timing_of_samples(mode: str, samples: Sequence[float], repeats: int = 1, ope
     Args:
         mode: mode of the Timing, e.g. ``offline``; not checked.
         samples: microseconds per call, in the order of measuring, which is kept.
-        repeats: calls per graph.
-        operand_sets: number of operand copies.
 
     Raises:
         DeviceError: there are no samples, or one is not a positive finite number.
@@ -162,10 +156,7 @@ def speedup(timings: Mapping[str, Timing], ours: str, baselines: Iterable[str], 
     have. If ours is of mode ``server``, requests have no partner, so the medians of independent resamples are compared.
 
     Args:
-        timings: name -> Timing.
-        ours: name of the candidate in ``timings``.
         baselines: names of the baselines; those that are not in ``timings`` are ignored.
-        seed: seed of the bootstrap.
 
     Raises:
         UsageError: ours or every baseline is missing; or, offline, both have fewer than 3 rounds in common.

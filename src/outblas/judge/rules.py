@@ -164,9 +164,6 @@ def _capture(context: ProofContext, first: tuple[Any, Any], second: tuple[Any, A
 def check_nodes(graph: Any) -> None:
     """Check the nodes of a captured call: kernels and memsets on one stream, without an L2 policy.
 
-    Args:
-        graph: CUgraph of one call.
-
     Raises:
         GateFailed: RULE_BROKEN.
     """

@@ -26,13 +26,8 @@ class StreamClock:
     """A stream and the events by which work on it is timed. Call :meth:`close` after use.
 
     Args:
-        torch_stream: the stream, a torch.cuda.Stream of the current device.
         tries: tries to queue a round ahead of the GPU.
         max_plug_us: longest plug, microseconds.
-
-    Attributes:
-        torch_stream: the stream.
-        stream: its raw CUstream.
     """
 
     def __init__(self, torch_stream: Any, tries: int = TRIES, max_plug_us: float = MAX_PLUG_US) -> None:
@@ -131,7 +126,6 @@ def instantiate(calls: Sequence[BaselineCall], stream: int, change: Callable[[An
 
     Args:
         calls: the calls; each has run before, so that all is loaded.
-        stream: raw CUstream on which they are captured.
         change: function that is given the CUgraph before it is instantiated; None: nothing.
 
     Raises:

@@ -18,8 +18,6 @@ def on_current_stream(product: Callable[..., Any], problem: Problem, a: Any, b: 
     The call ignores the stream that it is given; its caller has made that stream current. Nothing runs before the call.
 
     Args:
-        product: function such as ``torch.mm`` or ``outblas.matmul``.
-        problem: the problem; of it only the layout counts.
         a: first argument, (M, K).
         b: B as stored. For layout TN, (N, K), ``product`` gets ``b.t()``; for NN, (K, N), ``b`` itself.
         c: passed as ``out``, (M, N).

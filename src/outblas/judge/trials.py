@@ -1,7 +1,7 @@
 """Cache of proof inputs and reference results, for problems on which many kernels are proved.
 
-A tuning proves hundreds of kernels on the same few hundred problems (outblas.kernels.proof_shapes). To make operands,
-references, bounds and cuBLAS results takes longer than to run the kernels.
+A tuning proves hundreds of kernels on the same few hundred problems. To make operands, references, bounds and cuBLAS
+results takes longer than to run the kernels.
 
 The cache is only for kernels whose source is in this package. The expected result of an untrusted kernel must not be in
 GPU memory before the kernel runs, so a plain :class:`ProofTrials` keeps nothing.
@@ -40,7 +40,6 @@ class ProofTrials:
         """Return ``make()``, called anew at every :meth:`get`. :class:`CachedTrials` calls it once per name instead.
 
         Args:
-            name: key of the object that is made; without effect here.
             make: function without arguments. It returns a tensor, a :class:`outblas.judge.reference.Reference` or a
                 tuple of them. Do not write to the result.
         """
@@ -85,11 +84,7 @@ class TrialCache:
 
     @classmethod
     def of_gpu(cls, gpu_index: int) -> TrialCache:
-        """Return an empty cache with the limit 4 GiB, or 1/8 of this GPU's free memory if that is less.
-
-        Args:
-            gpu_index: CUDA ordinal.
-        """
+        """Return an empty cache with the limit 4 GiB, or 1/8 of this GPU's free memory if that is less."""
         import torch
 
         free, _ = torch.cuda.mem_get_info(gpu_index)

@@ -7,7 +7,7 @@ import json
 from collections import defaultdict
 from importlib import resources
 
-from outblas.core.config import KernelConfig, Launch
+from outblas.core.config import KernelConfig, Launch, knob_schema
 from outblas.core.errors import UsageError
 from outblas.core.gpu_records import has_data, nearest_with_data, packaged_records
 from outblas.core.problem import Problem
@@ -73,7 +73,6 @@ def candidates(problem: Problem, gpu: Gpu, early: bool = False, even: bool = Fal
     kernels with narrower loads. If M or N is ragged, wgmma kernels are offered with ``shift=True``.
 
     Args:
-        gpu: the GPU.
         early: append, for each config with PDL, its legal twin with early loads of B. Not for kernels with ``vec=1``.
         even: append, for each config so far whose CTAs may pile up on an SM, its legal twin with evenly spread CTAs.
             Only configs with PDL of families that have the knob ``even`` get one.
@@ -103,6 +102,13 @@ def with_launch(config: KernelConfig, launch: Launch) -> KernelConfig:
     """Return the config with the knobs of a launch option: ``pdl`` and ``early``. It may be illegal."""
     plain = FAMILIES[config.family].without_early(config).with_knobs(pdl=False)
     return plain if launch == "plain" else plain.with_knobs(pdl=True, early=launch == "weights")
+
+
+def without_launch(config: KernelConfig) -> KernelConfig:
+    """Return a config with its launch knobs at their defaults; the config itself if they are."""
+    options = [knob for knob in knob_schema(type(config)) if knob.launch_option]
+    changed = {knob.name: knob.default for knob in options if getattr(config, knob.name) != knob.default}
+    return config.with_knobs(**changed) if changed else config
 
 
 def special_candidates(problem: Problem, gpu: Gpu) -> tuple[KernelConfig, ...]:

@@ -4,7 +4,7 @@ C = act(A B + bias) + residual, or act(gate) * up if the columns of A B + bias a
 
 Every kernel family has this option. Kernels that compute the transpose of C have a stacked gate only. It adds no knob,
 and a kernel without an epilogue is unchanged. Library rows name kernels without an epilogue;
-:mod:`outblas.dispatch.fusion.fused` runs the same kernels with one.
+:mod:`outblas.dispatch.fused` runs the same kernels with one.
 """
 
 from __future__ import annotations

@@ -42,7 +42,6 @@ def summation_of_weight(problem: Problem, gpu: Gpu) -> Summation:
 
     Args:
         problem: gives N, K and layout; M does not matter.
-        gpu: the GPU.
     """
     return "wgmma" if gpu.arch == 90 and problem.rows_aligned else "mma"
 
@@ -51,9 +50,6 @@ def fixed_order_candidates(problem: Problem, gpu: Gpu) -> list[KernelConfig]:
     """Return the legal kernels of the weight's order in the pool, and those that families add; without PDL.
 
     At least one is legal for every problem on every GPU from sm_80 on whose grid fits.
-
-    Args:
-        gpu: the GPU.
     """
     return _of_weights_order(chain(pool(), _added_by_families(problem)), problem, gpu)
 
@@ -79,7 +75,6 @@ def fastest(problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu) -> Kern
 
     Args:
         configs: legal kernels, at least one.
-        gpu: the GPU.
 
     Raises:
         RecordError: the cost model's file is damaged.
@@ -124,10 +119,6 @@ class FixedOrderKernels:
         If fewer than :data:`ENOUGH_KERNELS` listed kernels are legal, :func:`fixed_order_candidates` are ranked, too.
         For small M on sm_90 those of :func:`kernels_for_few_rows` are.
 
-        Args:
-            gpu: the GPU.
-            launch: launch option that the caller allows.
-
         Raises:
             RecordError: the cost model's file is damaged.
         """
@@ -145,10 +136,10 @@ class FixedOrderKernels:
         key = order, launch, problem.layout, problem.dtype, problem.acc, gpu
         found = self._sorted.get(key)
         if found is None:
-            found = [c for c in self._listed if _fits(c, order, launch) and not never_legal(problem, c, gpu)]
+            found = [
+                c
+                for c in self._listed
+                if summation(c) == order and launch_allows(launch, c) and not never_legal(problem, c, gpu)
+            ]
             self._sorted[key] = found
         return found
-
-
-def _fits(config: KernelConfig, order: Summation, launch: Launch) -> bool:
-    return summation(config) == order and launch_allows(launch, config)

@@ -36,7 +36,6 @@ def grid(problem: Problem, config: KernelConfig, sms: int) -> tuple[int, int, in
     ``sm80_mma_gemm`` give (8, 64, 8).
 
     Args:
-        config: the kernel.
         sms: number of SMs; only persistent kernels depend on it.
     """
     return FAMILIES[config.family].grid(problem, config, sms)
@@ -51,10 +50,6 @@ def launch_smem(problem: Problem, config: KernelConfig, sms: int) -> int:
 
     With ``even``, the amount is at most 232448, or what the kernel uses if that is more. It is 232448 if each SM gets
     at most one CTA.
-
-    Args:
-        config: the kernel.
-        sms: number of SMs.
     """
     own = geometry(problem, config).smem_bytes
     if not config.even:

@@ -119,7 +119,6 @@ def split_workspace_bytes(p: Any, c: Any) -> Any:
     Example: 4 tiles of 64 x 64 with ``split_k=2`` need 65536 + 4 * 2 * 64 * 64 * 4 = 196608 bytes.
 
     Args:
-        p: the problem.
         c: a config, or columns of configs: then the result is int64[configs].
     """
     tiles = -(-p.m // c.bm) * -(-p.n // c.bn)

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from outblas.core.config import KernelConfig, knob_schema
 from outblas.core.problem import Acc, Dtype, Layout, Problem, any_of_kind
 from outblas.core.roofline import Gpu
-from outblas.kernels.config_groups import by_family
-from outblas.kernels.families.registry import FAMILIES
+from outblas.kernels.families.registry import FAMILIES, by_family
 from outblas.kernels.geometry import geometry, launch_smem
 from outblas.kernels.geometry_terms import MAX_GRID_YZ, SMEM_LIMIT
 from outblas.kernels.same_object import SameObject
@@ -60,11 +59,7 @@ def never_legal(problem: Problem, config: KernelConfig, gpu: Gpu) -> bool:
 
 
 def knob_columns(configs: Sequence[KernelConfig]) -> list[KnobColumns]:
-    """Return for each family of configs: its name, its places, and an object with an array of values per knob.
-
-    Args:
-        configs: configs of any families.
-    """
+    """Return for each family of configs: its name, its places, and an object with an array of values per knob."""
     found = []
     for name, rows, own in by_family(configs):
         names = {"split_k", "even", "bk", *(knob.name for knob in knob_schema(type(own[0])))}
@@ -77,10 +72,6 @@ def surely_illegal(problem: Problem, configs: tuple[KernelConfig, ...], gpu: Gpu
     """Return bool[configs]: True for those that break a rule about M, N and K. Others may be illegal, too.
 
     It costs as much as :func:`why_illegal` of a few configs. The columns of the last tuples are kept.
-
-    Args:
-        configs: configs of any families.
-        gpu: the GPU.
     """
     found = np.zeros(len(configs), np.bool_)
     for family, rows, columns in _kept_knob_columns(SameObject(configs)):
@@ -102,9 +93,7 @@ def breaks_extent_rule(
     shared memory may be too large, which only :func:`why_illegal` decides. They are few, on very large problems.
 
     Args:
-        family: name of the family of all configs.
         columns: an object with an array [configs] per knob, as an attribute of that name.
-        gpu: the GPU.
     """
     broken = np.zeros(len(columns.bm), np.bool_)
     for rule, _ in _extent_rules(problem, family, columns):

@@ -6,11 +6,7 @@ from typing import Any
 
 
 class SameObject:
-    """A key for caches that is equal for the same object only, so that no content is compared or hashed.
-
-    Args:
-        value: the object; it must not change.
-    """
+    """A key for caches that is equal for the same object only, so that no content is compared or hashed."""
 
     def __init__(self, value: Any) -> None:
         self.value = value

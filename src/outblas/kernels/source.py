@@ -23,11 +23,9 @@ class Source:
 
     Attributes:
         text: CUDA C++ that defines the ``extern "C" __global__`` function ``entry``.
-        entry: name of the kernel function.
         headers: (name as included, text) pairs; no other file may be included.
         options: NVRTC options in addition to those of every kernel, e.g. ``-DBM=128``.
         acc: accumulator that the kernel claims, ``fp32`` or ``fp16``; checked in its SASS.
-        family: name of the kernel family.
     """
 
     text: str
@@ -65,7 +63,6 @@ def make_source(problem: Problem, config: KernelConfig, epilogue: Epilogue = NO_
     distance between rows of the residual (elements, 64 bits).
 
     Args:
-        config: a legal config.
         epilogue: operations after the sums.
     """
     lines = [f"#define ACC_FP16 {int(problem.acc == 'fp16')}"]

@@ -3,7 +3,7 @@
 The choice is among the kernels for any shape and those that the packaged library installs for the layout and dtype.
 The ranking model picks the likeliest. An ensemble of small perceptrons predicts their speed-ups over torch.matmul. Its
 inputs are a kernel's features, the ranking model's result, and properties on which torch.matmul's time may depend.
-One of these is the first answer of cuBLASLt's heuristic (:mod:`outblas.predict.rival_answer`). The kernel with the
+One of these is the first answer of cuBLASLt's heuristic. The kernel with the
 highest lower bound is chosen if that bound exceeds a margin. Bound and margin were fitted on unseen problems
 (``outblas fit any-shape``). The choice is arithmetic on the host: nothing is measured, compiled or run.
 """
@@ -14,9 +14,10 @@ import functools
 import io
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -31,11 +32,73 @@ from outblas.kernels.cost.cost_model import predict_many
 from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.legality import surely_illegal, why_illegal
 from outblas.kernels.same_object import SameObject
-from outblas.predict.array_file import DAMAGED, read_arrays, single
-from outblas.predict.features import candidate_features
-from outblas.predict.posterior import Features, Floats, Regressor
-from outblas.predict.rival_answer import answer_features
+from outblas.predict.features import Features, candidate_features
+from outblas.predict.posterior import DAMAGED, Floats, Regressor, read_arrays, single
 from outblas.records.library_row import LibraryChoice
+
+#: Number of features of an answer.
+ANSWER_FEATURES = 10
+#: Algorithm of cuBLASLt's kernels for Hopper. It answers for aligned rows.
+_HOPPER_ALGORITHM = 66
+#: Tiles 1 to 35 of cublasLtMatmulTile_t (cublasLt.h of CUDA 13), rows x columns of the column-major output.
+_FIRST_TILES = (
+    "8x8 8x16 16x8 8x32 16x16 32x8 8x64 16x32 32x16 64x8 32x32 32x64 64x32 32x128 64x64 128x32 64x128 128x64 64x256 "
+    "128x128 256x64 64x512 128x256 256x128 512x64 64x96 96x64 96x128 128x160 160x128 192x128 128x192 128x96 32x256 "
+    "256x32"
+)
+#: The other tiles follow two rules: steps of rows and columns, and the largest area of a tile.
+_TILE_RULES = ((8, 64, 49152), (64, 8, 65536))
+_LARGEST_EXTENT = 768
+#: Columns of K in a stage of cuBLASLt's kernels for Hopper.
+_STAGE_K = 64
+
+
+def answer_features(problem: Problem, answer: str, gpu: Gpu) -> Features:
+    """Return the features of a heuristic's first answer, float32[10], each of order one.
+
+    The first two are flags: a readable answer, and cuBLASLt's algorithm for Hopper. Then come log2 of tile rows, tile
+    columns, parts of K and waves. Three shares follow: waves over whole waves, SMs that the first wave uses, and the
+    used part of the tiles. The last is log2 of the steps along K. All are 0 if the answer is empty, unreadable, or
+    names an unknown tile.
+
+    Args:
+        answer: text of :func:`outblas.runtime.cublas.describe`, e.g. ``id=66 tile=10 splitk=1 ...``; empty: unknown.
+    """
+    fields = answer_fields(answer)
+    tile = _tiles().get(fields.get("tile", 0))
+    if tile is None:
+        return np.zeros(ANSWER_FEATURES, dtype=np.float32)
+    rows, columns = tile
+    parts = max(1, fields.get("splitk", 1))
+    # cuBLASLt computes the transpose: its rows are columns of our output.
+    tiles = math.ceil(problem.n / rows) * math.ceil(problem.m / columns)
+    waves = tiles * parts / gpu.sms
+    values = [1.0, float(fields.get("id") == _HOPPER_ALGORITHM)]
+    values += [math.log2(rows) / 4, math.log2(columns) / 4, math.log2(parts) / 2, math.log2(waves) / 4]
+    values += [waves / math.ceil(waves), min(1.0, waves), problem.m * problem.n / (tiles * rows * columns)]
+    values += [math.log2(max(1.0, problem.k / (_STAGE_K * parts))) / 4]
+    return np.array(values, dtype=np.float32)
+
+
+def answer_fields(answer: str) -> dict[str, int]:
+    """Return name -> number of the words ``name=number`` of an answer; other words are skipped."""
+    pairs = (word.partition("=") for word in answer.split())
+    return {name: int(value) for name, _, value in pairs if value.isdecimal()}
+
+
+@functools.cache
+def _tiles() -> dict[int, tuple[int, int]]:
+    """Return number -> (rows, columns) of cublasLtMatmulTile_t."""
+    found = [(int(rows), int(columns)) for rows, columns in (word.split("x") for word in _FIRST_TILES.split())]
+    known = set(found)
+    for step_rows, step_columns, area in _TILE_RULES:
+        for rows in range(step_rows, _LARGEST_EXTENT + 1, step_rows):
+            for columns in range(step_columns, _LARGEST_EXTENT + 1, step_columns):
+                if rows * columns <= area and (rows, columns) not in known:
+                    found.append((rows, columns))
+                    known.add((rows, columns))
+    return dict(enumerate(found, 1))
+
 
 FORMAT = 3
 #: torch computes a product whose N and K are multiples of the first and whose floor exceeds the second (us).
@@ -52,28 +115,30 @@ _ALIGNED = 256
 
 
 @dataclass(frozen=True)
-class AnyShapeModel:
-    """A fitted model.
+class BoundedNets:
+    """Fitted nets that predict speed-ups, and the bound that a prediction must clear.
 
     Attributes:
-        kernels: the kernels for any shape, which ship in both layouts and dtypes.
-        nets: predicts the natural logarithm of each kernel's speed-up over torch.matmul.
+        nets: predicts the natural logarithm of a speed-up.
         margin: least lower bound of a predicted speed-up for a choice, as a ratio, e.g. 1.04.
         sure: number of standard deviations from the prediction down to that bound, where rows are aligned.
         sure_unaligned: the same for problems with unaligned rows, of which predictions are less exact.
         about: data and date of the fit.
     """
 
-    kernels: tuple[KernelConfig, ...]
     nets: Regressor
     margin: float
     sure: float
     sure_unaligned: float
     about: str = ""
+    #: Version of the files, folder of the packaged ones, and their name in errors.
+    version: ClassVar[int]
+    folder: ClassVar[str]
+    words: ClassVar[str]
 
     @classmethod
     @functools.cache
-    def load(cls, gpu_name: str) -> AnyShapeModel:
+    def load(cls, gpu_name: str) -> Self:
         """Load the packaged model of a GPU, or of the nearest one of its architecture.
 
         The nets' inputs hold the GPU's rates, so a model serves more GPUs than its own.
@@ -85,38 +150,97 @@ class AnyShapeModel:
             UsageError: the package has no model for it.
             RecordError: the file has another version, or is damaged.
         """
-        path = data_of_architecture(gpu_name, "any_shape", ".npz")
+        path = data_of_architecture(gpu_name, cls.folder, ".npz")
         if path is None:
-            raise UsageError(f"nothing for any shape on {gpu_name}", "a packaged GPU", "fit it: outblas fit any-shape")
+            raise UsageError(f"no {cls.words} on {gpu_name}", "a packaged GPU", "fit it: outblas fit any-shape")
         return cls.parse(path.read_bytes(), str(path))
 
     @classmethod
-    def parse(cls, data: bytes, name: str = "the data for any shape") -> AnyShapeModel:
+    def parse(cls, data: bytes, name: str = "") -> Self:
         """Read a model from the bytes of a file that :meth:`save` wrote.
 
         Args:
-            data: content of the file.
             name: the data's name in an error.
 
         Raises:
             RecordError: the data have another version, are damaged, or hold nets of other inputs.
         """
         try:
-            a = read_arrays(data)
-            found = int(single(a, "format"))
-            if found != FORMAT:
-                raise ValueError(f"format {found}")
-            nets = Regressor.from_arrays(a)
-            kernels = tuple(config_from_name(str(each)) for each in a["kernels"])
-            _check_widths(nets)
-            margin, sure, unaligned = (float(single(a, name)) for name in ("margin", "sure", "sure_unaligned"))
-            return cls(kernels, nets, margin, sure, unaligned, str(single(a, "about")))
+            arrays = read_arrays(data)
+            version = int(single(arrays, "format"))
+            if version != cls.version:
+                raise ValueError(f"format {version}")
+            nets = Regressor.from_arrays(arrays)
+            _check_widths(nets, cls.input_count())
+            margin, sure, unaligned = (float(single(arrays, field)) for field in ("margin", "sure", "sure_unaligned"))
+            return cls(nets, margin, sure, unaligned, str(single(arrays, "about")), **cls.more_fields(arrays))
         except DAMAGED as error:
-            raise RecordError(
-                f"{name} cannot be read ({error})",
-                f"format {FORMAT}",
-                "install the package again, or fit it: outblas fit any-shape",
-            ) from error
+            wrong, do = f"{name or 'the ' + cls.words} cannot be read ({error})", "install the package again, or fit it"
+            raise RecordError(wrong, f"format {cls.version}", f"{do}: outblas fit any-shape") from error
+
+    @classmethod
+    def input_count(cls) -> int:
+        """Return the number of inputs of the nets."""
+        raise NotImplementedError
+
+    @classmethod
+    def more_fields(cls, arrays: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a subclass's own fields from the arrays of a file."""
+        return {}
+
+    def more_arrays(self) -> dict[str, Any]:
+        """Return the arrays of a subclass's own fields."""
+        return {}
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write an .npz file that :meth:`parse` reads. A file at ``path`` is replaced as a whole or not at all.
+
+        ``path`` is taken as it is, without an added suffix.
+
+        Raises:
+            RecordError: the disk refuses.
+        """
+        numbers = {"margin": self.margin, "sure": self.sure, "sure_unaligned": self.sure_unaligned}
+        arrays = {"format": self.version, **self.more_arrays(), **numbers, "about": self.about, **self.nets.to_arrays()}
+        buffer = io.BytesIO()
+        np.savez_compressed(buffer, **arrays)
+        write_atomic(Path(path), buffer.getvalue())
+
+    def surest(self, problem: Problem, gain: Floats, deviation: Floats) -> tuple[int, float, float] | None:
+        """Return (index, lower bound, deviations below) of the highest lower bound; None: it is below the margin.
+
+        Args:
+            gain: predicted natural logs of speed-ups, one or more.
+            deviation: their standard deviations.
+        """
+        sure = self.sure if problem.rows_aligned else self.sure_unaligned
+        low = gain - sure * deviation
+        best = int(low.argmax())
+        # nor what is no number
+        return (best, float(low[best]), sure) if low[best] >= math.log(self.margin) else None
+
+
+@dataclass(frozen=True)
+class AnyShapeModel(BoundedNets):
+    """A fitted model of each kernel's speed-up over torch.matmul.
+
+    Attributes:
+        kernels: the kernels for any shape, which ship in both layouts and dtypes.
+    """
+
+    kernels: tuple[KernelConfig, ...] = ()
+    version, folder, words = FORMAT, "any_shape", "data for any shape"
+
+    @classmethod
+    def input_count(cls) -> int:
+        return network_inputs(Problem(8, 8, 8), [], reference_gpu()).shape[1]  # any GPU has as many
+
+    @classmethod
+    def more_fields(cls, arrays: Mapping[str, Any]) -> dict[str, Any]:
+        return {"kernels": tuple(config_from_name(str(name)) for name in arrays["kernels"])}
+
+    def more_arrays(self) -> dict[str, Any]:
+        return {"kernels": np.array([config_name(c) for c in self.kernels])}
 
     @staticmethod
     def kernels_of(data: bytes) -> tuple[KernelConfig, ...]:
@@ -130,27 +254,6 @@ class AnyShapeModel:
         except DAMAGED as error:
             wrong = f"the data for any shape cannot be read ({error})"
             raise RecordError(wrong, "a file of outblas fit any-shape", "move it away") from error
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write an .npz file that :meth:`parse` reads. A file at ``path`` is replaced as a whole or not at all.
-
-        ``path`` is taken as it is, without an added suffix.
-
-        Raises:
-            RecordError: the disk refuses.
-        """
-        buffer = io.BytesIO()
-        np.savez_compressed(
-            buffer,
-            format=FORMAT,
-            kernels=np.array([config_name(c) for c in self.kernels]),
-            margin=self.margin,
-            sure=self.sure,
-            sure_unaligned=self.sure_unaligned,
-            about=self.about,
-            **self.nets.to_arrays(),
-        )
-        write_atomic(Path(path), buffer.getvalue())
 
     def offered(self, launch: Launch, installed: Iterable[KernelConfig] = ()) -> tuple[KernelConfig, ...]:
         """Return the kernels on offer for a launch option: those for any shape, then the others, each once.
@@ -169,7 +272,6 @@ class AnyShapeModel:
         The last results are kept, as learning asks for those of choices.
 
         Args:
-            gpu: the GPU.
             offered: kernels of :meth:`offered`, legal or not; the sequence must not change later.
             answer: first answer of cuBLASLt's heuristic, as for :func:`network_inputs`.
 
@@ -185,7 +287,6 @@ class AnyShapeModel:
         """Choose a kernel for ``problem``.
 
         Args:
-            gpu: the GPU.
             offered: kernels of :meth:`offered`, legal or not.
             answer: first answer of cuBLASLt's heuristic, as for :func:`network_inputs`.
 
@@ -199,20 +300,15 @@ class AnyShapeModel:
         configs, gain, deviation = self.predict(problem, gpu, offered, answer)
         if not configs:
             return None
-        sure = self.sure if problem.rows_aligned else self.sure_unaligned
-        low = gain - sure * deviation
-        best = int(low.argmax())
-        if not low[best] >= math.log(self.margin):  # nor what is no number
+        if (surest := self.surest(problem, gain, deviation)) is None:
             return None
+        best, low, sure = surest
         high = gain[best] + sure * deviation[best]
-        return LibraryChoice(configs[best], *(float(np.exp(x)) for x in (gain[best], low[best], high)))
+        return LibraryChoice(configs[best], *(float(np.exp(x)) for x in (gain[best], low, high)))
 
 
-def _check_widths(nets: Regressor) -> None:
-    """Raise ValueError where the nets are not of the inputs that :func:`network_inputs` makes, or not of each other."""
-    problem = Problem(8, 8, 8)
-    gpu = reference_gpu()  # any GPU has as many inputs
-    wide = network_inputs(problem, [], gpu).shape[1]
+def _check_widths(nets: Regressor, wide: int) -> None:
+    """Raise ValueError where the nets do not have a number of inputs, or do not fit each other."""
     sizes = [wide, *(w.shape[2] for w in nets.weights)]
     right = len(nets.mean) == len(nets.scale) == wide and sizes[-1] == 1
     for i, (w, b) in enumerate(zip(nets.weights, nets.biases, strict=True)):
@@ -229,7 +325,6 @@ def likeliest(problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu) -> li
 
     Args:
         configs: kernels, legal or not, in a sequence that does not change later.
-        gpu: the GPU.
     """
     return list(_likeliest(problem, SameObject(configs), gpu)[0])
 
@@ -294,7 +389,6 @@ def network_inputs(
 
     Args:
         configs: kernels that are legal for it.
-        gpu: the GPU.
         answer: first answer of cuBLASLt's heuristic (:func:`outblas.runtime.cublas.describe`); empty: unknown.
         times: the ranking model's times, microseconds, float64[len(configs)]; None: they are predicted here.
     """

@@ -33,17 +33,12 @@ class CapturedProduct:
     """A kind of product that a program ran.
 
     Attributes:
-        m: extent M of one product.
-        n: extent N of one product.
-        k: extent K of one product.
         layout: ``TN`` or ``NN`` as in :class:`outblas.core.problem.Problem`. ``NT`` or ``TT`` if A is the transpose of
             a row-major matrix. ``strided`` if an operand is neither row-major nor a transpose.
-        dtype: ``fp16`` or ``bf16``, of A and B.
-        device: e.g. ``cpu`` or ``cuda:0``.
         op: ATen operator: ``mm``, ``mv``, ``addmm``, ``bmm``, or ``outblas::mm``. If C has another dtype than A, ``->``
             and that dtype follow.
         batch: products per call. It is 1 also for a batch that is one product on views
-            (:func:`outblas.dispatch.fold.fold`), because outblas serves it so.
+            (:func:`outblas.dispatch.product_operands.fold`), because outblas serves it so.
     """
 
     m: int
@@ -89,7 +84,6 @@ class CapturedProducts:
 
     Attributes:
         counts: product -> number of calls.
-        provenance: one mapping per capture, oldest first.
     """
 
     counts: Mapping[CapturedProduct, int]
@@ -170,7 +164,8 @@ class CapturedProducts:
         except (OutblasError, ValueError, TypeError) as error:
             if isinstance(error, ToolchainMissing):
                 raise
-            raise RecordError(f"{wrong} ({_first_line(error)})", f"the content of format {FORMAT}", do) from error
+            reason = " ".join(str(error).split())[:200]
+            raise RecordError(f"{wrong} ({reason})", f"the content of format {FORMAT}", do) from error
 
 
 def _parse(data: Mapping[str, Any]) -> tuple[dict[CapturedProduct, int], tuple[Mapping[str, Any], ...]]:
@@ -208,11 +203,6 @@ def _parse(data: Mapping[str, Any]) -> tuple[dict[CapturedProduct, int], tuple[M
         count = fields.pop("count")
         counts[CapturedProduct(**fields)] += count
     return dict(counts), tuple(file.provenance)
-
-
-def _first_line(error: Exception) -> str:
-    """Return an error's text on one line, at most 200 characters."""
-    return " ".join(str(error).split())[:200]
 
 
 def layout_of(
@@ -265,8 +255,6 @@ class CaptureFile:
         """Write everything that this capture has counted so far; earlier counts of this capture are replaced.
 
         Args:
-            counts: product -> number of calls since the capture began.
-            provenance: about this capture; JSON values.
             wait: False returns without writing if another thread is writing.
 
         Raises:

@@ -44,8 +44,6 @@ class Contribution:
     """The content of a contribution.
 
     Attributes:
-        library: the tuned rows.
-        record: the GPU's record.
         provenance: of the figures, with their ``stamp``.
         proofs: proof summary, see :func:`proof_summary`.
     """
@@ -58,9 +56,6 @@ class Contribution:
 
 def proof_summary(library: Library, evaluations: Iterable[Evaluation]) -> dict[str, Any]:
     """Return which installed kernels have a recorded proof.
-
-    Args:
-        evaluations: evaluations of the runs that made it.
 
     Returns:
         ``kernels`` (number of installed (problem, kernel) pairs) and ``proved``: problem key -> kernel name -> names of
@@ -112,9 +107,6 @@ def save_contribution(found: Contribution, path: Path) -> Path:
 def load_contribution(path: Path) -> Contribution:
     """Read a contribution; nothing is unpacked to disk.
 
-    Args:
-        path: a file of :func:`save_contribution`.
-
     Raises:
         RecordError: the file is missing, too large or damaged, has other members, or a member is too large, changed or
             invalid.
@@ -138,9 +130,6 @@ def contribution_faults(found: Contribution) -> list[str]:
     """Return the faults of a contribution, one line each; empty if its content is consistent.
 
     Kernels are not run here. The rows are a proposal: a judging run on such a GPU decides.
-
-    Args:
-        found: the contribution.
     """
     gpu, faults = found.record.gpu, []
     if found.library.is_empty:
@@ -176,14 +165,10 @@ def _row_faults(found: Contribution) -> list[str]:
             for problem in problems:
                 if reason := why_illegal(problem, choice.config, found.record.gpu):
                     faults.append(f"{problem.key}: {name} is illegal on {found.record.gpu.name}: {reason}")
-                if not _has_proof(known, problem, name):
-                    faults.append(f"{problem.key}: {name} has no recorded proof")
+                kernels = known.get(problem.key)
+        if not (isinstance(kernels, dict) and kernels.get(name)):
+            faults.append(f"{problem.key}: {name} has no recorded proof")
     return faults
-
-
-def _has_proof(proved: Mapping[str, Any], problem: Problem, name: str) -> bool:
-    kernels = proved.get(problem.key)
-    return isinstance(kernels, dict) and bool(kernels.get(name))
 
 
 def _members(path: Path) -> dict[str, bytes]:

@@ -46,24 +46,21 @@ def evaluation_from_json(data: dict[str, Any]) -> Evaluation:
         ValueError: an unknown status, or a time without the status PASSED.
     """
     v, t, s = data["verdict"], data["timing"], data["speedup"]
+    verdict = None
+    if v is not None:
+        verdict = Verdict(Status(v["status"]), tuple(map(_words, v["gates"])), _words(v["detail"]), v["max_err_ratio"])
     return Evaluation(
         Problem.from_json(data["problem"]),
         config_from_json(data["config"]),
         Status(data["status"]),
         _words(data["detail"]),
-        None if v is None else _verdict(v),
+        verdict,
         None if t is None else Timing(**{**t, "mode": _words(t["mode"]), "samples_us": tuple(t["samples_us"])}),
         _figures(data["baselines_us"]),
         None if s is None else Speedup(_words(s["baseline"]), **_figures({k: s[k] for k in s if k != "baseline"})),
         _figures(data["counters"]),
         _words(data.get("log", "")),
     )
-
-
-def _verdict(data: dict[str, Any]) -> Verdict:
-    """Return the verdict of its JSON object, with cleaned texts."""
-    gates = tuple(_words(gate) for gate in data["gates"])
-    return Verdict(Status(data["status"]), gates, _words(data["detail"]), data["max_err_ratio"])
 
 
 def _figures(data: dict[str, Any]) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """The library of one GPU: for every tuned problem the kernel to use, or the decision to use the baseline.
 
 A library has rows, one for each tuned problem (:mod:`outblas.records.library_row`), and intervals of M, each for many
-problems of a weight (:mod:`outblas.records.library_interval`). A row goes before an interval.
+problems of a weight (:mod:`outblas.records.library_row`). A row goes before an interval.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from outblas.core.problem import Dtype, Layout, Problem
 from outblas.core.workload import SECOND_WORKLOADS
 from outblas.kernels.fixed_order import FixedOrderKernels
 from outblas.records.library_file import LibraryContent, library_to_json, parse_content
-from outblas.records.library_interval import IntervalIndex, LibraryInterval
-from outblas.records.library_row import LibraryChoice, LibraryRow
+from outblas.records.library_row import IntervalIndex, LibraryChoice, LibraryInterval, LibraryRow
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,6 @@ class Library:
     Attributes:
         gpu: short name, e.g. ``h200``.
         rows: at most one row per problem.
-        provenance: origin of the figures; JSON values.
         intervals: intervals of M. Those of a weight do not overlap and stand in rising order.
         gates: intervals of M of gate/up weights, whose plain kernel computes the product with
             :data:`outblas.kernels.epilogue.STACKED_GATE`. Its speed-up is over the fastest product and one pass.
@@ -81,11 +79,7 @@ class Library:
         return not (self.rows or self.intervals or self.gates)
 
     def size(self, noun: str = "rows") -> str:
-        """Return the number of rows, and of intervals if there are any, e.g. ``12 rows, 3 intervals``.
-
-        Args:
-            noun: the word for rows.
-        """
+        """Return the number of rows, and of intervals if there are any, e.g. ``12 rows, 3 intervals``."""
         return f"{len(self.rows)} {noun}" + (f", {len(self.intervals)} intervals" if self.intervals else "")
 
     def row_of(self, problem: Problem) -> LibraryRow | None:
@@ -216,7 +210,6 @@ class Library:
         """Return the library of a GPU that comes with the package.
 
         Args:
-            gpu: short name of the GPU.
             missing_ok: return an empty library if the package has none.
 
         Raises:

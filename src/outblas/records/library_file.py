@@ -14,8 +14,7 @@ from outblas.core.problem import Problem
 from outblas.core.weight import Weight
 from outblas.core.workload import SECOND_WORKLOADS
 from outblas.kernels.config_text import config_from_name
-from outblas.records.library_interval import IntervalIndex, LibraryInterval
-from outblas.records.library_row import LibraryChoice, LibraryRow, SecondWinner
+from outblas.records.library_row import IntervalIndex, LibraryChoice, LibraryInterval, LibraryRow, SecondWinner
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -29,9 +28,6 @@ class LibraryContent(NamedTuple):
     """The content of a library's file.
 
     Attributes:
-        gpu: short name of the GPU.
-        rows: at most one row per problem.
-        provenance: origin of the figures; JSON values.
         intervals: intervals of M; those of a weight rise and do not overlap.
         gates: the same for kernels with a gate.
     """

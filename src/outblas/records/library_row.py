@@ -14,19 +14,18 @@ A row may also have a second winner for plain calls under another workload (:cla
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
-from outblas.core.config import KernelConfig, Launch, config_name, launch_allows, launch_of
+from outblas.core.config import LAUNCHES, KernelConfig, Launch, config_name, launch_allows, launch_of
 from outblas.core.errors import ConfigError
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.problem import Problem
 from outblas.core.rivals import LT_AUTO, LT_HEURISTIC
+from outblas.core.weight import Weight
 from outblas.core.workload import SECOND_WORKLOADS, Workload
-
-if TYPE_CHECKING:
-    from outblas.records.library_interval import LibraryInterval
 
 #: The speed-up of a kernel differs by about 1% between processes. An interval from one process does not show this, so a
 #: win must exceed it too.
@@ -40,10 +39,8 @@ class LibraryChoice:
     """An installed kernel.
 
     Attributes:
-        config: the kernel.
         speedup: paired speed-up over the row's baseline.
         low: lower end of the speed-up's 95% interval.
-        high: upper end of the interval.
     """
 
     config: KernelConfig
@@ -74,8 +71,6 @@ class SecondWinner:
     Attributes:
         config: the kernel; None: ``algorithm``, or the row's fall-back.
         speedup: speed-up over the plain choice, timed in the workload's mode.
-        low: lower end of the speed-up's 95% interval.
-        high: upper end of the interval.
         algorithm: without a kernel, the algorithm of cuBLASLt (:func:`outblas.runtime.cublas.describe`) that runs.
             Empty: the row's fall-back (:attr:`LibraryRow.fallback`).
     """
@@ -217,7 +212,6 @@ def choose_kernel(
 
     Args:
         evaluations: evaluations of template candidates on one problem.
-        launch: ``plain``, ``pdl`` or ``weights``.
         above: the bound; 1.01 by default (:data:`INSTALL_ABOVE`).
     """
     return max(qualified_kernels(evaluations, launch, above), key=_rank, default=None)
@@ -229,11 +223,6 @@ def qualified_kernels(evaluations: Iterable[Evaluation], launch: Launch, above: 
     Only evaluations that passed and that the launch option allows are candidates. One qualifies if the lower bound of
     its speed-up is above (not equal to) ``above``. A bound above :data:`LEVEL_ABOVE` is enough if the kernel is also
     faster than torch.matmul by more than 1%.
-
-    Args:
-        evaluations: evaluations of template candidates on one problem.
-        launch: ``plain``, ``pdl`` or ``weights``.
-        above: the bound.
     """
     found = []
     for e in evaluations:
@@ -254,3 +243,111 @@ def _over_torch(e: Evaluation) -> float:
 def _rank(choice: LibraryChoice) -> tuple[float, float, str]:
     """Return a sort key: lower bound, then speed-up, then name."""
     return choice.low, choice.speedup, config_name(choice.config)
+
+
+_Key = tuple[int, int, str, str, str]
+
+
+@dataclass(frozen=True)
+class LibraryInterval:
+    """The decision for all products of a weight with an M from ``first`` to ``last``.
+
+    Attributes:
+        row: the decision. Its problem is the one of the smallest M. The figures of each kernel are those of the
+            measured M with the lowest lower bound.
+        measured: each M at which the kernels were proved and timed, in rising order.
+        owner: the library that holds the interval, in words, e.g. ``the user's library``. It is not saved.
+
+    Raises:
+        ConfigError: the range falls, or a measured M is outside of it, repeated or out of order.
+    """
+
+    row: LibraryRow
+    last: int
+    measured: tuple[int, ...] = ()
+    owner: str = field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        where = f"interval M {self.first}..{self.last} of {self.weight.key}"
+        if self.last < self.first:
+            raise ConfigError(where, "a range of M that rises", "tune again")
+        rising = all(a < b for a, b in pairwise(self.measured))
+        if not rising or not all(self.first <= m <= self.last for m in self.measured):
+            raise ConfigError(f"{where} was measured at M = {list(self.measured)}", "rising M inside it", "tune again")
+
+    @property
+    def weight(self) -> Weight:
+        return Weight.of(self.row.problem)
+
+    @property
+    def first(self) -> int:
+        """Return the smallest M."""
+        return self.row.problem.m
+
+    @property
+    def kernels(self) -> list[KernelConfig]:
+        """Return the kernels of all launch options; one may occur several times."""
+        return [choice.config for launch in LAUNCHES if (choice := self.row.choice(launch)) is not None]
+
+    @property
+    def has_kernel(self) -> bool:
+        """Return whether any launch option has a kernel."""
+        return bool(self.kernels)
+
+    @property
+    def words(self) -> str:
+        """Return the interval for a reader, e.g. ``interval M 65..512 of the user's library``."""
+        return f"interval M {self.first}..{self.last} of {self.owner or 'the library'}"
+
+    def row_for(self, problem: Problem) -> LibraryRow:
+        """Return the decision as a row for a problem of the interval; its :attr:`LibraryRow.interval` is the interval.
+
+        Args:
+            problem: a product of the weight, whose M lies in the interval. This is not checked.
+        """
+        return replace(self.row, problem=problem, interval=self)
+
+    def between(self, first: int, last: int) -> LibraryInterval:
+        """Return the part from ``first`` to ``last``, both inside; ``measured`` keeps what lies in it."""
+        measured = tuple(m for m in self.measured if first <= m <= last)
+        row = replace(self.row, problem=self.weight.problem(first))
+        return replace(self, row=row, last=last, measured=measured)
+
+
+class IntervalIndex:
+    """The intervals of a library, for look-ups by binary search.
+
+    Args:
+        intervals: the intervals; those of a weight in rising order of M.
+
+    Raises:
+        ConfigError: two intervals of a weight overlap, or stand in the wrong order.
+    """
+
+    def __init__(self, intervals: Iterable[LibraryInterval]) -> None:
+        self._of: dict[_Key, tuple[list[int], list[LibraryInterval]]] = {}
+        for one in intervals:
+            firsts, kept = self._of.setdefault(_key(one.row.problem), ([], []))
+            if kept and one.first <= kept[-1].last:
+                before = f"M {kept[-1].first}..{kept[-1].last}"
+                wrong = f"interval M {one.first}..{one.last} of {one.weight.key} follows {before}"
+                overlap = one.last >= kept[-1].first
+                expected = "intervals that do not overlap" if overlap else "intervals in rising order of M"
+                raise ConfigError(wrong, expected, "tune again")
+            firsts.append(one.first)
+            kept.append(one)
+
+    def find(self, problem: Problem) -> LibraryInterval | None:
+        """Return the interval that holds a problem's M; None if no interval of its weight does."""
+        firsts, kept = self._of.get(_key(problem), ((), ()))
+        at = bisect_right(firsts, problem.m) - 1
+        return kept[at] if at >= 0 and problem.m <= kept[at].last else None
+
+    def of_weight(self, weight: Weight) -> list[LibraryInterval]:
+        """Return the intervals of a weight in rising order of M, as a new list."""
+        return list(self._of.get(_key(weight), ((), ()))[1])
+
+
+def _key(one: Problem | Weight) -> _Key:
+    """Return all of a problem but M; a tuple, which a new decision makes faster than a weight."""
+    return one.n, one.k, one.layout, one.dtype, one.acc

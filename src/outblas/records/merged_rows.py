@@ -13,36 +13,17 @@ def merge_rows(old: LibraryRow, new: LibraryRow) -> LibraryRow:
     """Return, for each launch option, the kernel with the higher lower bound; ``old`` wins a tie.
 
     If any kernel changes, the baseline is that of ``new``. A row without a kernel loses to one with a kernel.
-
-    Args:
-        old: row of a problem.
-        new: another row of the same problem.
     """
     picks: dict[str, LibraryChoice | None] = {}
     for launch in LAUNCHES:
         a, b = old.choice(launch), new.choice(launch)
         picks[launch] = b if a is None or (b is not None and b.low > a.low) else a
-    return _with_choices(old, new, picks)
-
-
-def fill_fallbacks(old: LibraryRow, new: LibraryRow) -> LibraryRow:
-    """Return ``old`` with kernels of ``new`` for the launch options in which ``old`` has none.
-
-    If any kernel is added, the baseline is that of ``new``.
-    """
-    return _with_choices(old, new, {launch: old.choice(launch) or new.choice(launch) for launch in LAUNCHES})
-
-
-def _with_choices(old: LibraryRow, new: LibraryRow, picks: dict[str, LibraryChoice | None]) -> LibraryRow:
-    """Return a row with these kernels and the baseline of ``new``; ``old`` itself if it already has these kernels.
-
-    Second winners were timed against the plain choice of their row, so they stay with it.
-    """
     if picks["weights"] == picks["pdl"]:
-        picks = {**picks, "weights": None}
+        picks["weights"] = None
     if all(getattr(old, launch) == pick for launch, pick in picks.items()):
         return old
     row = replace(new, plain=picks["plain"], pdl=picks["pdl"], weights=picks["weights"])
+    # Second winners were timed against the plain choice of their row, so they stay with it.
     return without_second_winners(row) if picks["plain"] != new.plain else row
 
 

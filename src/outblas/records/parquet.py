@@ -31,12 +31,7 @@ def check_parquet() -> None:
 
 
 def parquet_bytes(table: Any, checksums: bool = False) -> bytes:
-    """Return the content of a Parquet file, compressed by zstd; the same for the same table and pyarrow.
-
-    Args:
-        table: an Arrow table.
-        checksums: each page has a checksum.
-    """
+    """Return the content of a Parquet file, compressed by zstd; the same for the same table and pyarrow."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -61,9 +56,7 @@ def write_table(table: Any, meta: Mapping[str, Any], path: Path) -> Path:
     """Write a table atomically with page checksums; return its path.
 
     Args:
-        table: an Arrow table.
         meta: JSON values of the metadata ``outblas``.
-        path: the file.
 
     Raises:
         RecordError: the disk refuses.
@@ -80,10 +73,6 @@ def read_whole(source: Any, checksums: bool = False) -> Any:
     The calling thread reads. Threads of Arrow free what they read a moment later. A process that ends in that moment
     is aborted: "terminate called without an active exception" (github.com/apache/arrow/issues/39862).
 
-    Args:
-        source: path or buffer of the file.
-        checksums: the checksum of each page is verified.
-
     Raises:
         ValueError: it has more rows. pyarrow's errors are raised, too.
     """
@@ -97,12 +86,6 @@ def read_whole(source: Any, checksums: bool = False) -> Any:
 
 def read_table(path: Path, columns: Mapping[str, str], expected: str, do: str) -> Any:
     """Return some columns of a file as an Arrow table, with their checksums verified.
-
-    Args:
-        path: the file.
-        columns: as for :func:`column_schema`.
-        expected: content of the file in words, for the error.
-        do: remedy in the error.
 
     Raises:
         RecordError: the file is truncated or damaged, or lacks a column.

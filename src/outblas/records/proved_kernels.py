@@ -71,9 +71,6 @@ def proved_problems(library: Library) -> set[Problem]:
     """Return the problems of a library's tables whose kernels were proved with today's sources and compiler.
 
     A problem of two tables counts if both were. What a table does not say of its search, the library's provenance says.
-
-    Args:
-        library: the library; its provenance has ``tables``.
     """
     return _proved_problems(library.provenance["tables"], _searched_by(library.provenance))
 

@@ -30,10 +30,7 @@ _started: list[Any] = []
 def script_command(script: str, arguments: Sequence[str] | None = None) -> str:
     """Return the command of a script of the checkout, shell-quoted, for :func:`collect_provenance`.
 
-    Example: ``python benchmarks/scale_out.py --gpus 0,1``.
-
     Args:
-        script: its path from the root of the checkout.
         arguments: its arguments; None: those of this process.
     """
     return shlex.join(["python", script, *(sys.argv[1:] if arguments is None else arguments)])
@@ -43,7 +40,6 @@ def collect_provenance(command: str, gpu_index: int | None = 0) -> dict[str, Any
     """Return the provenance of a run as JSON values.
 
     Args:
-        command: the command line.
         gpu_index: CUDA index; None asks for no GPU. A query initialises CUDA.
 
     Returns:
@@ -55,9 +51,6 @@ def collect_provenance(command: str, gpu_index: int | None = 0) -> dict[str, Any
 
 def shared_conditions(gpu_index: int | None = 0) -> dict[str, Any]:
     """Return the provenance that all figures of one result file share, so that a run resumes only under the same.
-
-    Args:
-        gpu_index: as for :func:`collect_provenance`.
 
     Returns:
         ``gpu``, ``driver`` and ``toolchain``, as of :func:`collect_provenance`.
@@ -86,11 +79,7 @@ def start_of_machine() -> str:
 
 
 def utc_now(precision: str = "seconds") -> str:
-    """Return the present time, UTC in ISO 8601.
-
-    Args:
-        precision: ``timespec`` of ``datetime.isoformat``.
-    """
+    """Return the present time, UTC in ISO 8601."""
     return datetime.now(UTC).isoformat(timespec=precision)
 
 
@@ -131,9 +120,6 @@ def gpu_and_driver(index: int = 0) -> tuple[str | None, str | None]:
 def gpu_state(index: int = 0) -> dict[str, int | None]:
     """Return the present state of a GPU, e.g. ``{"sm_clock_mhz": 1980, "temperature_c": 41}``; None for what is
     unknown.
-
-    Args:
-        index: as for :func:`gpu_and_driver`.
     """
 
     def ask(nvml: Any, handle: Any) -> tuple[int | None, int | None]:

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outblas.core.errors import DeviceError, OutblasError, RecordError
+from outblas.core.errors import DeviceError, OutblasError, RecordError, UsageError
+from outblas.core.evaluation import Status
 from outblas.core.files import write_atomic
 from outblas.core.gpu_records import reference_gpu
 from outblas.records.parquet import check_parquet, parquet_bytes, read_whole
@@ -50,12 +51,6 @@ PROVENANCE_FIELDS = ("gpu", "driver", "toolchain", "date", "commit", "command")
 #: algorithm that autotuning cuBLASLt chose, whether or not it was the fastest baseline. ``torch_full_us`` and
 #: ``lt_edges_us`` are of :data:`outblas.core.rivals.BENCH_BASELINES`, and no rivals. ``ours_mhz`` and ``baseline_mhz``
 #: are the frequencies of the SMs in mode ``block``. ``by_start`` has the published speed-ups of several starts of the
-#: machine, of which the row is the median one (:mod:`outblas_lab.build.median_rows`). The 99th percentiles are for
-#: server mode. ``pdl``: PDL was allowed. ``early``: early loads of a constant B, too. If the library has a second
-#: winner for the mode's workload, the row's plain choice is timed in the same rounds. Its figures are ``plain_config``
-#: (empty: the fall-back), ``plain_us``, ``plain_p99_us`` and ``plain_speedup``. In server mode ``chosen_on`` requests
-#: of each entry chose the rival, and all figures are of ``judged_on`` others. ``qps`` is their rate. ``clock_us`` is
-#: the clock's own share of a time or latency.
 COLUMNS: dict[str, tuple[str, bool]] = {
     **{c: ("int32", False) for c in ("m", "n", "k")},
     **{c: ("string", False) for c in ("layout", "dtype", "acc", "mode")},
@@ -98,8 +93,6 @@ class Result:
     """A result file that was read and checked.
 
     Attributes:
-        path: the file.
-        meta: its metadata: ``suite``, ``provenance``, ``format``, ``kind`` and possibly more.
         rows: its rows in file order; one dictionary per row with the columns of :data:`COLUMNS`.
     """
 
@@ -137,9 +130,6 @@ def result_file(name: str) -> Path:
     """Return where a benchmark on this machine writes a result file: ``results/<gpu>/<name>``.
 
     The GPU is that of device 0; without one it is the reference GPU.
-
-    Args:
-        name: name of the file, e.g. ``clock_study.json``.
     """
     from outblas.runtime.device import gpu_of_device
 
@@ -176,8 +166,6 @@ def write_result(rows: Sequence[Mapping[str, Any]], meta: Mapping[str, Any], pat
 
     Args:
         rows: one mapping per row with every column of :data:`COLUMNS`; nullable columns may be omitted.
-        meta: ``suite`` and ``provenance``; ``format`` and ``kind`` are added.
-        path: the file.
 
     Raises:
         RecordError: a row lacks a column or contradicts itself, or the disk refuses. The old file is kept.
@@ -372,3 +360,43 @@ def _positive(value: Any) -> bool:
 def _first_line(error: BaseException) -> str:
     """Return the first line of an error's text, or its type if the text is empty."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+#: Columns that identify a row in a bench.
+_KEY = ("m", "n", "k", "layout", "dtype", "acc", "mode", "pdl", "early")
+
+
+def median_rows(benches: Sequence[Sequence[Row]]) -> list[Row]:
+    """Return one row per problem and launch option, in the order of the first bench.
+
+    It is the whole row of the start whose published speed-up is the median. Its ``by_start`` has the published
+    speed-ups of all starts, in their order.
+
+    Args:
+        benches: rows of each start; an odd number of starts, all with the same problems and launch options.
+
+    Raises:
+        UsageError: the number of starts is even, their rows are of other problems, or a kernel failed in a start. Its
+            row counts as 1 there, so a median of the other starts would hide the failure.
+    """
+    if len(benches) % 2 == 0:
+        raise UsageError(
+            f"{len(benches)} benches", "an odd number, so that each row has a median", "add or leave out one"
+        )
+    by_key = [{tuple(row[c] for c in _KEY): row for row in rows} for rows in benches]
+    if any(known.keys() != by_key[0].keys() for known in by_key):
+        raise UsageError("benches of other problems or launch options", "the same in all", "bench the same table")
+    for number, rows in enumerate(benches, 1):
+        for row in rows:
+            if row["status"] not in (Status.PASSED.value, Status.LEFT_OUT.value):
+                raise UsageError(
+                    f"a kernel of {problem_of(row).key} failed in bench {number} ({row['status']})",
+                    "kernels that pass in every start",
+                    "bench that start again if the machine failed, else search the row again",
+                )
+    found = []
+    for key in by_key[0]:
+        rows = [known[key] for known in by_key]
+        middle = sorted(rows, key=lambda row: row["published"])[len(rows) // 2]
+        found.append({**middle, "by_start": [row["published"] for row in rows]})
+    return found

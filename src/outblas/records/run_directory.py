@@ -8,13 +8,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """Paths in a run's directory; nothing is made or checked.
-
-    Example: ``RunDirectory(Path("runs/a"))``.
-
-    Attributes:
-        path: the directory itself.
-    """
+    """Paths in a run's directory; nothing is made or checked."""
 
     path: Path
 

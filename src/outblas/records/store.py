@@ -6,7 +6,7 @@ killed by SIGKILL loses at most the evaluation in progress, because the operatin
 ``synchronous=NORMAL`` is deliberate. It saves one fsync per evaluation (milliseconds, while an evaluation takes 1-2 ms)
 and never corrupts the file. Only a power cut can undo commits, and only those after the last :meth:`Store.sync`.
 
-A file that is no store is refused before SQLite can write to it (:mod:`outblas.records.store_file`).
+A file that is no store is refused before SQLite can write to it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import math
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,10 +25,10 @@ from outblas.core.config import Candidate, config_name
 from outblas.core.errors import OutblasError, RecordError, UsageError
 from outblas.core.evaluation import Evaluation
 from outblas.core.journal import check_same_settings
+from outblas.core.plain_files import read_plain_file
 from outblas.core.problem import Problem
 from outblas.records.evaluation_json import evaluation_from_json, evaluation_to_json
 from outblas.records.provenance import utc_now
-from outblas.records.store_file import VERSION, check_store, connect, create_store, store_failure, store_refused
 
 #: (run, problem key, config name) -> counters.
 _Counters = dict[tuple[str, ...], dict[str, float]]
@@ -62,10 +62,7 @@ class StoredRun:
     """A run in a store.
 
     Attributes:
-        run_id: its name.
         started: UTC time of its start, ISO 8601, e.g. ``2026-11-22T16:57:26.123+00:00``.
-        settings: its settings; JSON values.
-        evaluations: number of recorded evaluations.
     """
 
     run_id: str
@@ -79,9 +76,6 @@ class Store:
 
     Use it as a context manager, or call :meth:`close`.
 
-    Args:
-        path: the file.
-
     Raises:
         RecordError: the file is no store, is truncated, is of another version or cannot be opened.
     """
@@ -94,19 +88,12 @@ class Store:
         with self._guard("opened"):
             self._db = connect(self.path, "rw")
             made = self._db.execute("SELECT DISTINCT type FROM sqlite_master").fetchall()
-            if not {kind for (kind,) in made} <= {
-                "table",
-                "index",
-            }:  # a view could run forever, a trigger delete rows
+            if not {kind for (kind,) in made} <= {"table", "index"}:  # a view could run forever, a trigger delete rows
                 raise store_refused(self.path, "has a view or a trigger")
             self._db.execute("PRAGMA synchronous = NORMAL")
 
     def begin(self, run_id: str, settings: dict[str, Any]) -> None:
         """Register a run, or resume one that was started with the same settings.
-
-        Args:
-            run_id: name of the run.
-            settings: JSON values.
 
         Raises:
             UsageError: the run exists with other settings; its figures would not be comparable.
@@ -155,9 +142,7 @@ class Store:
         counters count.
 
         Args:
-            run_id: name of the run.
             counters: (problem, config) -> counter name -> finite number.
-            about: origin of the counters; JSON values.
 
         Raises:
             UsageError: the run has not evaluated a pair, or a counter is no finite number.
@@ -199,8 +184,6 @@ class Store:
         """Record that a piece of a run's work is finished. The last outcome of a piece counts.
 
         Args:
-            run_id: name of the run.
-            piece: name of the piece of work.
             outcome: what came of it; JSON values.
 
         Raises:
@@ -231,7 +214,6 @@ class Store:
         """Return config -> evaluation of one problem in a run. If a pair was recorded twice, the first counts.
 
         Args:
-            run_id: name of the run.
             profiled: add the counters of :meth:`add_counters`. False returns evaluations as the search saw them.
         """
         found: dict[Candidate, Evaluation] = {}
@@ -366,3 +348,134 @@ def _dump(data: object) -> str:
 
 def _now() -> str:
     return utc_now("milliseconds")
+
+
+#: Version of the schema, stored in ``PRAGMA user_version``.
+VERSION = 1
+#: ``PRAGMA application_id``: distinguishes stores from other SQLite files ("OBLS").
+APPLICATION_ID = 0x4F424C53
+_MAGIC = b"SQLite format 3\x00"
+_HEADER_BYTES = 100
+_LOGS = ("-wal", "-shm", "-journal")
+_BUSY_SECONDS = 30.0
+_SCHEMA = f"""
+PRAGMA application_id = {APPLICATION_ID};
+PRAGMA user_version = {VERSION};
+CREATE TABLE runs (run TEXT PRIMARY KEY, started TEXT NOT NULL, settings TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE evaluations (
+    id INTEGER PRIMARY KEY,
+    run TEXT NOT NULL,
+    problem TEXT NOT NULL,
+    config TEXT NOT NULL,
+    status TEXT NOT NULL,
+    body TEXT NOT NULL
+);
+CREATE INDEX by_pair ON evaluations (run, problem, config);
+"""
+
+
+def create_store(path: Path) -> None:
+    """Publish an empty store under its final name in one step, so that no half-made store can exist.
+
+    Raises:
+        RecordError: the disk refuses. Another process' store of that name is no error.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.unlink(missing_ok=True)
+        with closing(sqlite3.connect(temporary, isolation_level=None)) as db:
+            db.executescript(_SCHEMA)
+            db.execute("PRAGMA journal_mode = WAL")
+        with suppress(FileExistsError):  # another process was first: use its file
+            os.link(temporary, path)
+    except (OSError, sqlite3.Error) as error:
+        raise store_failure(path, "created", error) from error
+    finally:
+        for suffix in ("", "-wal", "-shm", "-journal"):
+            with suppress(OSError):
+                temporary.with_name(temporary.name + suffix).unlink(missing_ok=True)
+
+
+def check_store(path: Path) -> None:
+    """Raise RecordError unless the file is a complete store of this version. Writes nothing."""
+    wal = path.with_name(path.name + "-wal")
+    try:
+        size = path.stat().st_size
+        header = read_plain_file(path, _HEADER_BYTES)
+        if any((log := path.with_name(path.name + end)).exists() and not log.is_file() for end in _LOGS):
+            raise store_refused(path, "has something in the place of its log")
+        logged = wal.exists() and wal.stat().st_size > 0
+    except OSError as error:
+        raise store_failure(path, "opened", error) from error
+    # https://www.sqlite.org/fileformat.html: page size at 16, page count at 28, user_version at 60,
+    # application_id at 68, all big-endian.
+    if len(header) < _HEADER_BYTES and _MAGIC.startswith(header[:16]):
+        raise store_refused(path, "is truncated" if header else "is empty")
+    if header[:16] != _MAGIC or _u32(header, 68) != APPLICATION_ID:
+        raise store_refused(path, "is not a store")
+    if _u32(header, 60) != VERSION:
+        raise RecordError(
+            f"store {path} is of version {_u32(header, 60)}",
+            f"version {VERSION}",
+            "open it with the release that wrote it, or choose another path",
+        )
+    page = int.from_bytes(header[16:18], "big")
+    whole = _u32(header, 28) * (65536 if page == 1 else page)
+    if logged:
+        _check_with_log(path)  # after a killed run, pages may exist only in the log
+    elif size < whole:
+        raise store_refused(path, f"is truncated ({size} of {whole} bytes)")
+
+
+def _check_with_log(path: Path) -> None:
+    """Check every page and its log through a read-only connection (slow); raise RecordError if one is damaged."""
+    try:
+        with closing(connect(path, "ro")) as db:
+            (answer,) = db.execute("PRAGMA quick_check(1)").fetchone()
+    except sqlite3.DatabaseError as error:
+        raise store_failure(path, "opened", error) from error
+    if answer != "ok":
+        raise store_refused(path, "is damaged")
+
+
+def connect(path: Path, mode: str) -> sqlite3.Connection:
+    """Return a connection to an existing store.
+
+    Args:
+        mode: "rw", or "ro" for a connection that cannot write.
+    """
+    uri = f"{path.absolute().as_uri()}?mode={mode}"
+    return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=_BUSY_SECONDS, check_same_thread=False)
+
+
+def store_failure(path: Path, what: str, error: Exception) -> RecordError:
+    """Return the RecordError, on one line, for an error of SQLite or of the file system."""
+    text = str(error)
+    if isinstance(error, OSError) and error.strerror:
+        text = error.strerror
+    if "malformed" in text or "not a database" in text:
+        return store_refused(path, "is damaged")
+    if "locked" in text:
+        return RecordError(
+            f"store {path} is in use by another process", "one driver per store", "wait for it or choose another path"
+        )
+    return RecordError(
+        f"store {path} could not be {what} ({text})",
+        "a writable file and free disk space",
+        "free some space or choose another path, then run again: what was recorded before is intact",
+    )
+
+
+def store_refused(path: Path, kind: str) -> RecordError:
+    """Return the RecordError for a file that is no usable store; ``kind`` says why, e.g. "is empty"."""
+    return RecordError(
+        f"store {path} {kind}",
+        f"an OutBLAS store of version {VERSION}",
+        "restore a copy or choose another path; the file was left untouched",
+    )
+
+
+def _u32(header: bytes, offset: int) -> int:
+    """Return the big-endian 32-bit integer at an offset of the header."""
+    return int.from_bytes(header[offset : offset + 4], "big")

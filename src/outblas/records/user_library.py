@@ -2,7 +2,7 @@
 
 Each GPU has one file, ``~/.local/share/outblas/libraries/<gpu>.json``. The file has a stamp of everything on which its
 figures depend: machine, driver, toolchain and kernels. A file with a different stamp is ignored with one warning.
-Another release may have the same kernels (:mod:`outblas.records.equal_kernels`).
+Another release may have the same kernels (:class:`EqualKernels`).
 """
 
 from __future__ import annotations
@@ -11,35 +11,21 @@ import contextlib
 import os
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from outblas.core.config import Launch, launch_allows
 from outblas.core.errors import OutblasError, RecordError, UsageError
-from outblas.core.files import lock_for_update, user_data_folder
-from outblas.core.workload import SECOND_WORKLOADS
-from outblas.records.equal_kernels import EqualKernels, KernelRelease
-from outblas.records.interval_merge import (
-    intervals_outside,
-    overlay_intervals,
-    replace_intervals,
-    replace_weights,
-)
+from outblas.core.files import lock_for_update, user_data_folder, write_json
+from outblas.core.plain_files import read_json
 from outblas.records.library import Library
-from outblas.records.library_interval import IntervalIndex, LibraryInterval
-from outblas.records.library_row import LibraryRow
+from outblas.records.library_merge import intervals_outside, overlay_library, replace_intervals, replace_weights
 
 LIBRARY_VARIABLE = "OUTBLAS_LIBRARY"
 #: Field of a stamp -> its name in messages.
-_FIELDS = {
-    "gpu": "GPU",
-    "driver": "driver",
-    "nvrtc": "NVRTC",
-    "outblas": "outblas",
-    "kernels": "kernel sources",
-}
+_FIELDS = {"gpu": "GPU", "driver": "driver", "nvrtc": "NVRTC", "outblas": "outblas", "kernels": "kernel sources"}
 _DO = f"make it writable, or name another place by {LIBRARY_VARIABLE}"
 #: Commits and commands that a file names at most, the last ones.
 MOST_NAMED = 5
@@ -53,9 +39,6 @@ def user_library_path(gpu: str) -> Path | None:
 
     ``$OUTBLAS_LIBRARY`` names a file (``*.json``) or a folder; if it is set but empty, the result is None. By default
     the folder is ``$XDG_DATA_HOME/outblas/libraries``, or ``~/.local/share/outblas/libraries`` without that variable.
-
-    Args:
-        gpu: short name of the GPU.
     """
     named = os.environ.get(LIBRARY_VARIABLE)
     if named is not None and (not named.strip() or named.endswith(".json")):
@@ -66,9 +49,6 @@ def user_library_path(gpu: str) -> Path | None:
 
 def stamp_of(provenance: Mapping[str, Any]) -> dict[str, str | None]:
     """Return the stamp of figures that were measured with the present kernels.
-
-    Args:
-        provenance: of the figures, see :func:`outblas.records.provenance.collect_provenance`.
 
     Returns:
         ``gpu`` (product name), ``driver`` (major version), ``nvrtc`` and ``outblas`` (release), each None if unknown,
@@ -99,10 +79,6 @@ def stamp_differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list
 
     Another release or hash counts as equal if its kernels are known to compile to the same cubins.
 
-    Args:
-        there: stamp of a file.
-        here: stamp of this machine.
-
     Raises:
         RecordError: the table of equal kernels is damaged.
     """
@@ -125,10 +101,7 @@ class InstalledLibrary:
     """Result of :func:`install`.
 
     Attributes:
-        path: the library file.
         changed: number of rows that are new or changed.
-        rows: number of rows in the file.
-        intervals: number of intervals in the file.
         aside: new path of an old file that could not be merged; None if there was no such file.
     """
 
@@ -146,12 +119,10 @@ def install(
 
     If a problem has an old and a new row, each launch option gets the better kernel
     (:func:`outblas.records.merged_rows.merge_rows`). New intervals take the place of old ones
-    (:func:`outblas.records.interval_merge.replace_intervals`). A file that is damaged or has another stamp is renamed,
+    (:func:`outblas.records.library_merge.replace_intervals`). A file that is damaged or has another stamp is renamed,
     not deleted.
 
     Args:
-        library: the tuned rows and intervals.
-        provenance: of their figures.
         path: the file; None: the user's (:func:`user_library_path`).
         launch: launch option whose kernels the run searched. Intervals of the file with a kernel that it does not allow
             stay.
@@ -191,9 +162,6 @@ def install(
 
 def check_installable(gpu: str) -> None:
     """Return None if a library of a GPU could be installed now, so that no long search is for nothing.
-
-    Args:
-        gpu: short name of the GPU.
 
     Raises:
         UsageError: ``$OUTBLAS_LIBRARY`` is empty.
@@ -251,10 +219,6 @@ def load(gpu: str, index: int) -> tuple[Library, Path] | None:
     """Return the user's library for a device and its path; None if there is no file or it may not be used.
 
     A file that may not be used gives one RuntimeWarning per process.
-
-    Args:
-        gpu: short name of the GPU.
-        index: CUDA device.
     """
     path = user_library_path(gpu)
     if path is None:
@@ -285,15 +249,9 @@ def load(gpu: str, index: int) -> tuple[Library, Path] | None:
 
 
 def library_for_device(packaged: Library, index: int) -> tuple[Library, tuple[str, ...]]:
-    """Return (library, sources) for a CUDA device: the packaged library with the user's rows and intervals in front.
+    """Return (library, sources) for a CUDA device: the packaged library with the user's in front.
 
-    Rows of either library go before intervals of either. Where a row of the user has no kernel, that of a packaged row
-    or of an interval is taken. Where a packaged row has none, that of an interval of the user is. The user's gates take
-    the place of packaged ones of the same weight.
-
-    Args:
-        packaged: library of the package for this GPU.
-        index: CUDA device.
+    :func:`outblas.records.library_merge.overlay_library` merges the two.
 
     Returns:
         The merged library, and one text per source, the user's file first.
@@ -302,44 +260,99 @@ def library_for_device(packaged: Library, index: int) -> tuple[Library, tuple[st
     shipped = _owned(packaged, "the packaged library")
     found = load(packaged.gpu, index)
     if found is None:
-        return replace(packaged, intervals=shipped), used
+        return shipped, used
     own, path = found
-    users, rows = IntervalIndex(own.intervals), {row.problem: row for row in packaged.rows}
-    if own.intervals:
-        rows = {problem: _filled(row, users) for problem, row in rows.items()}
-    intervals = overlay_intervals(_owned(own, "the user's library"), shipped, merge_user_row)
-    ranges = IntervalIndex(intervals)
-    for row in own.rows:
-        rows[row.problem] = _filled(merge_user_row(row, rows.get(row.problem)), ranges)
-    gates = replace_weights(packaged.gates, own.gates)
-    merged = replace(packaged, rows=tuple(rows.values()), intervals=intervals, gates=gates)
-    return merged, (f"{path} ({own.size()})", *used)
+    return overlay_library(_owned(own, "the user's library"), shipped), (f"{path} ({own.size()})", *used)
 
 
-def _filled(row: LibraryRow, intervals: IntervalIndex) -> LibraryRow:
-    """Return a row with the kernel of the interval that holds its M, for each launch option in which it has none."""
-    interval = intervals.find(row.problem) if row.plain is None or row.pdl is None else None
-    return row if interval is None else merge_user_row(row, interval.row_for(row.problem))
+def _owned(library: Library, owner: str) -> Library:
+    """Return a library whose intervals have the name of their owner for messages."""
+    return replace(library, intervals=tuple(replace(one, owner=owner) for one in library.intervals))
 
 
-def _owned(library: Library, owner: str) -> tuple[LibraryInterval, ...]:
-    """Return a library's intervals with the name of their owner for messages."""
-    return tuple(replace(one, owner=owner) for one in library.intervals)
+FORMAT = "outblas-equal-kernels-1"
+TABLE_PATH = Path(__file__).parents[1] / "data" / "equal_kernels.json"
 
 
-def merge_user_row(own: LibraryRow, packaged: LibraryRow | None) -> LibraryRow:
-    """Return the user's decision, with the packaged kernel for each launch option in which the user's row has none.
+class KernelRelease(NamedTuple):
+    """The identity of a release's kernels.
 
-    Packaged kernels are proven too, and a short search may have missed them. Second winners come from the row whose
-    plain kernel is used.
-
-    Args:
-        own: the user's row, of the library or of an interval.
-        packaged: another row of the same problem, packaged or of an interval; None makes the result ``own``.
+    Attributes:
+        sha: hash of the kernel files, by the rule of that release.
     """
-    if packaged is None:
-        return own
-    weights = own.weights or (None if own.pdl is not None else packaged.weights)
-    first = packaged if own.plain is None and packaged.plain is not None else own
-    seconds = {workload: getattr(first, workload) for workload in SECOND_WORKLOADS}
-    return replace(own, plain=first.plain, pdl=own.pdl or packaged.pdl, weights=weights, **seconds)
+
+    release: str | None
+    sha: str | None
+
+
+@dataclass(frozen=True)
+class EqualKernels:
+    """The releases whose kernels compile to the same cubins.
+
+    Attributes:
+        now: the kernels for which the table was written. The table says nothing about other kernels.
+        before: earlier kernels with the same cubins, oldest first.
+    """
+
+    now: KernelRelease
+    before: tuple[KernelRelease, ...] = ()
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str] = TABLE_PATH) -> EqualKernels:
+        """Read the table.
+
+        Raises:
+            RecordError: the file is missing or damaged.
+        """
+        try:
+            data = read_json(Path(path))
+            if data["format"] != FORMAT:
+                raise ValueError(f"format {data['format']!r}")
+            return cls(_from_json(data), tuple(map(_from_json, data["equal"])))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise RecordError(
+                f"the table of equal kernels {path} cannot be read ({error})",
+                f"a file of format {FORMAT}",
+                "install the package afresh",
+            ) from error
+
+    def save(self, path: str | os.PathLike[str] = TABLE_PATH) -> None:
+        """Write the table as JSON; by default in place of the package's own.
+
+        Raises:
+            RecordError: the disk refuses.
+        """
+        data = {"format": FORMAT, **_to_json(self.now), "equal": list(map(_to_json, self.before))}
+        write_json(Path(path), data)
+
+    def are_equal(self, there: KernelRelease, here: KernelRelease) -> bool:
+        """Return True if a library made with the kernels ``there`` is valid with the kernels ``here``.
+
+        It is if both are the same release, or if ``here`` is ``now`` and ``there`` is one of ``before``. The reverse is
+        not
+        enough: an old release does not know a later one.
+        """
+        return there == here or (here == self.now and there in self.before)
+
+    def extended_by(self, now: KernelRelease, proved: KernelRelease, compared: str) -> EqualKernels:
+        """Return the table for later kernels whose cubins were found equal to those of earlier kernels.
+
+        Args:
+            proved: the earlier kernels, as a library file of their release names them.
+            compared: hash of the earlier kernel files by the present rule. If this table is for that hash or for
+                ``now``, its entries are kept.
+        """
+        kept: Iterable[KernelRelease] = (*self.before, self.now) if now == self.now or self.now.sha == compared else ()
+        before = dict.fromkeys((*kept, proved))
+        before.pop(now, None)
+        return EqualKernels(now, tuple(before))
+
+
+def _from_json(data: dict[str, str]) -> KernelRelease:
+    """Return the kernels of an entry. Raises KeyError if a key is missing."""
+    return KernelRelease(str(data["outblas"]), str(data["kernels"]))
+
+
+def _to_json(kernels: KernelRelease) -> dict[str, str | None]:
+    """Return an entry of the table."""
+    return {"outblas": kernels.release, "kernels": kernels.sha}

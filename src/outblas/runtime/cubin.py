@@ -54,9 +54,6 @@ class Cubin:
     """Machine code of one kernel, with facts that the compiler reported.
 
     Attributes:
-        image: the ELF file.
-        entry: name of the kernel function.
-        arch: e.g. ``sm_90a``.
         registers: registers per thread.
         spill_bytes: bytes of spill stores plus spill loads.
         stack_bytes: local stack, bytes.
@@ -64,7 +61,6 @@ class Cubin:
         facts: instruction counts of the SASS.
         compile_seconds: duration of the compilation, also if the cubin now comes from the cache.
         from_cache: True if it was not compiled now.
-        log: output of NVRTC and ptxas.
     """
 
     image: bytes
@@ -109,10 +105,7 @@ class CubinCache:
         return default_directory() if self._directory is None else self._directory
 
     def path(self, key: str) -> Path:
-        """Return the path of the file for a key, which need not exist.
-
-        Example: ``CubinCache("/tmp/c").path("abcd")`` is ``/tmp/c/cubin/ab/abcd``.
-        """
+        """Return the path of the file for a key, which need not exist."""
         return self.directory / "cubin" / key[:2] / key
 
     def get(self, key: str) -> Cubin | None:

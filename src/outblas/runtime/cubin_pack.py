@@ -66,16 +66,9 @@ class CubinPack:
 
     :meth:`get` looks a kernel up, by a key and not by ``[]``. The file is not kept open, so there is nothing to close.
 
-    Example: ``CubinPack("kernels.pack").get(pack_key(source, "sm_90a"))`` returns a Cubin or None.
-
-    Args:
-        path: the file.
-
     Attributes:
-        path: the file, as a Path.
         about: origin of the cubins, a dict of JSON values such as ``"nvrtc": "13.0 (wheel 13.0.88)"``. Other keys:
             ``outblas``, ``kernels``, ``libraries``, ``any_shape``, ``architectures``.
-        bytes: size of the file.
         images: number of different cubins.
 
     Raises:
@@ -170,11 +163,8 @@ class CubinPack:
 def pack_bytes(cubins: Mapping[bytes, Cubin], about: Mapping[str, Any]) -> bytes:
     """Return the content of a pack file. Equal arguments give equal bytes. Nothing is written.
 
-    Example: ``path.write_bytes(pack_bytes({pack_key(source, "sm_90a"): cubin}, {"nvrtc": "13.0"}))``.
-
     Args:
         cubins: :func:`pack_key` -> cubin.
-        about: origin of the cubins; JSON values.
     """
     rows = sorted(cubins.items())
     images: dict[bytes, int] = {}

@@ -15,15 +15,18 @@ Enumeration values are from cublas_api.h, cublasLt.h and library_types.h of CUDA
 from __future__ import annotations
 
 import ctypes
+import functools
+import re
 import sys
-from ctypes import byref, c_float, c_int, c_size_t, c_uint16, c_uint32, c_uint64, c_void_p
+from ctypes import POINTER, byref, c_float, c_int, c_int64, c_size_t, c_uint16, c_uint32, c_uint64, c_void_p
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from outblas.core.errors import DeviceError
+from outblas.core.errors import DeviceError, ToolchainMissing
+from outblas.core.install_hint import install_hint
 from outblas.core.problem import Problem
 from outblas.core.rivals import CallFromC
-from outblas.runtime.cublas_loading import Algo, HeuristicResult, native_call, open_cublas, open_cublaslt
 
 #: Size of the scratch memory that every baseline may use, bytes.
 WORKSPACE_BYTES = 32 * 1024 * 1024
@@ -36,16 +39,10 @@ _DESC_TRANSA, _DESC_TRANSB = 3, 4  # cublasLtMatmulDescAttributes_t
 _PREF_MAX_WORKSPACE, _PREF_MIN_ALIGNMENT = 1, (5, 6, 7, 8)  # cublasLtMatmulPreferenceAttributes_t: A, B, C, D
 #: cublasLtMatmulAlgoConfigAttributes_t: name -> (number, type).
 _ALGO_FIELDS: dict[str, tuple[int, Any]] = {
-    "id": (0, c_int),
-    "tile": (1, c_uint32),
-    "splitk": (2, c_int),
-    "reduction": (3, c_uint32),
-    "swizzle": (4, c_uint32),
-    "custom": (5, c_uint32),
-    "stages": (6, c_uint32),
-    "inner": (7, c_uint16),
+    "id": (0, c_int), "tile": (1, c_uint32), "splitk": (2, c_int), "reduction": (3, c_uint32),
+    "swizzle": (4, c_uint32), "custom": (5, c_uint32), "stages": (6, c_uint32), "inner": (7, c_uint16),
     "cluster": (8, c_uint16),
-}
+}  # fmt: skip
 _STATUS = {
     1: "NOT_INITIALIZED",
     3: "ALLOC_FAILED",
@@ -97,17 +94,11 @@ class BlasShape:
         transposed = problem.layout == "TN"
         half = problem.acc == "fp16"
         return cls(
-            m=problem.n,
-            n=problem.m,
-            k=problem.k,
-            op_first=_OP_T if transposed else _OP_N,
-            ld_first=problem.k if transposed else problem.n,
-            ld_second=problem.k,
-            ld_out=problem.n,
-            dtype=_R_16F if problem.dtype == "fp16" else _R_16BF,
-            compute=_COMPUTE_16F if half else _COMPUTE_32F,
+            m=problem.n, n=problem.m, k=problem.k, op_first=_OP_T if transposed else _OP_N,
+            ld_first=problem.k if transposed else problem.n, ld_second=problem.k, ld_out=problem.n,
+            dtype=_R_16F if problem.dtype == "fp16" else _R_16BF, compute=_COMPUTE_16F if half else _COMPUTE_32F,
             scale=_R_16F if half else _R_32F,
-        )
+        )  # fmt: skip
 
     def scalars(self) -> tuple[Any, Any]:
         """Return (alpha, beta) = (1, 0) in the scale type, as ctypes objects.
@@ -142,7 +133,6 @@ class Cublas:
         """Enqueue cublasGemmEx with the default algorithm.
 
         Args:
-            shape: the problem's arguments.
             scalars: of :meth:`BlasShape.scalars`.
             a: address of our A.
             b: address of our B.
@@ -184,9 +174,6 @@ class Cublas:
 
 class CublasLt:
     """A cublasLtHandle_t. :meth:`plan` describes a problem; :meth:`close` ends the handle. It is no context manager.
-
-    Example: ``plan = CublasLt(workspace).plan(problem)``, then
-    ``plan.matmul(plan.heuristic(1)[0].algo, a.data_ptr(), b.data_ptr(), c.data_ptr(), stream)``.
 
     Args:
         workspace: address of :data:`WORKSPACE_BYTES` bytes on the current device, which must outlive this object. With
@@ -246,10 +233,9 @@ class LtPlan:
         """Return a list of algorithms that cuBLASLt proposes, best first by its own estimate; at least one.
 
         The algorithm is ``result.algo``; ``result.workspace`` is what it needs, bytes. A result is a
-        :class:`outblas.runtime.cublas_loading.HeuristicResult`.
+        :class:`HeuristicResult`.
 
         Args:
-            count: maximum number of algorithms.
             alignment: alignment of every operand's address, bytes.
 
         Raises:
@@ -289,11 +275,6 @@ class LtPlan:
         """Enqueue one product with a given algorithm.
 
         Args:
-            algo: the algorithm.
-            a: address of our A.
-            b: address of our B.
-            c: address of our C, overwritten.
-            stream: raw CUstream.
             workspace: address of :data:`WORKSPACE_BYTES` bytes for this call; 0: none; None: the handle's.
 
         Raises:
@@ -373,9 +354,6 @@ def rounds_partial_sums(algorithm: str) -> bool:
 
     ``CUBLASLT_REDUCTION_SCHEME_NONE`` (0) has no parts, and ``COMPUTE_TYPE`` (2) adds them in fp32. ``INPLACE`` (1) and
     ``OUTPUT_TYPE`` (4) add them in the type of C.
-
-    Args:
-        algorithm: configuration as :func:`describe` spells it.
     """
     return not {"reduction=0", "reduction=2"} & set(algorithm.split())
 
@@ -388,13 +366,127 @@ def version() -> str:
 
 
 def check_status(call: str, status: int) -> None:
-    """Raise DeviceError unless a cublasStatus_t is CUBLAS_STATUS_SUCCESS (0); ``call`` names the function.
-
-    Example: ``check_status("cublasCreate", 7)`` raises it with "cublasCreate failed with CUBLAS_STATUS_INVALID_VALUE".
-    """
+    """Raise DeviceError unless a cublasStatus_t is CUBLAS_STATUS_SUCCESS (0); ``call`` names the function."""
     if status:
         raise DeviceError(
             f"{call} failed with CUBLAS_STATUS_{_STATUS.get(status, status)}",
             "CUBLAS_STATUS_SUCCESS",
             "check the GPU, its driver and the problem's alignment",
         )
+
+
+class Algo(ctypes.Structure):
+    """An opaque cublasLtMatmulAlgo_t, 64 bytes."""
+
+    _fields_ = [("data", c_uint64 * 8)]
+
+
+class HeuristicResult(ctypes.Structure):
+    """A cublasLtMatmulHeuristicResult_t, 96 bytes.
+
+    Its fields: ``algo`` (an :class:`Algo`), ``workspace`` (bytes that it needs), ``state`` (0: usable), ``waves``.
+    """
+
+    _fields_ = [("algo", Algo), ("workspace", c_size_t), ("state", c_int), ("waves", c_float), ("reserved", c_int * 4)]
+
+
+@functools.cache
+def open_cublas() -> ctypes.CDLL:
+    """Return libcublas with typed functions. Raises ToolchainMissing if it is not installed."""
+    open_cublaslt()  # libcublas needs it: load it first, from the same place
+    lib = _load("cublas")
+    gemm = [c_void_p, c_int, c_int, c_int, c_int, c_int, c_void_p, c_void_p, c_int, c_int]
+    gemm += [c_void_p, c_int, c_int, c_void_p, c_void_p, c_int, c_int, c_int, c_int]
+    signatures: dict[str, list[Any]] = {
+        "cublasCreate_v2": [POINTER(c_void_p)],
+        "cublasDestroy_v2": [c_void_p],
+        "cublasSetStream_v2": [c_void_p, c_void_p],
+        "cublasSetWorkspace_v2": [c_void_p, c_void_p, c_size_t],
+        "cublasGemmEx": gemm,
+    }
+    return _typed(lib, signatures)
+
+
+@functools.cache
+def open_cublaslt() -> ctypes.CDLL:
+    """Return libcublasLt with typed functions. Raises ToolchainMissing if it is not installed."""
+    lib = _load("cublasLt")
+    pointer = c_void_p
+    signatures: dict[str, list[Any]] = {
+        "cublasLtCreate": [POINTER(c_void_p)],
+        "cublasLtDestroy": [pointer],
+        "cublasLtMatmulDescCreate": [POINTER(c_void_p), c_int, c_int],
+        "cublasLtMatmulDescDestroy": [pointer],
+        "cublasLtMatmulDescSetAttribute": [pointer, c_int, pointer, c_size_t],
+        "cublasLtMatrixLayoutCreate": [POINTER(c_void_p), c_int, c_uint64, c_uint64, c_int64],
+        "cublasLtMatrixLayoutDestroy": [pointer],
+        "cublasLtMatmulPreferenceCreate": [POINTER(c_void_p)],
+        "cublasLtMatmulPreferenceDestroy": [pointer],
+        "cublasLtMatmulPreferenceSetAttribute": [pointer, c_int, pointer, c_size_t],
+        "cublasLtMatmulAlgoGetHeuristic": [pointer] * 7 + [c_int, POINTER(HeuristicResult), POINTER(c_int)],
+        "cublasLtMatmulAlgoConfigGetAttribute": [pointer, c_int, pointer, c_size_t, POINTER(c_size_t)],
+        "cublasLtMatmul": [pointer] * 14 + [c_size_t, pointer],
+    }
+    _typed(lib, signatures)
+    lib.cublasLtGetVersion.argtypes, lib.cublasLtGetVersion.restype = [], c_size_t
+    return lib
+
+
+def native_call(lib: ctypes.CDLL, name: str, arguments: tuple[Any, ...], owner: Any) -> CallFromC:
+    """Return a call of a library's function for a caller in C.
+
+    Args:
+        arguments: its arguments: integers, ``c_void_p`` or results of ``byref``.
+        owner: what keeps the handles among them alive.
+    """
+    address = ctypes.cast(getattr(lib, name), c_void_p).value or 0
+    return CallFromC(name, address, tuple(map(_word, arguments)), (arguments, owner))
+
+
+def _word(argument: Any) -> int:
+    """Return an argument as an integer: a number, the value of a pointer, or the address of a ``byref``."""
+    if isinstance(argument, int):
+        return argument
+    return argument.value or 0 if isinstance(argument, c_void_p) else ctypes.addressof(argument._obj)
+
+
+def _typed(lib: ctypes.CDLL, signatures: dict[str, list[Any]]) -> ctypes.CDLL:
+    """Set the argument types of functions that return a status; return the library."""
+    for name, arguments in signatures.items():
+        function = getattr(lib, name)
+        function.argtypes, function.restype = arguments, c_int
+    return lib
+
+
+def _load(name: str) -> ctypes.CDLL:
+    """Return the library that this process has loaded, else the one of the wheels, else the system's.
+
+    Raises:
+        ToolchainMissing: it was not found.
+    """
+    tried: list[str] = []
+    for path in (*_mapped(name), *_wheels(name), f"lib{name}.so.13", f"lib{name}.so.12"):
+        try:
+            return ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+        except OSError as error:
+            tried.append(str(error))
+    raise ToolchainMissing(
+        f"lib{name} cannot be loaded ({tried[0].splitlines()[0][:120]})",
+        "the cuBLAS that a CUDA build of torch brings",
+        install_hint("gpu"),
+    )
+
+
+def _mapped(name: str) -> list[str]:
+    """Return the paths of this library in the memory map of the process."""
+    maps = Path("/proc/self/maps")
+    if not maps.exists():
+        return []
+    return sorted(set(re.findall(rf"(/\S*/lib{name}\.so[.\d]*)$", maps.read_text(errors="replace"), re.M)))
+
+
+def _wheels(name: str) -> list[str]:
+    """Return the paths of this library in NVIDIA's wheels."""
+    roots = [Path(folder or ".", "nvidia") for folder in sys.path]
+    patterns = (f"cu13/lib/lib{name}.so.*", f"cublas/lib/lib{name}.so.*")
+    return [str(path) for root in roots for pattern in patterns for path in sorted(root.glob(pattern))]

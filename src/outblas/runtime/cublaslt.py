@@ -19,8 +19,7 @@ from outblas.core.errors import DeviceError, ToolchainMissing
 from outblas.core.problem import ROW_ALIGN_BYTES, Problem
 from outblas.core.rivals import AUTO_REQUEST
 from outblas.kernels.geometry_terms import COUNTERS_BYTES
-from outblas.runtime.cublas import WORKSPACE_BYTES, CublasLt, describe
-from outblas.runtime.cublas_loading import Algo
+from outblas.runtime.cublas import WORKSPACE_BYTES, Algo, CublasLt, describe
 from outblas.runtime.driver import check, driver
 from outblas.runtime.recent_entries import keep, touch
 
@@ -40,7 +39,6 @@ class PreparedAlgorithm(NamedTuple):
         numbers: see :meth:`outblas.runtime.cublas.LtPlan.numbers`.
         algo: bytes of the cublasLtMatmulAlgo_t.
         workspace_bytes: size of the stream's workspace; 0: the call takes none.
-        keep: object that must live while the numbers are used.
         output: shape, strides and torch dtype of C.
     """
 
@@ -73,8 +71,6 @@ class LtAlgorithm:
         """Enqueue ``c = a @ b`` on a raw stream.
 
         Args:
-            a: torch CUDA tensor A.
-            b: torch CUDA tensor B.
             c: torch CUDA tensor C, overwritten.
             stream: raw CUstream.
             workspace: workspace of the stream; needed if ``workspace_bytes`` is not 0.
@@ -111,7 +107,7 @@ class LtAlgorithms:
     """
 
     def __init__(self, make: Callable[[], Any] = CublasLt, context: Callable[[], int] | None = None) -> None:
-        self._make, self._context = make, context or _current_context
+        self._make, self._context = make, context or (lambda: int(check("cuCtxGetCurrent", driver().cuCtxGetCurrent())))
         self._lt: Any = None
         self._absent = ""
         self._found: OrderedDict[tuple[Problem, str], LtAlgorithm] = OrderedDict()
@@ -155,11 +151,6 @@ class LtAlgorithms:
 
         ``failed`` gets the line ``"<problem>: cuBLASLt <algorithm> cannot be used: <why>"``. For the problem it has the
         key, e.g. ``64_64_64_TN_fp16_fp32``.
-
-        Args:
-            problem: the product.
-            algorithm: the algorithm's description.
-            why: the reason, one line.
         """
         self._found.pop((problem, algorithm), None)
         line = f"{problem.key}: cuBLASLt {algorithm} cannot be used: {why}"
@@ -172,7 +163,6 @@ class LtAlgorithms:
         Only the host works: the heuristic neither launches nor allocates. Opening cuBLASLt may allocate on the GPU.
 
         Args:
-            problem: the product.
             may_open: open cuBLASLt if it is not open yet; False while a CUDA graph is captured.
 
         Returns:
@@ -201,9 +191,6 @@ class LtAlgorithms:
         """Return the algorithms that :meth:`find` finds, the heuristic's first in front; empty if cuBLASLt is missing.
 
         The last ones are kept, as for :meth:`first_answer`.
-
-        Args:
-            problem: the product.
         """
         with self._lock:
             if problem not in self._all_answers:
@@ -252,7 +239,3 @@ class LtAlgorithms:
                 self._absent = error.wrong
                 raise
         return self._lt
-
-
-def _current_context() -> int:
-    return int(check("cuCtxGetCurrent", driver().cuCtxGetCurrent()))

@@ -7,11 +7,10 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-from outblas.core.derived_gpu import find_record
+from outblas.core.derived_gpu import DeviceAttributes, find_record
 from outblas.core.errors import DeviceError, UsageError
 from outblas.core.gpu_records import GpuRecord, reference_gpu
 from outblas.core.roofline import OLDEST_ARCH, Gpu
-from outblas.runtime.device_attributes import device_attributes
 
 
 def default_recording() -> str:
@@ -25,10 +24,6 @@ class Device:
 
     Its text is what :func:`parse_device` reads: ``str(Device(gpu_index=1))`` is ``"cuda:1"``,
     ``str(Device(recording="h200"))`` is ``"replay:h200"``.
-
-    Attributes:
-        gpu_index: CUDA index.
-        recording: name or path.
     """
 
     gpu_index: int | None = None
@@ -59,9 +54,6 @@ def pci_bus_id(gpu_index: int) -> str | None:
     """Return the PCI address of a GPU, for tools that ignore ``CUDA_VISIBLE_DEVICES``; None if there is no such GPU.
 
     Its form is domain:bus:device.function in hexadecimal digits, as the driver writes it, e.g. ``0000:65:00.0``.
-
-    Args:
-        gpu_index: CUDA index.
     """
     if not 0 <= gpu_index < gpu_count():
         return None
@@ -73,8 +65,6 @@ def pci_bus_id(gpu_index: int) -> str | None:
 
 def require_gpus(indices: tuple[int, ...]) -> tuple[int, ...]:
     """Return the indices, the same tuple, if each is a GPU of this machine.
-
-    Example: ``require_gpus((0, 1))`` returns ``(0, 1)`` with two GPUs and raises DeviceError with fewer.
 
     Raises:
         UsageError: no index, a negative one, or one given twice.
@@ -99,8 +89,6 @@ def require_gpus(indices: tuple[int, ...]) -> tuple[int, ...]:
 
 def parse_device(text: str | None) -> Device:
     """Return the device of a text.
-
-    Example: ``parse_device("replay:h200")`` returns ``Device(gpu_index=None, recording="h200")``.
 
     Args:
         text: ``cuda`` (GPU 0), ``cuda:N`` or ``replay:NAME``. None: GPU 0 if there is a GPU, else the packaged
@@ -156,3 +144,44 @@ def record_of_device(index: int) -> GpuRecord:
 def forget_records() -> None:
     """Look every device up again from now on: a record was written."""
     _records.clear()
+
+
+#: Fields of DeviceAttributes -> CUdevice_attribute, from cuda.h.
+_ATTRIBUTES = {
+    "sms": 16, "clock_khz": 13, "memory_clock_khz": 36, "bus_bits": 37, "l2_bytes": 38, "smem_optin": 97,
+    "sm_smem": 81, "sm_threads": 39,
+}  # fmt: skip
+_MAJOR, _MINOR = 75, 76
+
+
+@lru_cache
+def device_attributes(index: int) -> DeviceAttributes:
+    """Return the driver's answers about a CUDA device; each device is asked once.
+
+    Raises:
+        DeviceError: no driver, no such device, or the driver refuses a question.
+    """
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise _absent(index) from error
+    handle, size, name = ctypes.c_int(0), ctypes.c_size_t(0), ctypes.create_string_buffer(128)
+    if cuda.cuInit(0) or cuda.cuDeviceGet(ctypes.byref(handle), index):
+        raise _absent(index)
+
+    def ask(attribute: int) -> int:
+        value = ctypes.c_int(0)
+        if status := cuda.cuDeviceGetAttribute(ctypes.byref(value), attribute, handle):
+            raise DeviceError(f"the driver refuses attribute {attribute} ({status})", "an answer", "update the driver")
+        return value.value
+
+    if cuda.cuDeviceGetName(name, len(name), handle) or cuda.cuDeviceTotalMem_v2(ctypes.byref(size), handle):
+        raise DeviceError(f"the driver does not name device {index}", "a name and a size", "update the driver")
+    return DeviceAttributes(
+        product=name.value.decode(errors="replace"), arch=ask(_MAJOR) * 10 + ask(_MINOR), memory_bytes=size.value,
+        **{field: ask(attribute) for field, attribute in _ATTRIBUTES.items()},
+    )  # fmt: skip
+
+
+def _absent(index: int) -> DeviceError:
+    return DeviceError(f"no CUDA device {index}", "an NVIDIA GPU of sm_80 or newer", "run outblas doctor")

@@ -33,7 +33,6 @@ def check(call: str, result: tuple[Any, ...]) -> Any:
     ``(status,)`` gives None, ``(status, 7)`` gives 7 and ``(status, 7, 8)`` gives ``(7, 8)``.
 
     Args:
-        call: name of the function, for the error.
         result: (status, values...). The status is an enumeration member, with an int value and ``name``.
 
     Raises:
@@ -73,7 +72,6 @@ def capture_graph(calls: Sequence[Callable[[int], Any]], stream: int) -> Any:
     ``capture_graph([call], stream)`` for a :class:`outblas.runtime.launch.KernelCall`.
 
     Args:
-        calls: functions of a raw stream.
         stream: raw CUstream; not the default stream 0, which cannot be captured.
 
     Raises:
@@ -129,9 +127,6 @@ def new_stream() -> int:
 
 def use_primary_context(index: int) -> None:
     """Make the primary context of a CUDA device, which torch uses, current in this thread. The call does not wait.
-
-    Args:
-        index: CUDA index.
 
     Raises:
         DeviceError: there is no such device, or it has no context.

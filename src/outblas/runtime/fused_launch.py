@@ -14,8 +14,7 @@ from outblas.core.problem import ELEMENT_BYTES, ROW_ALIGN_BYTES, Problem
 from outblas.kernels.epilogue import Epilogue, alignment, why_not_fused
 from outblas.kernels.families.registry import FAMILIES
 from outblas.runtime.cubin import Cubin
-from outblas.runtime.launch import KernelCall, load
-from outblas.runtime.overlap import may_overlap
+from outblas.runtime.launch import KernelCall, load, may_overlap
 
 if TYPE_CHECKING:
     import torch
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
 
 class Extra(NamedTuple):
     """Operands of an epilogue; None for an operand that the epilogue does not take.
-
-    Example: ``Extra(bias=bias)`` fits ``Epilogue(bias=True)``; ``Extra()`` is for an epilogue without operands.
 
     Attributes:
         bias: tensor of shape (N,).
@@ -62,8 +59,6 @@ def why_unfit(
     ``bias has shape (4,), expected (8,)``.
 
     Args:
-        config: the kernel.
-        extra: operands of the epilogue.
         a: operand A, for dtype and device.
         out: output that must not overlap the operands; None: newly allocated memory.
     """
@@ -99,11 +94,9 @@ class FusedKernel:
 
     Args:
         cubin: compiled from ``make_source(problem, config, epilogue)``.
-        config: the kernel.
 
     Attributes:
         name: ``<config name> with <epilogue name>``, e.g. ending in ``with bias+gelu``.
-        packaged: as of :class:`outblas.runtime.launch.LoadedKernel`.
 
     Raises:
         DeviceError: the driver cannot load the cubin.
@@ -115,12 +108,9 @@ class FusedKernel:
         self.name = f"{self._kernel.name} with {epilogue.name}"
 
     def bind(
-        self,
-        problem: Problem,
-        operands: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-        extra: Extra,
+        self, problem: Problem, operands: tuple[torch.Tensor, torch.Tensor, torch.Tensor], extra: Extra,
         workspace: torch.Tensor | None = None,
-    ) -> KernelCall:
+    ) -> KernelCall:  # fmt: skip
         """Return a call that computes ``c = act(a @ b + bias) + residual``.
 
         The call keeps all tensors alive until it is released. Nothing runs before ``call(stream)``.
@@ -129,7 +119,6 @@ class FusedKernel:
             operands: (a, b, c) as in :meth:`outblas.runtime.launch.LoadedKernel.bind`. For a gated epilogue, c is (M,
                 N/2).
             extra: bias and residual; ``Extra()`` if the epilogue takes neither.
-            workspace: as in :meth:`outblas.runtime.launch.LoadedKernel.bind`.
 
         Raises:
             ConfigError: the config is not legal for the problem, or not with this epilogue.

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from outblas.core.config import KernelConfig, config_name
 from outblas.core.errors import CompileError, DeviceError, OutblasError, ToolchainMissing
 from outblas.core.problem import Problem
+from outblas.core.roofline import Gpu, architecture
 from outblas.kernels.source import Source
 from outblas.runtime.cubin import Cubin
 
@@ -30,8 +31,6 @@ class KernelCode:
     """Machine code of a kernel that is not loaded yet.
 
     Attributes:
-        cubin: the machine code.
-        name: name of the kernel, for logs.
         packaged: whether it was shipped.
         seconds: of compilation; 0 if it was shipped or cached.
         refused: why the driver refused the shipped cubin that it replaces; empty: it replaces none.
@@ -48,15 +47,11 @@ class ShippedRefused(DeviceError):
     """The driver refuses a shipped cubin. ``kernel_code(..., refused=error.wrong)`` gives a compiled one instead."""
 
 
-def load_kernel(problem: Problem, config: KernelConfig, arch: str = ARCHITECTURE) -> tuple[Any, float]:
+def load_kernel(problem: Problem, config: KernelConfig, gpu: Gpu | None = None) -> tuple[Any, float]:
     """Load a kernel on the current CUDA device.
 
     The shipped cubin is used if it was built from exactly this source. Otherwise, or if the driver refuses it, the
     kernel is compiled here.
-
-    Args:
-        config: the kernel.
-        arch: architecture of that device.
 
     Returns:
         (bindable kernel, seconds of compilation); 0 seconds if it was shipped or cached.
@@ -73,7 +68,7 @@ def load_kernel(problem: Problem, config: KernelConfig, arch: str = ARCHITECTURE
         code = kernel_code(source, config_name(config), arch, refused)
         return load_code(code, lambda cubin: load(cubin, config)), code.seconds
 
-    source = make_source(problem, config)
+    source, arch = make_source(problem, config), ARCHITECTURE if gpu is None else architecture(gpu)
     try:
         return loaded()
     except ShippedRefused as error:
@@ -81,20 +76,12 @@ def load_kernel(problem: Problem, config: KernelConfig, arch: str = ARCHITECTURE
 
 
 def kernel_code(
-    source: Source,
-    name: str,
-    arch: str = ARCHITECTURE,
-    refused: str = "",
-    else_say: tuple[str, str] | None = None,
+    source: Source, name: str, arch: str = ARCHITECTURE, refused: str = "", else_say: tuple[str, str] | None = None
 ) -> KernelCode:
     """Return the machine code of a kernel: the shipped cubin, else from the compile cache or NVRTC. No CUDA is called.
 
     Args:
-        source: the kernel's source.
-        name: name of the kernel, for logs.
-        arch: architecture of the device.
         refused: why the driver refused the shipped cubin, which is then left out.
-        else_say: as for :func:`outblas.runtime.nvrtc.compile_tuned`.
 
     Raises:
         CompileError: it does not compile, or the machine code spills or accumulates otherwise than asked.
@@ -125,7 +112,6 @@ def load_code(code: KernelCode, load: Callable[[Cubin], _Kernel]) -> _Kernel:
     A compiled kernel that replaces a refused one costs the process a warning once.
 
     Args:
-        code: of :func:`kernel_code`.
         load: makes a cubin bindable, or raises DeviceError.
 
     Raises:

@@ -22,7 +22,6 @@ from outblas.kernels.legality import why_illegal
 from outblas.runtime.cubin import Cubin
 from outblas.runtime.device import gpu_of_device
 from outblas.runtime.driver import check, driver
-from outblas.runtime.overlap import may_overlap
 from outblas.runtime.tensor_map import described_maps, encode_operands
 from outblas.runtime.workspace import allocate
 
@@ -31,18 +30,14 @@ if TYPE_CHECKING:
 
     import torch
 
-    from outblas.runtime.graph_workspace import CapturedWorkspace
+    from outblas.runtime.workspace import CapturedWorkspace
 
 #: Larger clusters need a function attribute (CUDA's portable limit, CTAs).
 PORTABLE_CLUSTER = 8
 
 
 class StreamConfigs(dict[int, Any]):
-    """Launch configurations by raw stream: ``configs[stream]`` makes one at its first use. At most 64 are kept.
-
-    Args:
-        make: function that returns a new configuration.
-    """
+    """Launch configurations by raw stream: ``configs[stream]`` makes one at its first use. At most 64 are kept."""
 
     KEPT = 64
 
@@ -70,12 +65,7 @@ class KernelCall:
     """
 
     def __init__(
-        self,
-        function: Any,
-        configs: StreamConfigs,
-        params: list[Any],
-        keep: tuple[Any, ...],
-        operands: tuple[Any, ...],
+        self, function: Any, configs: StreamConfigs, params: list[Any], keep: tuple[Any, ...], operands: tuple[Any, ...]
     ) -> None:
         self._driver = driver()
         self._function, self._configs = function, configs
@@ -200,13 +190,9 @@ class LoadedKernel:
         check("cuFuncSetAttribute", driver().cuFuncSetAttribute(self._function, attribute, value))
 
     def bind(
-        self,
-        problem: Problem,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        c: torch.Tensor,
+        self, problem: Problem, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor,
         workspace: torch.Tensor | CapturedWorkspace | None = None,
-    ) -> KernelCall:
+    ) -> KernelCall:  # fmt: skip
         """Return a call that computes ``c = a @ b`` (TN: ``a @ b.T``). Nothing runs before ``call(stream)``.
 
         Args:
@@ -225,21 +211,14 @@ class LoadedKernel:
         return self.bind_with(problem, (a, b, c), (), workspace)
 
     def bind_with(
-        self,
-        problem: Problem,
-        operands: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-        more: Sequence[Any],
-        workspace: torch.Tensor | None = None,
-        held: tuple[Any, ...] = (),
-        columns: int | None = None,
-        turn: int = 0,
-    ) -> KernelCall:
+        self, problem: Problem, operands: tuple[torch.Tensor, torch.Tensor, torch.Tensor], more: Sequence[Any],
+        workspace: torch.Tensor | None = None, held: tuple[Any, ...] = (), columns: int | None = None, turn: int = 0,
+    ) -> KernelCall:  # fmt: skip
         """Return a call as :meth:`bind`, for a kernel with further parameters. Raises as :meth:`bind`.
 
         Args:
             operands: (a, b, c).
             more: ctypes objects that follow the other parameters.
-            workspace: as for :meth:`bind`.
             held: further tensors that the call keeps until it is released.
             columns: columns of c; None: N. With others the kernel must store by c's address: its TMA map is of (M, N).
             turn: rows of b's upper half that the kernel takes before as many of the lower half; 0: in their order.
@@ -295,18 +274,14 @@ class LoadedKernel:
         device_index = c.device.index or 0
         plan, shape = self._plan(problem, device_index), geometry(problem, self.config)
         return PreparedLaunch(
-            function=int(self._function),
-            context=int(self._context),
-            grid=(plan.launch.gridDimX, plan.launch.gridDimY, plan.launch.gridDimZ),
-            threads=shape.threads,
-            shared_bytes=plan.launch.sharedMemBytes,
-            cluster=shape.cluster,
+            function=int(self._function), context=int(self._context),
+            grid=(plan.launch.gridDimX, plan.launch.gridDimY, plan.launch.gridDimZ), threads=shape.threads,
+            shared_bytes=plan.launch.sharedMemBytes, cluster=shape.cluster,
             dependent=_dependent(self.config.pdl, gpu_of_device(device_index)),
             extents=(problem.m, problem.n, problem.k),
-            maps=described_maps(plan.boxes, problem.dtype, self._family.combs),
-            workspace_bytes=plan.workspace_bytes,
+            maps=described_maps(plan.boxes, problem.dtype, self._family.combs), workspace_bytes=plan.workspace_bytes,
             output=((problem.m, problem.n), (problem.n, 1), c.dtype),
-        )
+        )  # fmt: skip
 
     def _check_alignment(self, *tensors: torch.Tensor) -> None:
         need = self._family.alignment(self.config)
@@ -363,7 +338,6 @@ def launch_config(ctas: tuple[int, int, int], shape: Geometry, smem_bytes: int, 
         shape: geometry of the kernel: threads and cluster.
         smem_bytes: dynamic shared memory per CTA.
         pdl: use programmatic dependent launch, if the GPU has it (sm_90).
-        gpu: the GPU.
     """
     cu = driver()
     config = cu.CUlaunchConfig()
@@ -396,3 +370,42 @@ def ensure_context() -> None:
         import torch
 
         torch.cuda.synchronize()  # torch makes its context at first use
+
+
+def may_overlap(x: Any, y: Any) -> bool:
+    """Return True if two tensors may share an element.
+
+    False is certain. The answer is exact for disjoint address ranges and for two 2-D views of equal row pitch, e.g.
+    blocks of columns of one matrix. Other tensors with overlapping address ranges give True. An empty tensor gives
+    False.
+
+    Example: ``may_overlap(a, a)`` is True; ``may_overlap(a[:, :2], a[:, 2:])`` is False.
+    """
+    if not x.numel() or not y.numel():
+        return False
+    (x0, x1), (y0, y1) = _span(x), _span(y)
+    if x1 <= y0 or y1 <= x0:
+        return False
+    rows = [_rows(t) for t in (x, y)]
+    if None in rows or x.element_size() != y.element_size():
+        return True
+    (pitch, width_x), (pitch_y, width_y) = rows  # type: ignore[misc]
+    bytes_apart = y0 - x0
+    if pitch != pitch_y or max(width_x, width_y) > pitch or bytes_apart % x.element_size():
+        return True
+    apart = bytes_apart // x.element_size() % pitch
+    return apart < width_x or apart + width_y > pitch
+
+
+def _span(t: Any) -> tuple[int, int]:
+    """Return the addresses of the first byte and of the byte after the last."""
+    last = sum((extent - 1) * stride for extent, stride in zip(t.shape, t.stride(), strict=True))
+    return t.data_ptr(), t.data_ptr() + (last + 1) * t.element_size()
+
+
+def _rows(t: Any) -> tuple[int, int] | None:
+    """Return (pitch, width) in elements of a 2-D view whose rows or columns are dense; else None."""
+    if t.dim() != 2:
+        return None
+    (outer, rows), (inner, width) = sorted(zip(t.stride(), t.shape, strict=True), reverse=True)
+    return (outer, width) if inner == 1 and rows >= 1 else None

@@ -9,16 +9,16 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Union
 
+from outblas.core.child_process import LoneContext, LoneProcess, end_with_parent
 from outblas.core.errors import CompileError, ToolchainMissing
 from outblas.core.install_hint import install_hint
 from outblas.kernels.source import Source
-from outblas.runtime.compile_processes import compile_processes
 from outblas.runtime.cubin import FORMAT, Cubin, CubinCache
 from outblas.runtime.sass import check_static, sass_facts
 
@@ -29,13 +29,9 @@ ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100a", "sm_12
 #: NVRTC's own cache would omit that log. ``--no-source-include`` ignores files in the working directory: headers come
 #: from the Source.
 BASE_OPTIONS = (
-    "-std=c++17",
-    "-default-device",
-    "--no-cache",
-    "--no-source-include",
-    "--ptxas-options=-v",
+    "-std=c++17", "-default-device", "--no-cache", "--no-source-include", "--ptxas-options=-v",
     "--ptxas-options=--warn-on-spills",
-)
+)  # fmt: skip
 #: setmaxnreg ignored; wgmma serialised (three reasons); registers of a role exceeded.
 FATAL_WARNINGS = ("C7508", "C7510", "C7511", "C7512", "C7600")
 #: Default cache; its directory is read from the environment at each use.
@@ -53,7 +49,6 @@ def compile_source(source: Source, arch: str = "sm_90a", cache: CubinCache | Non
     If processes with a common cache ask for the same source at once, one compiles and the others wait.
 
     Args:
-        source: the source, e.g. of :func:`outblas.kernels.source.make_source`.
         arch: one of :data:`ARCHITECTURES`, e.g. ``sm_80`` or ``sm_90a``.
         cache: cache of cubins; None: compile and store nothing.
 
@@ -109,22 +104,16 @@ def compile_ptx(source: Source, arch: str = "sm_90a") -> str:
 
 
 def compile_many(
-    sources: Sequence[Source],
-    arch: str = "sm_90a",
-    jobs: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
-    cache: CubinCache | None = DEFAULT_CACHE,
-) -> Iterator[tuple[int, Cubin | CompileError]]:
+    sources: Sequence[Source], arch: str = "sm_90a", jobs: int | None = None,
+    progress: Callable[[int, int], None] | None = None, cache: CubinCache | None = DEFAULT_CACHE,
+) -> Iterator[tuple[int, Cubin | CompileError]]:  # fmt: skip
     """Compile a batch in parallel; yield (index, cubin or CompileError) as each finishes, cached sources first.
 
     Work begins with the first item. A refused source does not end the batch, even if the compiler dies.
 
     Args:
-        sources: the batch.
-        arch: one of :data:`ARCHITECTURES`.
         jobs: number of processes; None: one per usable core.
         progress: called as ``progress(done, total)`` after each source, also a cached one; ``(1, 2)`` first of two.
-        cache: as for :func:`compile_source`.
 
     Raises CompileError for an unknown architecture, or ToolchainMissing, both at the first item.
     """
@@ -391,7 +380,34 @@ def _nvrtc() -> Any:
 def _missing(why: str) -> ToolchainMissing:
     first = (why.strip().splitlines() or ["not installed"])[0][:160]
     return ToolchainMissing(
-        f"NVRTC cannot be loaded ({first})",
-        "the cuda-bindings and nvidia-cuda-nvrtc wheels",
-        install_hint("compile"),
+        f"NVRTC cannot be loaded ({first})", "the cuda-bindings and nvidia-cuda-nvrtc wheels", install_hint("compile")
     )
+
+
+def compile_processes(jobs: int, nice: int = 0) -> ProcessPoolExecutor:
+    """Return a pool of compiling processes that end with this one, even if it is killed.
+
+    Args:
+        nice: as for os.nice; 0: no change.
+    """
+    return ProcessPoolExecutor(jobs, _KillingContext(), _begin, (os.getpid(), nice))
+
+
+class _KilledProcess(LoneProcess):
+    """A process that its pool ends by SIGKILL, if another one of the pool has died.
+
+    NVRTC catches SIGTERM while it compiles, and its handler frees memory. A process that was just allocating would wait
+    for itself forever, with a lock of the cache, and the pool would wait for the process.
+    """
+
+    def terminate(self) -> None:
+        self.kill()
+
+
+class _KillingContext(LoneContext):
+    Process = _KilledProcess  # type: ignore[assignment]
+
+
+def _begin(parent: int, nice: int) -> None:
+    end_with_parent(parent)
+    os.nice(nice)

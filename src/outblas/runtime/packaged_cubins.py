@@ -30,7 +30,6 @@ class PackagedCubins:
     :func:`outblas.runtime.sass.check_static`.
 
     Args:
-        path: the pack.
         quiet: give no warning of an unusable pack; :meth:`why_not` still reports it.
     """
 

@@ -34,15 +34,9 @@ _INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)"
 #: The low nine bits of an instruction are its opcode (the three bits above encode the kinds of operands).
 _OPCODE_MASK = 0x1FF
 _OPCODES = {
-    "HMMA": 0x03C,
-    "LDL": 0x183,
-    "STL": 0x187,
-    "LDGSTS": 0x1AE,
-    "UTMALDG": 0x1B4,
-    "UTMASTG": 0x1B5,
-    "HGMMA": 0x1F0,
+    "HMMA": 0x03C, "LDL": 0x183, "STL": 0x187, "LDGSTS": 0x1AE, "UTMALDG": 0x1B4, "UTMASTG": 0x1B5, "HGMMA": 0x1F0,
     "QGMMA": 0x1F3,
-}
+}  # fmt: skip
 #: Bit in an instruction's second word that means: accumulate in fp32.
 _FP32_BIT = {_OPCODES["HMMA"]: 12, _OPCODES["HGMMA"]: 11, _OPCODES["QGMMA"]: 11}
 #: Matrix instructions on 8-bit, 4-bit and 1-bit integers, 8-bit floats and fp64.
@@ -92,8 +86,6 @@ def other_products(image: bytes) -> dict[str, int]:
 
     Conversions from and to 8-bit floats count, because the compiler makes ``mma.sync`` of e4m3 an HMMA behind them.
     tf32 does not count: every fp16 and bf16 value is exact in it.
-
-    Example: ``other_products(cubin.image)`` is ``{}`` for a half-precision kernel, and ``{"IMMA": 4}`` for one of int8.
 
     Returns:
         Mnemonic -> count. The keys are ``IMMA``, ``BMMA``, ``DMMA``, ``QMMA``, ``IGMMA``, ``BGMMA``, ``QGMMA``,
@@ -149,8 +141,6 @@ def check_static(facts: SassFacts, source: Source, cubin: Cubin) -> str | None:
     The accumulator in the SASS must be ``source.acc``. The SASS must have matrix instructions (HGMMA or HMMA, no
     QGMMA). Nothing may use local memory. Only the first reason is returned, e.g.
     ``the SASS accumulates in fp16, the source claims fp32``.
-
-    Example: ``check_static(cubin.facts, source, cubin)``.
     """
     if facts.qgmma:
         return f"the SASS multiplies in 8 bits ({facts.qgmma} QGMMA)"

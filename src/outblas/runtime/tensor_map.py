@@ -44,7 +44,6 @@ def combs_of(rows: int, cols: int) -> tuple[Comb, ...]:
 
     Args:
         rows: rows of the matrix, 8 or more.
-        cols: columns of the matrix.
     """
     unit = ROW_ALIGN_BYTES // ELEMENT_BYTES
     found = []
@@ -63,9 +62,6 @@ def encode_map(address: int, rows: int, cols: int, box_rows: int, box_cols: int,
     boxes of 128 rows of 64 elements, which are 128 bytes.
 
     Args:
-        address: device address.
-        rows: rows of the matrix.
-        cols: columns of the matrix.
         box_rows: rows of a box.
         box_cols: columns of a box: 8, 16, 32 or 64. Its row then has 16, 32, 64 or 128 bytes. KeyError for another.
         dtype: ``fp16`` or ``bf16``.
@@ -99,7 +95,6 @@ def encode_operands(operands: Sequence[Any], boxes: Boxes, dtype: str, combs: in
     Args:
         operands: A, B and C, tensors.
         boxes: (rows, columns, box rows, box columns) of those that have descriptors.
-        dtype: ``fp16`` or ``bf16``.
         combs: descriptors of each: 1 or 8.
         turn: that of B is of :func:`encode_turns` with this number of rows; 0: it is not.
 
@@ -136,8 +131,6 @@ def described_maps(boxes: Boxes, dtype: str, combs: int) -> tuple[tuple[int, ...
 
     Args:
         boxes: (rows, columns, box rows, box columns) of each; may be empty.
-        dtype: ``fp16`` or ``bf16``.
-        combs: descriptors of each: 1 or 8.
     """
     found: list[tuple[int, ...]] = []
     for rows, cols, *box in boxes:
@@ -150,17 +143,11 @@ def described_maps(boxes: Boxes, dtype: str, combs: int) -> tuple[tuple[int, ...
 
 
 def encode_boxes(
-    address: int,
-    extents: tuple[int, int],
-    box: tuple[int, int],
-    dtype: str,
-    swizzle: str,
-    pitch: int | None = None,
+    address: int, extents: tuple[int, int], box: tuple[int, int], dtype: str, swizzle: str, pitch: int | None = None
 ) -> Any:
     """Return the descriptor (CUtensorMap) of a row-major matrix.
 
     Args:
-        address: device address.
         extents: (rows, columns) of the matrix.
         box: (rows, columns) of a box.
         dtype: ``fp16`` or ``bf16``.
@@ -181,26 +168,17 @@ def _encode(
     cu = driver()
     kind, swizzled, promotion = map_kinds(dtype, swizzle)
     result = cu.cuTensorMapEncodeTiled(
-        kind,
-        len(extents),
-        address,
-        [cu.cuuint64_t(extent) for extent in extents],
-        [cu.cuuint64_t(pitch * ELEMENT_BYTES) for pitch in pitches],
-        [cu.cuuint32_t(extent) for extent in box],
-        [cu.cuuint32_t(1)] * len(extents),
-        cu.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-        swizzled,
-        promotion,
-        cu.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
-    )
+        kind, len(extents), address, [cu.cuuint64_t(extent) for extent in extents],
+        [cu.cuuint64_t(pitch * ELEMENT_BYTES) for pitch in pitches], [cu.cuuint32_t(extent) for extent in box],
+        [cu.cuuint32_t(1)] * len(extents), cu.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE, swizzled,
+        promotion, cu.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+    )  # fmt: skip
     whole, part = ("x".join(map(str, reversed(each))) for each in (extents, box))
     return check(f"cuTensorMapEncodeTiled({whole} in boxes of {part})", result)
 
 
 def map_kinds(dtype: str, swizzle: str) -> tuple[Any, Any, Any]:
     """Return (element type, swizzle, L2 promotion) of a TMA map as the driver's enumerations.
-
-    Example: ``map_kinds("fp16", "128B")`` returns members with the values 6, 3 and 3.
 
     Args:
         dtype: ``fp16`` or ``bf16``; KeyError for another.

@@ -50,10 +50,6 @@ def torch_state() -> dict[str, int] | None:
 def loaded_function(library: str, name: str) -> int:
     """Return the address of a function in a library that torch has loaded.
 
-    Args:
-        library: file name in torch's folder ``lib``.
-        name: the function's name, mangled if it is of C++.
-
     Raises:
         AttributeError: it has no such function.
         OSError: the library is not loaded.
@@ -124,7 +120,6 @@ def _places_of(size: int, wanted: Mapping[int, int]) -> list[int]:
 
     Args:
         size: bytes behind each address that are searched.
-        wanted: address -> the value that must be found.
     """
     return [o for o in range(_WORD, size, _WORD) if all(_word(at + o) == value for at, value in wanted.items())]
 
@@ -161,9 +156,6 @@ def _keys(tensor: Any) -> int:
 
 def raw_key(name: str) -> int:
     """Return the raw set of dispatch keys that holds one key alone.
-
-    Args:
-        name: the key, e.g. ``FPGA``.
 
     Raises:
         RuntimeError: torch has no such key. An older torch may raise AttributeError or TypeError instead.

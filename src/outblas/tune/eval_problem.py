@@ -34,24 +34,15 @@ Row = dict[str, Any]
 
 
 def run_eval(
-    problem: Problem,
-    mode: str,
-    target_qps: float | None,
-    warmup_seconds: float,
-    benchmark_seconds: float,
-    base_dir: Path,
-    gpu_index: int = 0,
-) -> dict[str, Any]:
+    problem: Problem, mode: str, target_qps: float | None, warmup_seconds: float, benchmark_seconds: float,
+    base_dir: Path, gpu_index: int = 0,
+) -> dict[str, Any]:  # fmt: skip
     """Evaluate one problem; write ``<base_dir>/eval_<problem>_<mode>.json``.
 
     Args:
-        problem: the product to compute.
-        mode: ``offline`` or ``server``.
         target_qps: requests per second, in server mode; else None.
         warmup_seconds: seconds of untimed rounds or requests.
         benchmark_seconds: least seconds of timed ones.
-        base_dir: folder of the result.
-        gpu_index: CUDA ordinal.
 
     Returns:
         ``rows`` (one per callable: name, us or p50_us/p99_us, tflops, floor_percent, speedup, low, high,
@@ -99,8 +90,6 @@ def shortlist_candidates(problem: Problem, gpu: Gpu, tried: int = CANDIDATES_TRI
     out.
 
     Args:
-        problem: the product to compute.
-        gpu: the GPU.
         tried: number of the model's choices, rounded down to an even one. The library's kernels, at most 2, come in
             addition.
 
@@ -165,9 +154,7 @@ def one_row_library(problem: Problem, best: Mapping[str, Evaluation], gpu: Gpu) 
     """Return a library with one row, by which ``outblas.matmul`` runs the first kernel of ``best`` on the problem.
 
     Args:
-        problem: the product to compute.
         best: names of entries -> evaluations, at least one.
-        gpu: the GPU.
     """
     plain = next(iter(best.values())).template
     row = LibraryRow(problem, source="outblas eval", plain=LibraryChoice(plain, 1.0, 1.0, 1.0))

@@ -1,18 +1,73 @@
-"""The gates of `outblas tune --model`: kernels that compute SiLU(gate) * up with the product of a merged weight."""
+"""Gate/up weights to tune with SiLU as the epilogue of their products: the gates of `outblas tune --model`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+import json
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from outblas.core.config import KernelConfig, config_name
+from outblas.core.problem import Problem
+from outblas.core.rivals import RIVALS
+from outblas.kernels.epilogue import STACKED_GATE
 from outblas.records import user_library
 from outblas.records.library import Library
-from outblas.tune.intervals.gate_ranges import gate_plan, lacking_gates, rivals_sha, surely_faster
+from outblas.records.library_row import LibraryInterval
 from outblas.tune.intervals.interval_search import Told
-from outblas.tune.intervals.model_ranges import weights_of_file
-from outblas.tune.judged_workers import OneGpu
+from outblas.tune.intervals.model_ranges import ModelWeight, weights_of_file
+from outblas.tune.intervals.range_search import RangesRequest, engine_ranges
+from outblas.tune.judged_workers import Judging, OneGpu, Workers
 from outblas.tune.tune_run import TuneOutcome, TuneRequest, provenance_of, run_tune
+
+#: Files that decide what a rival's pass takes, and what is compared with it.
+_CODE = ("dispatch/fusion/silu_kernel.py", "workers/gate_cell.py", "workers/gate_handler.py")
+
+
+def lacking_gates(weights: Iterable[ModelWeight], library: Library) -> RangesRequest:
+    """Return the gate/up weights of a model of which a library has no gates, at the sizes of the engine's graphs."""
+    known = library.gate_index
+    gated = [one.asked for one in weights if one.is_gated and not known.of_weight(one.asked.weight)]
+    return engine_ranges((asked, True) for asked in gated)
+
+
+def gate_plan(plan: Workers, ranges: RangesRequest, library: Library) -> Workers:
+    """Return the workers of a plan, for kernels with a gate.
+
+    Args:
+        plan: workers on GPUs.
+        library: its kernels for the products, with one pass more, are rivals.
+    """
+    unfused: dict[Problem, KernelConfig] = {}
+    for asked in ranges.ranges:
+        for m in range(asked.first, asked.last + 1):
+            row = library.lookup(asked.weight.problem(m))
+            if row is not None and row.plain is not None:
+                unfused[asked.weight.problem(m)] = row.plain.config
+    return plan.judged(Judging(baselines=RIVALS, epilogue=STACKED_GATE, unfused=unfused))
+
+
+def surely_faster(intervals: Iterable[LibraryInterval]) -> list[LibraryInterval]:
+    """Return intervals in which no kernel is left that may be slower than a product and a pass.
+
+    A product's kernel may be level with the fastest rival, since torch is not. Without a gate's kernel the fastest
+    product runs, and the pass.
+    """
+    return [
+        one
+        if one.row.plain is None or one.row.plain.low > 1
+        else replace(one, row=replace(one.row, plain=None, pdl=None, weights=None))
+        for one in intervals
+    ]
+
+
+def rivals_sha(plan: Workers | None) -> str:
+    """Return a hash of all that gates are measured beside: the kernels of the products, and the code of the pass."""
+    files = (Path(__file__).parents[1] / name for name in _CODE)
+    unfused = {} if plan is None else {p.key: config_name(config) for p, config in plan.judging.unfused.items()}
+    text = json.dumps(sorted(unfused.items())).encode() + b"".join(file.read_bytes() for file in files)
+    return hashlib.sha256(text).hexdigest()
 
 
 def tune_gates(

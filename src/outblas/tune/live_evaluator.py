@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from outblas.core.config import Candidate, KernelConfig, KernelKind, kernel_kind
 from outblas.core.errors import ToolchainMissing
@@ -19,10 +19,8 @@ from outblas.judge.bench_cell import Baselines, Options
 from outblas.kernels.epilogue import why_not_fused
 from outblas.workers.compile_ahead import BackgroundCompiler
 from outblas.workers.gate_handler import make_gate_handler
-from outblas.workers.handler import make_handler
-from outblas.workers.lookahead import PROBLEMS_AT_A_TIME, Lookahead
+from outblas.workers.handler import WorkItem, make_handler
 from outblas.workers.sandbox import STEP_TIMEOUT_S, Sandbox, WorkerLoss, factory_name
-from outblas.workers.work_item import WorkItem
 
 __all__ = ["Baselines", "LiveEvaluator", "Options"]
 
@@ -194,13 +192,10 @@ class LiveEvaluator(Evaluator):
     def _item(self, problem: Problem, config: KernelConfig | None) -> WorkItem:
         """Return the request for a kernel of a problem, or for its baselines only, with all that is timed beside."""
         return WorkItem(
-            problem,
-            config,
-            self._nvmmh.get(problem),
+            problem, config, self._nvmmh.get(problem),
             proved=config is not None and kernel_kind(problem, config) in self._trusted,
-            fallback=self._fallbacks.get(problem),
-            second=self._seconds.get(problem, ""),
-        )
+            fallback=self._fallbacks.get(problem), second=self._seconds.get(problem, ""),
+        )  # fmt: skip
 
     def _begin(self, group: list[tuple[Problem, KernelConfig]]) -> None:
         """Announce the problem of newly drawn pairs and start to compile their kernels."""
@@ -234,9 +229,6 @@ class LiveEvaluator(Evaluator):
 
     def baseline_report(self, problem: Problem) -> Baselines:
         """Return the baselines of a problem's last rounds; measure now if it has none.
-
-        Args:
-            problem: the product to compute.
 
         Returns:
             Timings with their samples in microseconds, details, and the reason for each baseline that was left out. If
@@ -324,3 +316,51 @@ def _gpu_of(gpu_index: int) -> Gpu:
     from outblas.runtime.device import gpu_of_device
 
     return gpu_of_device(gpu_index)
+
+
+#: Most problems drawn ahead: their kernels are compiled (0.3 s) before they are needed. Number at a time: one
+#: more than is used up meanwhile.
+MAX_PROBLEMS_AHEAD, PROBLEMS_AT_A_TIME = 8, 2
+
+_C = TypeVar("_C")
+
+
+class Lookahead(Generic[_C]):
+    """Groups of consecutive pairs (problem, candidate) with the same problem, drawn some groups ahead.
+
+    :meth:`next` returns a group; :meth:`more` draws groups ahead. Nothing is drawn before the first of these calls. A
+    problem that returns after another one makes a new group.
+
+    Example: with the pairs (p, 1), (p, 2), (q, 3), the calls of :meth:`next` return ``[(p, 1), (p, 2)]``, ``[(q, 3)]``,
+    then None.
+
+    Args:
+        pairs: the pairs, drawn lazily and never by two threads at once.
+        drawn: function that is called once with each group, a list of pairs, at the moment when it is drawn. Its result
+            is ignored.
+    """
+
+    def __init__(self, pairs: Iterable[tuple[Problem, _C]], drawn: Callable[[list[tuple[Problem, _C]]], None]) -> None:
+        self._groups = groupby(pairs, key=lambda pair: pair[0])
+        self._tell = drawn
+        self._drawn: deque[list[tuple[Problem, _C]]] = deque()
+
+    def next(self) -> list[tuple[Problem, _C]] | None:
+        """Return the pairs of the next group, drawing it if it is not drawn yet; None after the last."""
+        if not self._drawn:
+            self._draw()
+        return self._drawn.popleft() if self._drawn else None
+
+    def more(self) -> None:
+        """Draw up to two more groups, but no more than eight ahead of :meth:`next`. At the end of the pairs it does
+        nothing.
+        """
+        for _ in range(min(PROBLEMS_AT_A_TIME, MAX_PROBLEMS_AHEAD - len(self._drawn))):
+            self._draw()
+
+    def _draw(self) -> None:
+        for _, group in self._groups:
+            listed = list(group)
+            self._tell(listed)
+            self._drawn.append(listed)
+            return

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from outblas.adapt.layer_weight import LayerWeight
 from outblas.adapt.model_weights import model_weights
+from outblas.adapt.parts import LayerWeight
 from outblas.core.errors import UsageError
 from outblas.core.gpu_records import reference_gpu
 from outblas.core.problem import Problem
@@ -19,9 +19,10 @@ from outblas.dispatch import device_registry
 from outblas.dispatch.aten_products import HALF_DTYPES
 from outblas.dispatch.call_option import option_without_promise
 from outblas.dispatch.decide import Decision, Operand, decide
+from outblas.dispatch.fused_layer import FUSED_VARIABLE
 from outblas.dispatch.guarantees.guarantee import process_guarantee
-from outblas.dispatch.linear import FUSED_VARIABLE, warm
-from outblas.dispatch.tensors import dtype_name
+from outblas.dispatch.linear import warm
+from outblas.dispatch.product_operands import dtype_name
 from outblas.dispatch.unlisted_shapes import any_shape_chooser
 from outblas.kernels.cost.predicted_time import predicted_us
 from outblas.records.library import Library
@@ -52,7 +53,6 @@ class PreparedProduct:
         dtype: dtype of the weight, e.g. ``fp16``, ``bf16`` or ``float32``.
         follows: operations after the product, e.g. ``gated silu``. For a bias alone ``bias in graphs``, ``bias`` if a
             kernel may add it in every call, or an empty text.
-        count: number of layers.
         share: part of the time of all products with these M rows, 0 to 1.
         way: ``library kernel``, ``cuBLASLt algorithm``, ``unlisted-shape kernel`` or ``torch``.
         reason: why the product goes that way, one line.
@@ -116,12 +116,9 @@ class _Place:
 
 
 def prepare(
-    model: torch.nn.Module,
-    m: int | Sequence[int] = 1,
-    *,
-    tune_seconds: float = 0.0,
+    model: torch.nn.Module, m: int | Sequence[int] = 1, *, tune_seconds: float = 0.0,
     progress: Callable[[int, int, float], None] | None = None,
-) -> PrepareReport:
+) -> PrepareReport:  # fmt: skip
     """List the linear layers of a model, and make ready all that their products need.
 
     For each weight the report says how many layers have it and its share of the time. It also names the code that runs

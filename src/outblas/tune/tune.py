@@ -31,14 +31,6 @@ CANDIDATES_PER_ROUND = 4
 Progress = Callable[[int, int, float], None]
 
 
-def _never() -> bool:
-    return False
-
-
-def _ignore(evaluations: Sequence[Evaluation]) -> None:
-    return None
-
-
 @dataclass(frozen=True)
 class SearchOptions:
     """Settings of a search: the distribution of its measurements and an early end.
@@ -55,9 +47,9 @@ class SearchOptions:
 
     per_round: int = CANDIDATES_PER_ROUND
     budgets: Mapping[Problem, int] | None = None
-    stop: Callable[[], bool] = _never
+    stop: Callable[[], bool] = lambda: False
     at_once: int = PROBLEMS_AT_ONCE
-    finished: Callable[[Sequence[Evaluation]], None] = _ignore
+    finished: Callable[[Sequence[Evaluation]], None] = lambda evaluations: None
     launch: Launch = "weights"
 
 
@@ -79,7 +71,6 @@ def tune(
 
     Args:
         problems: the problems to tune; each once.
-        agent: proposes candidates.
         budget: measurements per problem at most (of all candidates, if a problem has fewer).
         evaluator: answers the proposals; must be the same when a run is resumed.
         store: keeps every evaluation before the next is asked; recorded ones are not measured again.
@@ -242,7 +233,6 @@ def _pending(
 
     Args:
         group: the searches of this round.
-        agent: proposes candidates.
         per_round: candidates asked at once for each problem.
         asked: receives every search with its proposals.
         answers: receives the evaluations that the store knows.

@@ -37,10 +37,6 @@ def tune_captured(
 
     Args:
         file: record of ``outblas capture``; it may be missing, if no product was seen.
-        device: a GPU.
-        seconds: time limit of the search.
-        command: the command line, for provenance.
-        progress: called after every measurement.
 
     Returns:
         (the library file, one line on the products that are left out, or an empty text). The file is None if the
@@ -67,10 +63,6 @@ def tune_counts(
 
     Args:
         counts: problem -> number of products; at least one.
-        device: a GPU.
-        seconds: time limit of the search.
-        command: the command line, for provenance.
-        progress: called after every measurement.
 
     Returns:
         The user's library file, and the number of problems that were reached within the time.

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from outblas.core.config import Candidate, KernelConfig, KernelKind, Launch, config_name
 from outblas.core.errors import RecordError
+from outblas.core.evaluation import Evaluation, Status
+from outblas.core.evaluator import Evaluator, closing_evaluations
 from outblas.core.files import json_text
 from outblas.core.plain_files import read_json
 from outblas.core.problem import Problem
+from outblas.core.roofline import Gpu, floor_us, regime
 from outblas.core.weight import WeightRange
+from outblas.records.library import Library
+from outblas.records.library_row import LibraryChoice, LibraryRow
+from outblas.records.result_rows import launch_columns
+from outblas.records.results import COLUMNS, Row
 from outblas.records.run_directory import RunDirectory
 from outblas.records.store import Store
-from outblas.records.user_library import stamp_differences, stamp_of
+from outblas.records.user_library import stamp_differences
 
 FORMAT = 1
 
@@ -90,8 +98,7 @@ def folder_name(
 def other_conditions(about: Mapping[str, Any], stamp: Mapping[str, Any]) -> list[str]:
     """Return how the conditions of a run differ from the present ones, a text each; an empty list if they agree.
 
-    They are what an installed library is stamped with: GPU, driver, NVRTC, release and kernels. An earlier release did
-    not write all of them; the others count as equal.
+    They are what an installed library is stamped with: GPU, driver, NVRTC, release and kernels.
 
     Args:
         about: content of ``run.json``.
@@ -101,12 +108,7 @@ def other_conditions(about: Mapping[str, Any], stamp: Mapping[str, Any]) -> list
         RecordError: the table of equal kernels is damaged.
     """
     there = about.get("stamp")
-    if not isinstance(there, dict):
-        found = {key: value for key, value in stamp_of(about.get("provenance") or {}).items() if value is not None}
-        release = about.get("outblas", stamp["outblas"])
-        kernels = stamp["kernels"] if release == stamp["outblas"] else None
-        there = {**stamp, **found, "outblas": release, "kernels": kernels}
-    return stamp_differences(there, stamp)
+    return stamp_differences(there if isinstance(there, dict) else {}, stamp)
 
 
 def folder_beside(path: Path, stamp: Mapping[str, Any]) -> Path:
@@ -123,7 +125,6 @@ def run_name(store: Store, path: Path) -> str:
     """Return the name of a folder's run in its store: the folder's, or that of the only run if it was renamed.
 
     Args:
-        store: the store of the folder.
         path: the folder. Its name is that of a new run.
     """
     runs, name = [run.run_id for run in store.runs()], path.resolve().name
@@ -133,9 +134,6 @@ def run_name(store: Store, path: Path) -> str:
 @contextmanager
 def open_store(path: Path) -> Iterator[tuple[Store, str]]:
     """Open the store of a run directory; it is closed at the end of the context.
-
-    Args:
-        path: the directory.
 
     Yields:
         (store, name of the run in it). The name is the directory's, or that of the only run if the directory was
@@ -214,3 +212,165 @@ def _hash(asked: Sequence[Problem | WeightRange]) -> str:
 def _range_words(ranges: Sequence[WeightRange]) -> tuple[str, ...]:
     """Return the part of a folder's name that stands for ranges; empty without any."""
     return (f"m{_hash(ranges)}",) if ranges else ()
+
+
+def result_rows(library: Library, store: Store, run_id: str, evaluator: Evaluator) -> Iterator[Row]:
+    """Yield the result rows of a tuned library: one for each problem and launch option, in the library's order.
+
+    The options are ``plain`` and ``pdl``, and ``weights`` if any problem has a kernel for it. A problem without a
+    winner has a row with ``fallback`` True. The times come from the evaluations that chose the library, so a row
+    carries the bias of selection. ``outblas bench`` times the winners again on fresh inputs.
+
+    Args:
+        store: store of the run's evaluations.
+        evaluator: evaluator of the run, for baselines that the store lacks.
+
+    Raises:
+        RecordError: a problem has no baseline, or the store lacks an evaluation that was installed.
+    """
+    for row in library.rows:
+        known = store.recorded(run_id, row.problem)
+        recorded = next((e.baselines_us for e in known.values() if e.baselines_us), None)
+        baselines = evaluator.baselines(row.problem) if recorded is None else recorded
+        for launch in library.launches:
+            choice = row.choice(launch)
+            yield (
+                _fallback_row(row, launch, known.values(), baselines, evaluator)
+                if choice is None
+                else _winner_row(row, launch, choice, known.get(choice.config), evaluator)
+            )
+
+
+def _winner_row(
+    row: LibraryRow, launch: Launch, choice: LibraryChoice, e: Evaluation | None, evaluator: Evaluator
+) -> Row:
+    if e is None or e.timing is None or e.speedup is None:
+        raise RecordError(f"the winner of {row.problem.key} has no evaluation", "one in the store", "tune again")
+    name = e.speedup.baseline
+    return {
+        **_common(row, launch, name, e.baselines_us, evaluator),
+        "config": config_name(e.config),
+        "status": e.status.value,
+        "fallback": False,
+        "ours_us": e.timing.median_us,
+        "ours_spread": e.timing.spread,
+        "speedup": choice.speedup,
+        "low": choice.low,
+        "high": choice.high,
+        "published": choice.speedup,
+        "rounds": len(e.timing.samples_us) or None,
+        "repeats": e.timing.repeats if e.timing.samples_us else None,
+        "operand_sets": e.timing.operand_sets if e.timing.samples_us else None,
+        "sm_clock_mhz": e.counters.get("sm_clock_mhz"),
+        "temperature_c": e.counters.get("temperature_c"),
+    }
+
+
+def _fallback_row(
+    row: LibraryRow, launch: Launch, tried: Iterable[Evaluation], baselines: Mapping[str, float], evaluator: Evaluator
+) -> Row:
+    """``status`` is the furthest that any candidate came: ``passed`` when ours was right but not surely faster."""
+    order = list(Status)
+    reached = max((e.status for e in tried), key=order.index, default=Status.LEFT_OUT)
+    return {
+        **_common(row, launch, row.baseline, baselines, evaluator),
+        "config": "",
+        "status": reached.value,
+        "fallback": True,
+        "published": 1.0,
+    }
+
+
+def _common(row: LibraryRow, launch: Launch, name: str, baselines: Mapping[str, float], evaluator: Evaluator) -> Row:
+    problem = row.problem
+    if name not in baselines:
+        raise RecordError(f"no baseline was timed for {problem.key}", "at least one", "time the baselines in the run")
+    return {
+        **problem.to_json(),
+        "mode": "offline",
+        **launch_columns(launch),
+        "baseline": name,
+        "baseline_us": baselines[name],
+        "baseline_detail": evaluator.baseline_detail(problem, name) or None,
+        "lt_auto_detail": row.algorithm or None,
+        "floor_us": floor_us(problem, evaluator.gpu),
+        "regime": regime(problem, evaluator.gpu),
+        **{f"{one}_us": us for one, us in baselines.items() if f"{one}_us" in COLUMNS},
+    }
+
+
+class KeptBaselines(Evaluator):
+    """An evaluator whose words on baselines outlive its process.
+
+    The store keeps the times of baselines with each evaluation, and not their algorithms. An evaluator that has not
+    timed a problem in this session would time its baselines for a question on them, which takes 0.4 s.
+
+    Args:
+        evaluator: evaluates.
+        store: keeps the algorithms as outcomes of the run.
+    """
+
+    def __init__(self, evaluator: Evaluator, store: Store, run_id: str) -> None:
+        self._evaluator, self._store, self._run_id = evaluator, store, run_id
+        self._kept: dict[Problem, dict[str, str]] = {}
+
+    @property
+    def gpu(self) -> Gpu:
+        return self._evaluator.gpu
+
+    @property
+    def source(self) -> str:
+        return self._evaluator.source
+
+    def candidates(self, problem: Problem) -> Sequence[KernelConfig]:
+        return self._evaluator.candidates(problem)
+
+    def candidates_of(self, problems: Sequence[Problem]) -> Mapping[Problem, Sequence[KernelConfig]]:
+        return self._evaluator.candidates_of(problems)
+
+    def expect(self, problems: Iterable[Problem]) -> None:
+        self._evaluator.expect(problems)
+
+    def trust(self, kinds: Iterable[KernelKind]) -> None:
+        self._evaluator.trust(kinds)
+
+    def evaluate(self, pairs: Iterable[tuple[Problem, Candidate]]) -> Generator[Evaluation, None, None]:
+        """Yield the evaluations. When all are done, keep the algorithms of the baselines that were timed with them.
+
+        An evaluator may know them only then. Those of a batch that was given up are asked for, and kept, later.
+
+        Raises:
+            RecordError: the store cannot be written; and what the evaluator raises.
+        """
+        timed: dict[Problem, Iterable[str]] = {}
+        with closing_evaluations(self._evaluator.evaluate(pairs)) as evaluations:
+            for evaluation in evaluations:
+                if evaluation.baselines_us:
+                    timed[evaluation.problem] = evaluation.baselines_us
+                yield evaluation
+        for problem, names in timed.items():
+            self._keep(problem, {name: self._evaluator.baseline_detail(problem, name) for name in names})
+
+    def baselines(self, problem: Problem) -> Mapping[str, float]:
+        return self._evaluator.baselines(problem)
+
+    def baseline_detail(self, problem: Problem, name: str) -> str:
+        kept = self._details(problem)
+        if name not in kept:
+            kept = {**kept, name: self._evaluator.baseline_detail(problem, name)}
+            self._keep(problem, kept)
+        return kept[name]
+
+    def _keep(self, problem: Problem, details: dict[str, str]) -> None:
+        if details != self._details(problem):
+            self._store.add_outcome(self._run_id, _piece(problem), details)
+            self._kept[problem] = details
+
+    def _details(self, problem: Problem) -> dict[str, str]:
+        if problem not in self._kept:
+            self._kept[problem] = dict(self._store.outcome(self._run_id, _piece(problem)) or {})
+        return self._kept[problem]
+
+
+def _piece(problem: Problem) -> str:
+    return f"baselines of {problem.key}"

@@ -31,19 +31,16 @@ from outblas.runtime.device import Device
 from outblas.tune.agents.agent_registry import agents, make_agent
 from outblas.tune.agents.base import Agent
 from outblas.tune.intervals.interval_search import SearchWatch, Told
-from outblas.tune.intervals.range_search import RangesRequest, offered_ms, search_ranges
-from outblas.tune.intervals.resumed_ranges import joined_free
-from outblas.tune.kept_baselines import KeptBaselines
+from outblas.tune.intervals.range_search import RangesRequest, joined_free, offered_ms, search_ranges
 from outblas.tune.recorded_device import RecordedDevice
 from outblas.tune.tune import PROBLEMS_AT_ONCE, Progress, SearchOptions, tune
 from outblas.tune.tune_folder import FORMAT as FORMAT
+from outblas.tune.tune_folder import KeptBaselines, folder_beside, other_conditions, read_run, result_rows, run_name
 from outblas.tune.tune_folder import RunFiles as RunFiles
-from outblas.tune.tune_folder import folder_beside, other_conditions, read_run, run_name
 from outblas.tune.tune_folder import folder_name as folder_name
 from outblas.tune.tune_folder import measured_on as measured_on
 from outblas.tune.tune_folder import open_store as open_store
 from outblas.tune.tune_folder import provenance_of as provenance_of
-from outblas.tune.tune_result import result_rows
 
 if TYPE_CHECKING:
     from outblas.tune.judged_workers import Workers
@@ -62,9 +59,7 @@ class TuneSettings:
     Attributes:
         suite: as in :class:`TuneRequest`.
         problems: keys of the problems. For a whole suite, instead its kinds, e.g. ``("TN_fp16_fp32",)``.
-        agent: name of the agent.
         budget: measurements per problem at most.
-        seed: seed of the agent.
         device: the device as the command line names it, e.g. ``cuda:0`` or ``replay:h200``; or the workers in words.
         gpu: short name of the GPU, e.g. ``h200``.
         ranges: keys of the weights that are tuned for a range of M. Runs of earlier releases have none.
@@ -89,7 +84,6 @@ class TuneRequest:
         suite: name of their suite, or ``custom``, ``captured``, ``linear`` or ``model``.
         agent: name of the search agent.
         budget: measurements per problem at most.
-        seed: seed of the agent.
         device: where candidates run.
         path: directory of the run.
         command: the command line, for provenance.
@@ -165,7 +159,6 @@ def run_tune(
     """Tune into the directory of the request, or resume the run of the same settings there.
 
     Args:
-        request: settings of the run.
         progress: called after every measurement, as by :func:`outblas.tune.tune.tune`.
         clock: time in seconds; only differences count.
         told: called after every measurement of the search for intervals, with the number done, an estimate of all, and

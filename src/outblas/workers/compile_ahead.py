@@ -29,10 +29,7 @@ class BackgroundCompiler:
     them.
     Compile errors are not reported. The later use of a kernel raises them.
 
-    Example: ``compiler.begin(pairs)``, other work, then ``compiler.wait(pairs[:1])`` before the first kernel is used.
-
     Args:
-        gpu: target of the compilation.
         jobs: number of processes; None: one per usable core but two, from 1 to 16.
         least: number of new kernels that must have come together before the processes start. Default: 4.
         epilogue: what the kernels compute after the product.
@@ -53,9 +50,6 @@ class BackgroundCompiler:
         once.
 
         Until the processes have started, fewer than ``least`` kernels are kept for a later call.
-
-        Args:
-            pairs: (problem, config) of each kernel. Illegal pairs are ignored.
 
         Raises:
             ToolchainMissing: NVRTC is not installed.
@@ -97,8 +91,7 @@ class BackgroundCompiler:
             pool.shutdown(wait=False, cancel_futures=True)
 
     def _submit(self, arch: str) -> None:
-        from outblas.runtime.compile_processes import compile_processes
-        from outblas.runtime.nvrtc import fill_cache, usable_cores
+        from outblas.runtime.nvrtc import compile_processes, fill_cache, usable_cores
 
         self._pool = self._pool or compile_processes(
             self._jobs or max(1, min(MAX_IDLE_COMPILERS, usable_cores() - CORES_LEFT)), BACKGROUND_NICENESS

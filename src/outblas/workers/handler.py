@@ -26,9 +26,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from outblas.core.config import Candidate, KernelKind, config_name, kernel_kind, launch_of
+from outblas.core.config import Candidate, KernelConfig, KernelKind, config_name, kernel_kind, launch_of
 from outblas.core.errors import CompileError, DeviceError, OutblasError, ToolchainMissing
 from outblas.core.evaluation import Evaluation, Status, Timing, Verdict
 from outblas.core.phase_times import PhaseTimer
@@ -36,12 +36,11 @@ from outblas.core.problem import Problem
 from outblas.core.rivals import LT_AUTO, RIVALS, Bindable
 from outblas.core.roofline import architecture
 from outblas.judge import faults
-from outblas.judge.algorithm_cache import AlgorithmCache
+from outblas.judge.baselines import AlgorithmCache
 from outblas.judge.bench_cell import UNFUSED, Baselines, BenchCell, Options
 from outblas.judge.fallback_entry import FALLBACK, SECOND_ALGORITHM, FallbackEntry
 from outblas.kernels.proof_shapes import proof_shapes
 from outblas.workers.sandbox import Emit
-from outblas.workers.work_item import WorkItem
 
 if TYPE_CHECKING:
     from outblas.judge.rounds import Prune
@@ -69,12 +68,6 @@ class Handler:
     Through the latter it sends one answer for each item: a pair (Evaluation or None, Baselines or None). The evaluation
     is None for an item without a config. The baselines are None if the candidate failed before it was timed. A bad
     candidate raises nothing: ``evaluation.status`` tells.
-
-    Example: ``handler([(0, WorkItem(problem, config))], emit)`` calls ``emit.done(0, (evaluation, baselines))`` at
-    last.
-
-    Args:
-        options: GPU, proof and timing.
     """
 
     def __init__(self, options: Options) -> None:
@@ -363,9 +356,7 @@ class ProvenCandidate:
     """A candidate that is proved and captured, and waits to be timed.
 
     Attributes:
-        config: the candidate.
         graph: its captured graph, or a free kernel's :class:`outblas_lab.jail.judged_clock.JudgedEntry`.
-        verdict: outcome of the proof.
         counters: ``{"registers": R, "compile_seconds": S}``: registers per thread, and seconds that its compilation
             took (0.0 from the cache).
     """
@@ -382,3 +373,30 @@ _OVERWRITTEN = Verdict(Status.MEMORY_VIOLATION, ("static",), "it, or one timed w
 
 class _Static(Exception):
     """Gate 1 rejects."""
+
+
+class WorkItem(NamedTuple):
+    """A request to a worker. ``WorkItem(problem, None)`` asks for the problem's baselines only.
+
+    Attributes:
+        config: kernel to evaluate; None: only the problem's baselines.
+        nvmmh: config that baseline ``nvmmh`` runs; None: it is left out. Consecutive items of one problem share the
+            first one's.
+        proved: True if another worker has proved this kernel in full. It is still proved on the timed operands.
+        built: the compiled free kernel (:class:`outblas_lab.jail.build.BuiltKernel`), which a jailed worker cannot
+            compile itself; else None.
+        fallback: algorithm of cuBLASLt that ``outblas.matmul`` would run, to be timed as one more baseline,
+            ``fallback``.
+            Its form is that of :func:`outblas.runtime.cublas.describe`: ``id=66 tile=10 splitk=1 ...``. Empty:
+            torch.matmul; None: nothing more is timed. Consecutive items of one problem share the first one's.
+        second: algorithm of a second winner, in the same form, to be timed as baseline ``second_algorithm``. Empty:
+            nothing more is timed. Consecutive items share it, too.
+    """
+
+    problem: Problem
+    config: Candidate | None
+    nvmmh: KernelConfig | None = None
+    proved: bool = False
+    built: Any = None
+    fallback: str | None = None
+    second: str = ""

@@ -30,7 +30,6 @@ from outblas.core.errors import DeviceError
 from outblas.core.evaluation import Status
 from outblas.core.phase_times import PhaseTotals
 from outblas.judge.faults import ContextLost
-from outblas.workers.host_limits import HostLimits
 
 #: Seconds without a word from the worker: while it works, and while it starts (imports, CUDA context).
 STEP_TIMEOUT_S, START_TIMEOUT_S = 30.0, 300.0
@@ -108,7 +107,6 @@ class WorkerLoss:
     Attributes:
         status: ``Status.HANG`` (silence, or the batch's time was over), ``FAULT`` (context lost, fatal signal, too much
             memory) or ``EXITED`` (any other end).
-        detail: one line on it.
     """
 
     status: Status
@@ -150,10 +148,7 @@ class Sandbox:
         limits: host memory and disk, watched every second; above them the worker is lost. None: no limit.
         batch_timeout_s: seconds for a batch, despite reports; after them the worker is lost. None: no limit.
         spawn: returns a new process that runs :func:`serve_sandbox` with the same codec, such as
-            :meth:`outblas_lab.jail.spare_worker.SpareWorker.take`. None: processes are started as they are needed.
-
-    Attributes:
-        lost: number of workers lost so far.
+            :meth:`SpareWorker.take`. None: processes are started as they are needed.
     """
 
     def __init__(
@@ -356,10 +351,7 @@ class Sandbox:
 
 
 def factory_name(factory: Callable[..., Any]) -> str:
-    """Return the name of a module's function or class for :func:`make_from_name`, ``module:name``.
-
-    Example: ``factory_name(make_handler)`` returns ``"outblas.workers.handler:make_handler"``.
-    """
+    """Return the name of a module's function or class for :func:`make_from_name`, ``module:name``."""
     return f"{factory.__module__}:{factory.__qualname__}"
 
 
@@ -375,7 +367,6 @@ def serve_sandbox(connection: Connection, codec: str | None = None, prepare: str
     The turn is the sandbox's first message: the factory and its arguments. A worker without a turn ends with the pipe.
 
     Args:
-        connection: pipe to the sandbox.
         codec: module that encodes answers as JSON, see :class:`Sandbox`; None: they are pickled.
         prepare: ``module:function`` that is called before the turn. It must not touch a GPU, which another worker may
             be using.
@@ -413,3 +404,128 @@ def serve_sandbox(connection: Connection, codec: str | None = None, prepare: str
                 voice.send(("error", f"{type(error).__name__}: {error}"))
             return
         voice.send(("end", phase_timer.totals() if phase_timer else PhaseTotals()))
+
+
+class SpareWorker:
+    """Keep one worker process ready for the next sandbox. Call :meth:`close` at the end.
+
+    The constructor starts nothing. A spare worker runs ``prepare`` and then waits; it gets factory, arguments and items
+    from the sandbox that takes it. Each process serves one sandbox, so nothing goes over from one to the next. Like
+    every child process it ends with its parent.
+
+    Args:
+        prepare: ``module:function`` without arguments. It imports modules and must not touch a GPU, on which another
+            worker may be timing.
+    """
+
+    def __init__(self, prepare: str, codec: str | None = None) -> None:
+        self._prepare, self._codec = prepare, codec
+        self._child: ChildProcess | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the worker that waits; None if no worker does."""
+        return self._child.pid if self._child is not None else None
+
+    def start(self) -> None:
+        """Begin to start a worker, unless one waits already. Return at once."""
+        if self._child is not None and not self._child.is_alive():
+            self.close()
+        if self._child is None:
+            self._child = ChildProcess(serve_sandbox, (self._codec, self._prepare))
+
+    def take(self) -> ChildProcess:
+        """Return the worker that waits, or a new one. The caller ends it."""
+        self.start()
+        child, self._child = self._child, None
+        assert child is not None
+        return child
+
+    def close(self) -> None:
+        """End the worker that waits. A second call does nothing; a later :meth:`start` starts a new one."""
+        child, self._child = self._child, None
+        if child is not None:
+            child.end(kill=True)
+
+
+#: Entries of a worker's folder that are counted; a folder with more is over its limit.
+_MOST_ENTRIES = 10_000
+_BLOCK = 512  # of st_blocks, whatever the file system's own is
+
+
+@dataclass(frozen=True)
+class HostLimits:
+    """Limits on a worker's use of the host. Its driver looks every second.
+
+    Attributes:
+        memory_bytes: host memory, files in memory included.
+        folder: the worker's own folder; None: none is watched.
+        folder_bytes: bytes on the disk beneath that folder.
+    """
+
+    memory_bytes: int
+    folder: str | None = None
+    folder_bytes: int = 4 << 30
+
+    def why_over(self, pid: int | None) -> str:
+        """Return the limit that a process has passed, in words; empty if it keeps all.
+
+        Args:
+            pid: the process; None: one that has ended.
+        """
+        if (used := resident_bytes(pid) + memory_file_bytes(pid)) > self.memory_bytes:
+            return f"it filled {_mib(used)} MiB of host memory, at most {self.memory_bytes >> 20}"
+        if self.folder is None:
+            return ""
+        used, entries = folder_usage(self.folder)
+        if used > self.folder_bytes or entries > _MOST_ENTRIES:
+            return f"it filled {_mib(used)} MiB of disk with {entries} files, at most {self.folder_bytes >> 20}"
+        return ""
+
+
+def _mib(used: int) -> int:
+    """Return bytes in MiB, rounded up, so that a use above a limit does not read as the limit."""
+    return -(-used >> 20)
+
+
+def resident_bytes(pid: int | None) -> int:
+    """Return the resident host memory of a process in bytes, e.g. 290308096; 0 for None, or if it is not known."""
+    try:
+        with open(f"/proc/{pid}/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def memory_file_bytes(pid: int | None) -> int:
+    """Return the bytes of the files in memory (``memfd``) that a process has open; 0 if they are not known.
+
+    A file that is open several times counts once.
+    """
+    found: dict[int, int] = {}
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):  # closed meanwhile
+                if os.readlink(entry.path).startswith("/memfd:"):
+                    state = os.stat(entry.path)
+                    found[state.st_ino] = state.st_blocks * _BLOCK
+    return sum(found.values())
+
+
+def folder_usage(folder: str) -> tuple[int, int]:
+    """Return (bytes on the disk, entries) beneath a folder. The count ends after the most entries allowed.
+
+    No link is followed. Entries that vanish meanwhile do not count.
+    """
+    used, entries, waiting = 0, 0, [folder]
+    while waiting and entries <= _MOST_ENTRIES:
+        with contextlib.suppress(OSError), os.scandir(waiting.pop()) as found:
+            for entry in found:
+                entries += 1
+                if entries > _MOST_ENTRIES:
+                    break
+                with contextlib.suppress(OSError):
+                    used += entry.stat(follow_symlinks=False).st_blocks * _BLOCK
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(entry.path)
+    return used, entries

@@ -9,7 +9,7 @@ import pytest
 from outblas.core.roofline import Gpu, architecture
 from outblas.runtime.cubin import CubinCache
 from outblas.runtime.nvrtc import compile_source
-from outblas.tune.calibrate.probes import (
+from outblas.tune.calibrate.probe_runner import (
     UNIT_BYTES,
     WGMMA_SMEM,
     Probe,

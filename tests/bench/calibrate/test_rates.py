@@ -7,7 +7,7 @@ import pytest
 from outblas.core.derived_gpu import derived_record
 from outblas.core.errors import DeviceError, UsageError
 from outblas.core.gpu_records import packaged_records
-from outblas.tune.calibrate.rates import calibrated_record, launch_gap_us, settled_us, tera_rate
+from outblas.tune.calibrate.calibration import calibrated_record, launch_gap_us, settled_us, tera_rate
 from support.gpus.fake_driver import DEVICES
 
 ABOUT = {"date": "2026-01-02T03:04:05+00:00", "gpu": "NVIDIA H200"}

@@ -10,17 +10,16 @@ import pytest
 
 pytest.importorskip("torch", reason="layers are of torch")
 
-import torch
-from torch import nn
+import torch  # noqa: E402
+from torch import nn  # noqa: E402
 
-import outblas
-from outblas.dispatch import enable
-from outblas.dispatch import linear as linear_module
-from outblas.dispatch.biased_layers import BiasedLayers
-from outblas.dispatch.enable import Switch
-from outblas.dispatch.fusion import fused
-from support.fused_fixture import host_fixture
-from support.served_fixture import served_fixture
+import outblas  # noqa: E402
+from outblas.dispatch import enable, fused  # noqa: E402
+from outblas.dispatch.biased_layers import BiasedLayers  # noqa: E402
+from outblas.dispatch.enable import Switch  # noqa: E402
+from outblas.dispatch.fused_layer import FUSED_VARIABLE  # noqa: E402
+from support.fused_fixture import host_fixture  # noqa: E402
+from support.served_fixture import served_fixture  # noqa: E402
 
 __all__ = ["host_fixture", "served_fixture"]
 
@@ -118,7 +117,7 @@ def test_what_no_kernel_computes_is_torchs(
         assert torch.equal(single(X.float()), by_torch(single, X.float()))
         layer(wanted).sum().backward()
         assert wanted.grad is not None
-        monkeypatch.setenv(linear_module.FUSED_VARIABLE, "0")
+        monkeypatch.setenv(FUSED_VARIABLE, "0")
         assert torch.equal(layer(X), by_torch(layer))
     assert host.launched == launched and layers.ours == 0
 

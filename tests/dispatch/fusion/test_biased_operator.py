@@ -8,12 +8,12 @@ import pytest
 
 pytest.importorskip("torch")
 
-import torch
-from torch._inductor.utils import fresh_cache
+import torch  # noqa: E402
+from torch._inductor.utils import fresh_cache  # noqa: E402
 
-from outblas.dispatch import device_registry
-from outblas.dispatch.fusion import biased_product
-from outblas.dispatch.inductor_pass import ProductPass
+from outblas.dispatch import device_registry  # noqa: E402
+from outblas.dispatch.fusion import biased_product  # noqa: E402
+from outblas.dispatch.inductor_pass import ProductPass  # noqa: E402
 
 LINEAR = torch.nn.functional.linear
 
@@ -50,7 +50,8 @@ def calls_fixture(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         return torch.addmm(bias, a, b) + 1
 
     monkeypatch.setattr(device_registry, "DEVICE_TYPE", "cpu")
-    monkeypatch.setattr(biased_product, "has_kernel", lambda a, b: True)
+    monkeypatch.setattr(device_registry, "device_state", lambda index: None)
+    monkeypatch.setattr(biased_product, "has_kernel", lambda device, a, b: True)
     monkeypatch.setattr(biased_product, "biased_product", product)
     monkeypatch.setattr(biased_product, "is_captured", lambda a: False)
     monkeypatch.delenv("OUTBLAS_FUSED", raising=False)
@@ -76,7 +77,7 @@ def test_a_captured_call_does_not_wait(calls: list[bool], monkeypatch: pytest.Mo
 def test_what_cannot_be_one_kernel_is_torchs(calls: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(biased_product, "biased_product", lambda *operands, wait: None)
     assert call(8) == 0
-    monkeypatch.setattr(biased_product, "has_kernel", lambda a, b: False)
+    monkeypatch.setattr(biased_product, "has_kernel", lambda device, a, b: False)
     assert call(8) == 0
     monkeypatch.setenv("OUTBLAS_FUSED", "0")
     assert call(8) == 0 and calls == []

@@ -14,19 +14,19 @@ import pytest
 
 pytest.importorskip("torch")
 
-import torch
+import torch  # noqa: E402
 
-from outblas.core.errors import UsageError
-from outblas.core.evaluation import Status
-from outblas.core.problem import Problem
-from outblas.judge.fused_gates import apply_activation, prove_fused
-from outblas.kernels.epilogue import ACTIVATIONS, NO_EPILOGUE, Activation, Epilogue, alignment, why_not_fused
-from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
-from outblas.kernels.source import make_source
-from outblas.runtime.cubin import CubinCache
-from outblas.runtime.fused_launch import Extra, row_stride, why_unfit
-from support.fused_fixture import KERNELS, SECOND_KERNELS, OnTheHost, P, host_fixture
-from support.served_fixture import served_fixture
+from outblas.core.errors import UsageError  # noqa: E402
+from outblas.core.evaluation import Status  # noqa: E402
+from outblas.core.problem import Problem  # noqa: E402
+from outblas.judge.fused_gates import apply_activation, prove_fused  # noqa: E402
+from outblas.kernels.epilogue import ACTIVATIONS, NO_EPILOGUE, Activation, Epilogue, alignment, why_not_fused  # noqa: E402
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig  # noqa: E402
+from outblas.kernels.source import make_source  # noqa: E402
+from outblas.runtime.cubin import CubinCache  # noqa: E402
+from outblas.runtime.fused_launch import Extra, row_stride, why_unfit  # noqa: E402
+from support.fused_fixture import KERNELS, SECOND_KERNELS, OnTheHost, P, host_fixture  # noqa: E402
+from support.served_fixture import served_fixture  # noqa: E402
 
 pytestmark = pytest.mark.long
 __all__ = ["host_fixture", "served_fixture"]

@@ -13,20 +13,19 @@ import pytest
 
 pytest.importorskip("torch")
 
-import torch
+import torch  # noqa: E402
 
-import outblas
-from outblas.core.config import KernelConfig
-from outblas.core.errors import CompileError, TensorError, UsageError
-from outblas.core.problem import Problem
-from outblas.dispatch import device_registry, linear
-from outblas.dispatch.aten_override import Override
-from outblas.dispatch.decide import Decision, NotWhileCapturing
-from outblas.dispatch.fusion import fused
-from outblas.dispatch.fusion.biased_product import biased_product
-from outblas.kernels.epilogue import ACTIVATIONS, Epilogue
-from support.fused_fixture import host_fixture
-from support.served_fixture import ANY, Served, numbers, served_fixture
+import outblas  # noqa: E402
+from outblas.core.config import KernelConfig  # noqa: E402
+from outblas.core.errors import CompileError, TensorError, UsageError  # noqa: E402
+from outblas.core.problem import Problem  # noqa: E402
+from outblas.dispatch import device_registry, fused, fused_layer, linear  # noqa: E402
+from outblas.dispatch.aten_override import Override  # noqa: E402
+from outblas.dispatch.decide import Decision, NotWhileCapturing  # noqa: E402
+from outblas.dispatch.fusion.biased_product import biased_product  # noqa: E402
+from outblas.kernels.epilogue import ACTIVATIONS, Epilogue  # noqa: E402
+from support.fused_fixture import host_fixture  # noqa: E402
+from support.served_fixture import ANY, Served, numbers, served_fixture  # noqa: E402
 
 __all__ = ["host_fixture", "served_fixture"]
 
@@ -322,13 +321,13 @@ def test_a_product_that_is_left_to_torch_may_be_fused_by_prediction(
 def test_enable_lets_a_kernel_add_the_bias_if_the_variable_is_on(
     host: fused.FusedState, monkeypatch: pytest.MonkeyPatch, fused_bias: bool
 ) -> None:
-    monkeypatch.setenv(linear.FUSED_VARIABLE, str(int(fused_bias)))
+    monkeypatch.setenv(fused_layer.FUSED_VARIABLE, str(int(fused_bias)))
     x, w, bias, _ = layer(5)
     expected = by_torch(x, w, bias, None, None)
     assert outblas.warm(x, w, bias)
     replaced = Override("CPU")
     replaced.install()
-    monkeypatch.setenv(linear.FUSED_VARIABLE, "0")  # it is read once
+    monkeypatch.setenv(fused_layer.FUSED_VARIABLE, "0")  # it is read once
     launched = host.launched
     try:
         assert torch.equal(torch.addmm(bias, x, w.t()), expected)

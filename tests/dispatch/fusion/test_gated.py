@@ -10,30 +10,29 @@ import pytest
 
 pytest.importorskip("torch")
 
-import torch
+import torch  # noqa: E402
 
-import outblas
-from outblas.core.config import KernelConfig
-from outblas.core.errors import TensorError, UsageError
-from outblas.core.evaluation import Status
-from outblas.core.problem import Problem
-from outblas.dispatch import device_registry, linear
-from outblas.dispatch.decide import Decision
-from outblas.dispatch.fusion import fused
-from outblas.dispatch.fusion.kernel_choice import kernel_despite_fallback
-from outblas.judge.fused_gates import apply_activation, prove_fused
-from outblas.kernels.epilogue import ACTIVATIONS, Activation, Epilogue, why_not_fused
-from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig
-from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
-from outblas.kernels.legality import why_illegal
-from outblas.kernels.source import make_source
-from outblas.records.library import Library
-from outblas.records.library_row import LibraryChoice, LibraryRow
-from outblas.runtime.cubin import CubinCache
-from outblas.runtime.fused_launch import Extra, FusedKernel
-from support.fused_fixture import KERNELS, SECOND_KERNELS, OnTheHost, host_fixture
-from support.gpus.known import H200
-from support.served_fixture import ANY, Served, numbers, served_fixture
+import outblas  # noqa: E402
+from outblas.core.config import KernelConfig  # noqa: E402
+from outblas.core.errors import TensorError, UsageError  # noqa: E402
+from outblas.core.evaluation import Status  # noqa: E402
+from outblas.core.problem import Problem  # noqa: E402
+from outblas.dispatch import device_registry, fused, linear  # noqa: E402
+from outblas.dispatch.decide import Decision  # noqa: E402
+from outblas.dispatch.kernel_choice import kernel_despite_fallback  # noqa: E402
+from outblas.judge.fused_gates import apply_activation, prove_fused  # noqa: E402
+from outblas.kernels.epilogue import ACTIVATIONS, Activation, Epilogue, why_not_fused  # noqa: E402
+from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig  # noqa: E402
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig  # noqa: E402
+from outblas.kernels.legality import why_illegal  # noqa: E402
+from outblas.kernels.source import make_source  # noqa: E402
+from outblas.records.library import Library  # noqa: E402
+from outblas.records.library_row import LibraryChoice, LibraryRow  # noqa: E402
+from outblas.runtime.cubin import CubinCache  # noqa: E402
+from outblas.runtime.fused_launch import Extra, FusedKernel  # noqa: E402
+from support.fused_fixture import KERNELS, SECOND_KERNELS, OnTheHost, host_fixture  # noqa: E402
+from support.gpus.known import H200  # noqa: E402
+from support.served_fixture import ANY, Served, numbers, served_fixture  # noqa: E402
 
 pytestmark = pytest.mark.long
 __all__ = ["host_fixture", "served_fixture"]

@@ -9,16 +9,16 @@ import pytest
 
 pytest.importorskip("numpy", reason="predictions are of numpy")
 
-from outblas.core.problem import Problem
-from outblas.dispatch.decide import Operand, problem_of_layer
-from outblas.dispatch.fusion import kernel_choice
-from outblas.dispatch.fusion.kernel_choice import kernel_to_fuse, saved_us
-from outblas.kernels.epilogue import Epilogue, why_not_fused
-from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
-from outblas.kernels.legality import why_illegal
-from outblas.records.library import Library
-from outblas.records.library_row import LibraryChoice, LibraryRow
-from support.gpus.known import H200
+from outblas.core.problem import Problem  # noqa: E402
+from outblas.dispatch import kernel_choice  # noqa: E402
+from outblas.dispatch.decide import Operand, problem_of_layer  # noqa: E402
+from outblas.dispatch.kernel_choice import kernel_to_fuse, saved_us  # noqa: E402
+from outblas.kernels.epilogue import Epilogue, why_not_fused  # noqa: E402
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig  # noqa: E402
+from outblas.kernels.legality import why_illegal  # noqa: E402
+from outblas.records.library import Library  # noqa: E402
+from outblas.records.library_row import LibraryChoice, LibraryRow  # noqa: E402
+from support.gpus.known import H200  # noqa: E402
 
 GATED = Epilogue(activation="silu", gated=True)
 RESIDUAL = Epilogue(residual=True)

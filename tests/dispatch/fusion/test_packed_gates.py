@@ -12,14 +12,14 @@ import pytest
 
 pytest.importorskip("torch")
 
-from outblas.core.config import KernelConfig
-from outblas.core.problem import Problem
-from outblas.dispatch.fusion.fused import FusedState, fused_code
-from outblas.kernels.epilogue import STACKED_GATE, Epilogue
-from outblas.kernels.source import Source, make_source
-from outblas.runtime.cubin_pack import pack_bytes, pack_key
-from outblas.runtime.kernel_loader import ARCHITECTURE
-from support.packed_fixture import (  # noqa: F401
+from outblas.core.config import KernelConfig  # noqa: E402
+from outblas.core.problem import Problem  # noqa: E402
+from outblas.dispatch.fused import FusedState, fused_code  # noqa: E402
+from outblas.kernels.epilogue import STACKED_GATE, Epilogue  # noqa: E402
+from outblas.kernels.source import Source, make_source  # noqa: E402
+from outblas.runtime.cubin_pack import pack_bytes, pack_key  # noqa: E402
+from outblas.runtime.kernel_loader import ARCHITECTURE  # noqa: E402
+from support.packed_fixture import (  # noqa: F401  # noqa: E402
     ABOUT,
     PACKED,
     PROBLEM,

@@ -11,27 +11,26 @@ import pytest
 
 pytest.importorskip("torch")
 
-import torch
-from torch._inductor.utils import fresh_cache
+import torch  # noqa: E402
+from torch._inductor.utils import fresh_cache  # noqa: E402
 
-from outblas.core.problem import Problem
-from outblas.core.weight import Weight
-from outblas.dispatch import device_registry, inductor_pass
-from outblas.dispatch.device_state import DeviceState
-from outblas.dispatch.fusion import fused as fused_calls
-from outblas.dispatch.fusion import stacked_gate
-from outblas.dispatch.fusion.stacked_gate import gate_for_some_m, silu_times
-from outblas.dispatch.inductor_pass import ProductPass
-from outblas.judge.fused_gates import FusedProof
-from outblas.kernels.epilogue import STACKED_GATE, Epilogue, why_not_fused
-from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
-from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
-from outblas.records.interval_merge import replace_weights
-from outblas.records.library import Library
-from outblas.records.library_interval import LibraryInterval
-from outblas.records.library_row import LibraryChoice, LibraryRow
-from outblas.runtime.fused_launch import Extra
-from support.gpus.known import H200
+from outblas.core.problem import Problem  # noqa: E402
+from outblas.core.weight import Weight  # noqa: E402
+from outblas.dispatch import device_registry, inductor_pass  # noqa: E402
+from outblas.dispatch import fused as fused_calls  # noqa: E402
+from outblas.dispatch.device_state import DeviceState  # noqa: E402
+from outblas.dispatch.fusion import stacked_gate  # noqa: E402
+from outblas.dispatch.fusion.stacked_gate import gate_for_some_m, silu_times  # noqa: E402
+from outblas.dispatch.inductor_pass import ProductPass  # noqa: E402
+from outblas.judge.fused_gates import FusedProof  # noqa: E402
+from outblas.kernels.epilogue import STACKED_GATE, Epilogue, why_not_fused  # noqa: E402
+from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig  # noqa: E402
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig  # noqa: E402
+from outblas.records.library import Library  # noqa: E402
+from outblas.records.library_merge import replace_weights  # noqa: E402
+from outblas.records.library_row import LibraryChoice, LibraryInterval, LibraryRow  # noqa: E402
+from outblas.runtime.fused_launch import Extra  # noqa: E402
+from support.gpus.known import H200  # noqa: E402
 
 silu, linear = torch.nn.functional.silu, torch.nn.functional.linear
 

@@ -14,17 +14,17 @@ import pytest
 
 pytest.importorskip("torch")
 
-import torch
-from torch._inductor import config, decomposition
-from torch._inductor.utils import fresh_cache
-from torch._inductor.virtualized import V
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
+import torch  # noqa: E402
+from torch._inductor import config, decomposition  # noqa: E402
+from torch._inductor.utils import fresh_cache  # noqa: E402
+from torch._inductor.virtualized import V  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 
-from outblas.dispatch import inductor_pass
-from outblas.dispatch.guarantees.guarantee import set_process_guarantee
-from outblas.dispatch.inductor_settings import keep_products
-from support.served_fixture import Served, numbers, served_fixture  # noqa: F401
+from outblas.dispatch import inductor_pass  # noqa: E402
+from outblas.dispatch.guarantees.guarantee import set_process_guarantee  # noqa: E402
+from outblas.dispatch.inductor_settings import keep_products  # noqa: E402
+from support.served_fixture import Served, numbers, served_fixture  # noqa: F401  # noqa: E402
 
 MM, OURS = torch.ops.aten.mm.default, torch.ops.outblas.mm.default
 ONE_ROW = (1, 8), (8, 5)

@@ -14,23 +14,23 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("cuda.bindings")
 
-import torch
+import torch  # noqa: E402
 
-import outblas
-from outblas.adapt.learning.gpu_workbench import GpuWorkbench
-from outblas.adapt.learning.learned_products import Contender, Stage
-from outblas.adapt.learning.learner import CALLS_BEFORE_QUEUED
-from outblas.adapt.learning.learning_device import LearningDevice
-from outblas.adapt.learning.ready_contenders import WHILE_SETTLING
-from outblas.adapt.learning.slice_limits import RUNNING, SETTLING
-from outblas.core.errors import UsageError
-from outblas.core.problem import Problem
-from outblas.dispatch import device_registry
-from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
-from outblas.records.library import Library
-from outblas.runtime.cublaslt import LtAlgorithms
-from outblas.runtime.device import gpu_of_device
-from support.learning.steps import result_of
+import outblas  # noqa: E402
+from outblas.adapt.learning.gpu_workbench import GpuWorkbench  # noqa: E402
+from outblas.adapt.learning.learned_products import Contender, Stage  # noqa: E402
+from outblas.adapt.learning.learner import CALLS_BEFORE_QUEUED  # noqa: E402
+from outblas.adapt.learning.learning_device import LearningDevice  # noqa: E402
+from outblas.adapt.learning.ready_contenders import WHILE_SETTLING  # noqa: E402
+from outblas.adapt.learning.slice_limits import RUNNING, SETTLING  # noqa: E402
+from outblas.core.errors import UsageError  # noqa: E402
+from outblas.core.problem import Problem  # noqa: E402
+from outblas.dispatch import device_registry  # noqa: E402
+from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig  # noqa: E402
+from outblas.records.library import Library  # noqa: E402
+from outblas.runtime.cublaslt import LtAlgorithms  # noqa: E402
+from outblas.runtime.device import gpu_of_device  # noqa: E402
+from support.learning.steps import result_of  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
@@ -41,7 +41,7 @@ SHAPES = [(17, 1048, 2056), (33, 4104, 1032), (5, 520, 4104)]
 @pytest.fixture
 def own_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A user's library of this test alone, and learning that is on."""
-    if not device_registry.has_library(0):
+    if not device_registry.device_state(0).has_library:
         pytest.skip("no library for this GPU")
     path = tmp_path / "own.json"
     monkeypatch.setenv("OUTBLAS_LIBRARY", str(path))

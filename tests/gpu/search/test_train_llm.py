@@ -14,7 +14,7 @@ from outblas.records.store import Store
 from outblas_lab.llm.train.knob_words import KnobWords
 from outblas_lab.llm.train.settings import TrainSettings
 from outblas_lab.llm.train.stages import train
-from outblas_lab.llm.train.tiny import RANDOM_TINY
+from outblas_lab.llm.train.training_folder import RANDOM_TINY
 
 pytestmark = pytest.mark.gpu
 

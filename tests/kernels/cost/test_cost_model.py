@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from outblas.core.config import KernelConfig, config_name
+from outblas.core.config import KernelConfig
 from outblas.core.errors import RecordError
 from outblas.core.problem import Problem
 from outblas.core.roofline import floor_us
@@ -23,7 +23,7 @@ from outblas.kernels.cost.terms import resident_ctas
 from outblas.kernels.legality import why_illegal
 from outblas.kernels.pool import pool
 from support.gpus.known import H200
-from support.helpers import synthetic_recording
+from support.helpers import store, synthetic_recording, timed
 
 FIT_MODEL = [sys.executable, "-m", "outblas", "fit", "model"]
 TINY, LARGE = Problem(64, 64, 64), Problem(8192, 8192, 4096)
@@ -126,7 +126,7 @@ def test_fitting_script_recovers_a_world_made_by_the_formula(tmp_path: Path) -> 
         f: {n: v * (1.3 if i % 2 else 0.8) for i, (n, v) in enumerate(x.items())}
         for f, x in cost_model.START_COEFFICIENTS.items()
     }
-    lines = []
+    evaluations = []
     for shape in [
         (64, 64, 64),
         (64, 512, 4096),
@@ -137,21 +137,18 @@ def test_fitting_script_recovers_a_world_made_by_the_formula(tmp_path: Path) -> 
     ]:
         problem = Problem(*shape)
         configs = [c for c in legal(problem) if not c.pdl][::6]
-        times: dict[str, float] = {}
         for family, x in world.items():
             mine = [c for c in configs if c.family == family]
             us = cost_model.time_us(
                 x, family, cost_model.problem_columns(problem, H200), config_columns(mine, H200), H200
             )
-            times.update(zip(map(config_name, mine), map(float, us), strict=True))
-        lines.append(json.dumps({"p": problem.key, "first": {}, "med": {**times, "torch": 1.0}}))
-    data, out = tmp_path / "times.jsonl", tmp_path / "model.json"
-    data.write_text("\n".join(lines))
-    command = [*FIT_MODEL, str(data), "--out", str(out), "--folds", "3"]
+            evaluations += [timed(problem, c, float(t)) for c, t in zip(mine, us, strict=True)]
+    data, out = store(tmp_path / "times.sqlite", tune=evaluations), tmp_path / "model.json"
+    command = [*FIT_MODEL, "--store", str(data), "--out", str(out), "--folds", "3"]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OPENBLAS_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
     found = json.loads(out.read_text())
-    assert found["checks"]["problems"] == len(lines)
+    assert found["checks"]["problems"] == len({e.problem for e in evaluations})
     assert found["checks"]["top"]["16"]["geomean"] < 1.05
     assert set(found["coefficients"]) == set(cost_model.START_COEFFICIENTS)
 
@@ -170,4 +167,4 @@ def test_fitting_script_reads_a_recording(tmp_path: Path) -> None:
 def test_fitting_script_wants_a_source(tmp_path: Path) -> None:
     done = subprocess.run(FIT_MODEL, capture_output=True, text=True)
     assert done.returncode == 2
-    assert "give a JSONL, --store, --recording or some of them" in done.stderr
+    assert "give --store, --recording or both" in done.stderr

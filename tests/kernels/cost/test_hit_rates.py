@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from outblas.core.problem import Problem
+from outblas.kernels.cost.cost_model import modelled_hit_rates
 from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas_lab.recordings.recording import Recording
-from outblas_lab.train.hit_rates import modelled_hit_rates
 from support.gpus.known import H200
 
 

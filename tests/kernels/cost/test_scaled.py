@@ -10,7 +10,7 @@ from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.kernels.catalogue import candidates
 from outblas.kernels.cost import cost_model
-from outblas.kernels.cost.scaled import CYCLES, MULTIPLIED, TENSOR_TIMES, TIMES, UNSCALED, ratios, scaled
+from outblas.kernels.cost.cost_model import CYCLES, MULTIPLIED, TENSOR_TIMES, TIMES, UNSCALED, ratios, scaled
 from outblas.kernels.families.registry import FAMILIES
 from support.gpus.fake_driver import DEVICES
 from support.gpus.known import H200

@@ -7,15 +7,15 @@ from dataclasses import replace
 import pytest
 
 from outblas.core.problem import Problem
-from outblas.kernels.families.sm90_oddrows_kernels import Sm90OddrowsConfig
+from outblas.kernels.families.sm90_oddrows_gemm import Sm90OddrowsConfig
 from outblas.kernels.legality import why_illegal
 from outblas.kernels.source import make_source
 from support.gpus.known import H200
 
 pytest.importorskip("cuda.bindings")
 
-from outblas.runtime.nvrtc import compile_source
-from outblas.runtime.sass import check_static
+from outblas.runtime.nvrtc import compile_source  # noqa: E402
+from outblas.runtime.sass import check_static  # noqa: E402
 
 pytestmark = pytest.mark.long
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from outblas.core.problem import Problem
-from outblas.kernels.families.sm80_pipelined_kernels import Sm80PipelinedConfig
+from outblas.kernels.families.sm80_pipelined_gemm import Sm80PipelinedConfig
 from outblas.kernels.legality import never_legal
 from outblas.kernels.source import make_source
 from support.gpus.fake_driver import DEVICES
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 pytest.importorskip("cuda.bindings")
 
-from outblas.runtime.nvrtc import compile_source
-from outblas.runtime.sass import check_static, disassembled_facts
+from outblas.runtime.nvrtc import compile_source  # noqa: E402
+from outblas.runtime.sass import check_static, disassembled_facts  # noqa: E402
 
 pytestmark = pytest.mark.long
 

@@ -12,11 +12,11 @@ import pytest
 
 pytest.importorskip("torch", reason="what any shape is given is fitted by torch")
 
-from outblas.core.config import launch_of
-from outblas.core.problem import Problem
-from outblas.kernels.families.registry import FAMILIES
-from outblas_lab.build import answer_record, any_shape_extension
-from outblas_lab.build.any_shape_extension import (
+from outblas.core.config import launch_of  # noqa: E402
+from outblas.core.problem import Problem  # noqa: E402
+from outblas.kernels.families.registry import FAMILIES  # noqa: E402
+from outblas_lab.build import any_shape_run  # noqa: E402
+from outblas_lab.build.any_shape_run import (  # noqa: E402
     CHOSEN,
     DRAWN,
     UNALIGNED,
@@ -24,7 +24,7 @@ from outblas_lab.build.any_shape_extension import (
     extension_shapes,
     unaligned_kernels,
 )
-from support.gpus.known import H200
+from support.gpus.known import H200  # noqa: E402
 
 
 def test_shapes_are_drawn_in_turns() -> None:
@@ -36,7 +36,7 @@ def test_shapes_are_drawn_in_turns() -> None:
 
 @pytest.fixture
 def promising(monkeypatch: pytest.MonkeyPatch) -> PromisingKernels:
-    monkeypatch.setattr(any_shape_extension, "ask_cublaslt", lambda lt, index, problem: ("id=66 tile=10 splitk=1",))
+    monkeypatch.setattr(any_shape_run, "ask_cublaslt", lambda lt, index, problem: ("id=66 tile=10 splitk=1",))
     return PromisingKernels(H200)
 
 
@@ -71,15 +71,15 @@ def test_answers_are_recorded_and_resumed(tmp_path: Path, monkeypatch: pytest.Mo
         timed.append(clock.problem)
         return {"id=1": 2.0, "id=2": 3.0}
 
-    monkeypatch.setattr(answer_record, "GpuClock", lambda problem, index, gpu: Clock(problem=problem))
-    monkeypatch.setattr(answer_record, "version", lambda: "13.1.0")
-    monkeypatch.setattr(answer_record, "gpu_of_device", lambda index: H200)
-    monkeypatch.setattr(answer_record, "collect_provenance", lambda command, index: {"gpu": "NVIDIA H200"})
-    monkeypatch.setattr(answer_record.LtAnswers, "times", times)
+    monkeypatch.setattr(any_shape_run, "GpuClock", lambda problem, index, gpu: Clock(problem=problem))
+    monkeypatch.setattr(any_shape_run, "version", lambda: "13.1.0")
+    monkeypatch.setattr(any_shape_run, "gpu_of_device", lambda index: H200)
+    monkeypatch.setattr(any_shape_run, "collect_provenance", lambda command, index: {"gpu": "NVIDIA H200"})
+    monkeypatch.setattr(any_shape_run.LtAnswers, "times", times)
     problems, journal, out = extension_shapes(3, 1), tmp_path / "work" / "a.jsonl", tmp_path / "a.parquet"
-    assert answer_record.record_answers(problems[:2], journal, out) == "4 answers of 2 problems"
+    assert any_shape_run.record_answers(problems[:2], journal, out) == "4 answers of 2 problems"
     journal.write_text(journal.read_text() + '{"problem": "cut off')
-    assert answer_record.record_answers(problems, journal, out) == "6 answers of 3 problems"
+    assert any_shape_run.record_answers(problems, journal, out) == "6 answers of 3 problems"
     assert timed == problems
     table = pq.ParquetFile(out).read()
     assert table.column("answer").to_pylist() == ["id=1", "id=2"] * 3

@@ -14,10 +14,10 @@ import pytest
 pytest.importorskip("pyarrow", reason="the table is a Parquet file")
 pytest.importorskip("torch", reason="the table is read for a fit by torch")
 
-from outblas.core.errors import RecordError, UsageError
-from outblas.core.problem import Problem
-from outblas_lab.build.any_shape_trials import collect_trials
-from outblas_lab.train.fit_any_shape_run import read_cells
+from outblas.core.errors import RecordError, UsageError  # noqa: E402
+from outblas.core.problem import Problem  # noqa: E402
+from outblas_lab.build.any_shape_run import collect_trials  # noqa: E402
+from outblas_lab.train.fit_any_shape_run import read_cells  # noqa: E402
 
 KEY, ANSWER = "64_6144_4096_TN_fp16_fp32", "id=66 tile=10 splitk=1"
 FIRST = "sm80_mma_gemm:bm=16,bn=16,bk=256,stages=4,wm=1,wn=1,wk=8,split_k=1,vec=8,pdl=false"

@@ -10,7 +10,7 @@ import pytest
 
 from outblas.core.errors import RecordError, UsageError
 from outblas.core.suites import ENGINE_MODELS, ENGINE_RUNS, LLM_LAYERS, TP_DEGREES, engine_weights
-from outblas.tune.intervals.engine_model import engine_products, model_dtype, read_model
+from outblas.tune.intervals.model_ranges import engine_products, model_dtype, read_model
 
 #: From the models' own files.
 LLAMA_8B = {

@@ -15,11 +15,10 @@ from outblas.core.weight import Weight
 from outblas.kernels.epilogue import STACKED_GATE
 from outblas.records import provenance
 from outblas.records.library import Library
-from outblas.records.library_interval import LibraryInterval
-from outblas.records.library_row import LibraryChoice, LibraryRow
+from outblas.records.library_row import LibraryChoice, LibraryInterval, LibraryRow
 from outblas.runtime import device
 from outblas.tune import gate_run, tune_run
-from outblas.tune.intervals.gate_ranges import surely_faster
+from outblas.tune.gate_run import surely_faster
 from support.cli_fixture import outblas
 from support.gpus.known import H200
 from support.gpus.modelled_gpu import LARGE, SMALL, Model, ModelledEvaluator

@@ -24,9 +24,9 @@ from outblas.tune.agents.agent_registry import make_agent
 from outblas.tune.agents.base import Agent
 from outblas.tune.agents.random_search import Exhaustive
 from outblas.tune.intervals import interval_search
+from outblas.tune.intervals.cells import drawn, sampled
 from outblas.tune.intervals.interval_search import OPEN_GAP, SearchWatch
 from outblas.tune.intervals.range_search import RangesRequest, TunedRanges, search_ranges
-from outblas.tune.intervals.sampled_m import drawn, sampled
 from outblas.tune.tune import Interrupted
 from outblas_lab.recordings.recording import Recording
 from outblas_lab.recordings.replay import ReplayEvaluator

@@ -11,12 +11,9 @@ from outblas.core.errors import RecordError
 from outblas.core.suites import capture_sizes
 from outblas.core.weight import Weight, WeightRange, spans_of
 from outblas.records.library import Library
-from outblas.records.library_interval import LibraryInterval
-from outblas.records.library_row import LibraryRow
-from outblas.tune.intervals.engine_model import EngineProduct
-from outblas.tune.intervals.model_ranges import ModelWeight, lacking_ranges, weights_of_model
-from outblas.tune.intervals.range_search import RangesRequest
-from outblas.tune.intervals.resumed_ranges import joined_free
+from outblas.records.library_row import LibraryInterval, LibraryRow
+from outblas.tune.intervals.model_ranges import EngineProduct, ModelWeight, lacking_ranges, weights_of_model
+from outblas.tune.intervals.range_search import RangesRequest, joined_free
 from support.gpus.known import H200
 
 WEIGHT, HEAD = Weight(128, 256), Weight(64, 256)

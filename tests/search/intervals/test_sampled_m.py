@@ -9,9 +9,8 @@ import pytest
 
 from outblas.core.problem import Problem
 from outblas.core.weight import Weight, WeightRange
-from outblas.tune.intervals.range_choice import ranges_of, ranges_of_suite, split_captured
-from outblas.tune.intervals.range_search import RangesRequest
-from outblas.tune.intervals.sampled_m import drawn, middle, sampled
+from outblas.tune.intervals.cells import drawn, middle, sampled
+from outblas.tune.intervals.range_search import RangesRequest, ranges_of, ranges_of_suite, split_captured
 from outblas.tune.time_shares import TimeShare
 
 WEIGHT = Weight(128, 256)

@@ -8,8 +8,7 @@ import pytest
 
 from outblas.core.problem import Problem
 from outblas.records.library import Library
-from outblas.records.library_interval import LibraryInterval
-from outblas.records.library_row import LibraryChoice, LibraryRow
+from outblas.records.library_row import LibraryChoice, LibraryInterval, LibraryRow
 from outblas.tune.agents.agent_registry import make_agent
 from outblas.tune.agents.transfer import Transfer
 from support.gpus.known import H200

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from outblas.adapt.learning.gpu_budget import GpuBudget
 from outblas.adapt.learning.learner import CALLS_BEFORE_QUEUED, Learner
+from outblas.adapt.learning.slice_limits import GpuBudget
 from outblas.core.config import Launch
 from outblas.core.problem import Problem
 from outblas.dispatch.decide import LeftToTorch

@@ -18,7 +18,7 @@ from outblas.core.problem import Problem
 from outblas_lab.llm.train import stages
 from outblas_lab.llm.train.knob_words import KnobWords
 from outblas_lab.llm.train.settings import TrainSettings
-from outblas_lab.llm.train.tiny import RANDOM_TINY
+from outblas_lab.llm.train.training_folder import RANDOM_TINY
 from support.helpers import SOURCE_PATH
 
 PROBLEM = Problem(512, 512, 512)

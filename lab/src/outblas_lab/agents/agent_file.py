@@ -62,7 +62,6 @@ class FileAgent(Agent):
     all lists. It prints to stderr. It is offered the recorded candidates, whatever its ``every_legal`` says.
 
     Args:
-        path: the file.
         seed: seed of the agent's random draws.
         gpu: GPU that the candidates run on.
     """

@@ -8,10 +8,8 @@ AGENTS: dict[str, str] = {
     "recorded": f"{_PACKAGE}.recorded_agent:RecordedAgent",
     "heuristic": f"{_PACKAGE}.fitted_heuristic:FittedHeuristic",
     "evolution": f"{_PACKAGE}.evolution:EvolutionAgent",
-    "regressor": f"{_PACKAGE}.regressor:RegressorAgent",
+    "regressor": f"{_PACKAGE}.ppo:RegressorAgent",
     "ppo": f"{_PACKAGE}.ppo:Ppo",
-    "ppo-oneshot": f"{_PACKAGE}.ppo:PpoOneshot",
-    "knob": f"{_PACKAGE}.knob:KnobAgent",
     "greedy": f"{_PACKAGE}.greedy:Greedy",
     "tpe": f"{_PACKAGE}.tpe:Tpe",
     "surrogate": f"{_PACKAGE}.surrogate:Surrogate",
@@ -20,8 +18,6 @@ AGENTS: dict[str, str] = {
     "llm": f"{_PACKAGE}.llm:LanguageModel",
     "kt-genetic": f"{_PACKAGE}.kernel_tuner:Genetic",
     "kt-annealing": f"{_PACKAGE}.kernel_tuner:Annealing",
-    "kt-local": f"{_PACKAGE}.kernel_tuner:LocalSearch",
-    "kt-vndx": f"{_PACKAGE}.kernel_tuner:VariableNeighbourhood",
     "kt-diffevo": f"{_PACKAGE}.kernel_tuner:DifferentialEvolution",
 }
 #: Extras that agents need; the others need none.
@@ -29,16 +25,8 @@ EXTRAS = {"tpe": "rl", "nvmmh": "gpu", "llm": "llm"} | dict.fromkeys(
     (name for name in AGENTS if name.startswith("kt-")), "kernel-tuner"
 )
 #: Seconds that an agent prepared itself on one split of the recording h200, on one core (results/h200/compare.parquet).
-#: That of ``knob`` is of journal entry 0063. Where the regressor takes part, 45 s are added for its 16 further epochs
-#: (entry 0093).
-PREPARATION_S = {
-    "knob": 190,
-    "ppo": 175,
-    "ppo-oneshot": 175,
-    "regressor": 110,
-    "heuristic": 65,
-    "surrogate": 110,
-}
+#: Where the regressor takes part, 45 s are added for its 16 further epochs (journal entry 0093).
+PREPARATION_S = {"ppo": 175, "regressor": 110, "heuristic": 65, "surrogate": 110}
 
 
 def agent_preparations() -> dict[str, str]:

@@ -38,10 +38,10 @@ class FittedHeuristic(Heuristic):
             problems: training problems.
         """
         from outblas.core.files import write_atomic
-        from outblas.kernels.cost.scaled import scaled
+        from outblas.kernels.cost.cost_model import scaled
         from outblas_lab.recordings.recording import TrainingPart
         from outblas_lab.train.fit_cost_model import fit, fit_residual, rows_of_recording
-        from outblas_lab.train.training_cache import training_cache_folder
+        from outblas_lab.train.training_part import training_cache_folder
 
         measured = recording.gpu
         path = training_cache_folder("models", [TrainingPart(recording, tuple(problems))]) / "model.json"

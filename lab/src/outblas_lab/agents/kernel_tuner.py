@@ -117,26 +117,6 @@ class Annealing(KernelTunerStrategy):
     strategy = "simulated_annealing"
 
 
-class LocalSearch(KernelTunerStrategy):
-    """Kernel Tuner's greedy local search with restarts.
-
-    Move to the first better neighbour; restart from a random point. Kernel Tuner 1.5 takes each knob's neighbours from
-    the last neighbour of the knob before, so that climbs drift from their start. On a smooth grid it finds less than
-    random search.
-    """
-
-    strategy = "greedy_mls"
-
-
-class VariableNeighbourhood(KernelTunerStrategy):
-    """Kernel Tuner's HybridVNDX: variable neighbourhoods and a surrogate.
-
-    It combines variable neighbourhood descent, annealing, a tabu list and a nearest-neighbour surrogate.
-    """
-
-    strategy = "gen_hybrid_vndx"
-
-
 class DifferentialEvolution(KernelTunerStrategy):
     """Kernel Tuner's differential evolution.
 

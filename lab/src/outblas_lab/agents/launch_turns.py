@@ -1,17 +1,22 @@
-"""The base class of agents that search each launch option by itself."""
+"""Base classes of agents: those that search each launch option by itself, and those that learn across recordings."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from outblas.core.config import KernelConfig, launch_of
 from outblas.core.evaluation import Evaluation
 from outblas.core.problem import Problem
 from outblas.tune.agents.base import Agent, group_by_launch
+from outblas_lab.recordings.recording import Recording, TrainingPart
 
-if TYPE_CHECKING:
-    pass
+
+class LearnsAcross(Agent):
+    """Base class of agents that learn from one recording as from several, by :meth:`prepare_across`."""
+
+    def prepare(self, recording: Recording, problems: Sequence[Problem]) -> None:
+        """Learn from one recording; see :meth:`outblas.tune.agents.base.Agent.prepare`."""
+        self.prepare_across([TrainingPart(recording, tuple(problems))])
 
 
 class LaunchTurns(Agent):

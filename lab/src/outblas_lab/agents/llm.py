@@ -47,7 +47,7 @@ class LanguageModel(Agent):
 
     Raises:
         UsageError: no model or server is set, or its address or ``OUTBLAS_LLM_BUDGET`` is invalid.
-        ToolchainMissing: the package ``openai`` is not installed.
+        ToolchainMissing: a package of the extra ``llm`` is not installed.
     """
 
     def __init__(self, seed: int, gpu: Gpu) -> None:
@@ -127,7 +127,7 @@ def connect() -> Ask:
     Raises:
         UsageError: OUTBLAS_LLM_MODEL is not set, or neither a server nor a key is. Also if the server's address or
             OUTBLAS_LLM_BUDGET is invalid.
-        ToolchainMissing: the package ``openai`` is not installed.
+        ToolchainMissing: a package of the extra ``llm`` is not installed.
     """
     from outblas_lab.llm.budget import Budget, SpendingAccount, parse_budget
     from outblas_lab.llm.client import AnswerOptions, Client, check_server

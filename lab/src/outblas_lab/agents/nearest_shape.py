@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from outblas.core.config import KernelConfig
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
+from outblas.predict.extents import problem_distance
 from outblas.tune.agents.base import FixedOrder, group_by_launch, interleave
 from outblas.tune.agents.transfer import group_by_core, translate
+from outblas_lab.agents.launch_turns import LearnsAcross
 from outblas_lab.recordings.nearest_recording import fastest_recorded, nearest_recording
 from outblas_lab.recordings.recording import Recording
-from outblas_lab.train.samplers import problem_distance
 
 if TYPE_CHECKING:
     from outblas_lab.recordings.recording import TrainingPart
@@ -35,7 +36,7 @@ class MeasuredShape(NamedTuple):
     foreign: bool
 
 
-class NearestShape(FixedOrder):
+class NearestShape(LearnsAcross, FixedOrder):
     """Fastest kernels of the nearest measured shapes; nothing is predicted.
 
     The distance of two problems is the sum of |log2| of the ratios of their extents. An equal layout, dtype and
@@ -54,15 +55,6 @@ class NearestShape(FixedOrder):
         super().__init__(seed, gpu)
         self._shapes: list[MeasuredShape] | None = None
         self._near: dict[Problem, list[list[KernelConfig]]] = {}
-
-    def prepare(self, recording: Recording, problems: Sequence[Problem]) -> None:
-        """Keep the problems and their recorded times; return None.
-
-        Args:
-            recording: measurements of ``problems``.
-            problems: training problems.
-        """
-        self._shapes, self._near = _shapes_of(recording, problems, self.gpu), {}
 
     def prepare_across(self, parts: Sequence[TrainingPart]) -> None:
         """Keep the problems of all parts and their recorded times; return None.

@@ -18,18 +18,18 @@ from outblas.core.gpu_records import nearest_with_data
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.tune.agents.base import unexplored
-from outblas_lab.agents.launch_turns import LaunchTurns
-from outblas_lab.train.policy import CandidateView, Policy
+from outblas_lab.agents.launch_turns import LaunchTurns, LearnsAcross
+from outblas_lab.train.policy import CandidateView, Policy, greedy_scorer
 
 if TYPE_CHECKING:
-    from outblas_lab.recordings.recording import Recording, TrainingPart
+    from outblas_lab.recordings.recording import TrainingPart
     from outblas_lab.train.train_ppo import PpoSettings
 
 #: Environment variable: name or path of the policy to follow, instead of the packaged one.
 POLICY_VARIABLE = "OUTBLAS_POLICY"
 
 
-class Ppo(LaunchTurns):
+class Ppo(LearnsAcross, LaunchTurns):
     """Policy trained by PPO across shapes; it adapts to measurements.
 
     Untried candidates with the highest score come first; the score depends on the problem's measurements so far. Each
@@ -43,37 +43,23 @@ class Ppo(LaunchTurns):
     """
 
     draws, learns, across = False, True, True
-    #: Appended to the name of the packaged policy.
-    kind = ""
 
     def __init__(self, seed: int, gpu: Gpu, policy: Policy | None = None) -> None:
         super().__init__(seed, gpu)
         self._policy = policy
         self._views: dict[tuple[Problem, int], CandidateView] = {}
 
-    def prepare(self, recording: Recording, problems: Sequence[Problem]) -> None:
+    def prepare_across(self, parts: Sequence[TrainingPart]) -> None:
         """Train a policy on these problems by :meth:`recipe` and follow it from now on; it replaces any other policy.
 
         The trained policy is kept in the cache, and a second call reads it. An interrupted training resumes.
-
-        Args:
-            recording: measurements of ``problems``.
-            problems: training problems; a part of them is kept for validation.
-        """
-        from outblas_lab.recordings.recording import TrainingPart
-
-        self.prepare_across([TrainingPart(recording, tuple(problems))])
-
-    def prepare_across(self, parts: Sequence[TrainingPart]) -> None:
-        """Train as :meth:`prepare` on the problems of all parts, of one GPU or several.
 
         Args:
             parts: training problems; some (N, K) are kept for validation, on all GPUs.
         """
         from outblas_lab.train.regression import regressor_cache_path
         from outblas_lab.train.train_ppo import TrainingRun, train
-        from outblas_lab.train.training_cache import training_cache_folder
-        from outblas_lab.train.training_part import split_parts
+        from outblas_lab.train.training_part import split_parts, training_cache_folder
 
         settings = self.recipe()
         shared = regressor_cache_path(split_parts(parts, self.seed)[0], settings.regress, self.seed)
@@ -111,37 +97,13 @@ class Ppo(LaunchTurns):
 
     def _load(self) -> Policy:
         if self._policy is None:
-            self._policy = loaded_policy(os.environ.get(POLICY_VARIABLE) or packaged_policy(self.gpu, self.kind))
+            self._policy = loaded_policy(os.environ.get(POLICY_VARIABLE) or packaged_policy(self.gpu))
         return self._policy
 
 
-class PpoOneshot(Ppo):
-    """Policy trained on single measurements; it does not adapt.
-
-    A contextual bandit: one training episode is one measurement. It scores candidates as if nothing was measured and
-    leaves out the tried ones. Without ``policy`` and ``OUTBLAS_POLICY`` it follows the packaged policy
-    ``<gpu>-oneshot``. Arguments are those of :class:`Ppo`.
-    """
-
-    kind = "-oneshot"
-
-    def recipe(self) -> PpoSettings:
-        return replace(super().recipe(), budget=1)
-
-    def order(
-        self, problem: Problem, group: Sequence[KernelConfig], history: Sequence[Evaluation], n: int
-    ) -> list[KernelConfig]:
-        return unexplored(super().order(problem, group, (), n), history)
-
-
-def packaged_policy(gpu: Gpu, kind: str = "") -> str:
-    """Return the name of the packaged policy for a GPU: its own, or that of the most similar GPU that has one.
-
-    Args:
-        gpu: the GPU.
-        kind: end of the name: empty, or ``-oneshot``.
-    """
-    return nearest_with_data(gpu, "policies", f"{kind}.npz") + kind
+def packaged_policy(gpu: Gpu) -> str:
+    """Return the name of the packaged policy for a GPU: its own, or that of the most similar GPU that has one."""
+    return nearest_with_data(gpu, "policies", ".npz")
 
 
 @lru_cache(maxsize=4)
@@ -152,3 +114,32 @@ def loaded_policy(name: str) -> Policy:
         name: a packaged policy, e.g. ``h200``; with a path separator a file, e.g. ``runs/ppo/policy.npz``.
     """
     return Policy.load(Path(name) if os.sep in name else name)
+
+
+class RegressorAgent(Ppo):
+    """Network that predicts times, corrected by measurements; no reinforcement learning.
+
+    The untried candidate with the shortest believed time comes first. That is where a training of agent ``ppo`` begins.
+    Arguments are those of :class:`outblas_lab.agents.ppo.Ppo`; of a policy, only the regressor counts.
+    """
+
+    def prepare_across(self, parts: Sequence[TrainingPart]) -> None:
+        """Train the regressor of agent ``ppo`` with the same seed, or read it from the cache; return None.
+
+        Args:
+            parts: training problems of one GPU or several.
+
+        Raises:
+            UsageError: a problem is not in its recording, or none has two proven cells.
+            ToolchainMissing: torch is not installed; proposals do not need it.
+        """
+        from outblas_lab.train.regression import regressor_of_ppo
+
+        self._policy = Policy(regressor_of_ppo(parts, self.seed), greedy_scorer())
+        self._views.clear()
+
+    def _load(self) -> Policy:
+        if self._policy is None:
+            trained = loaded_policy(os.environ.get(POLICY_VARIABLE) or packaged_policy(self.gpu))
+            self._policy = replace(trained, scorer=greedy_scorer(), about="")
+        return self._policy

@@ -15,8 +15,7 @@ from outblas.core.roofline import Gpu
 from outblas.predict.features import candidate_features, knob_columns, problem_features
 from outblas.predict.posterior import Regressor, expected_improvement, posterior
 from outblas.tune.agents.base import unexplored
-from outblas_lab.agents.launch_turns import LaunchTurns
-from outblas_lab.recordings.recording import Recording
+from outblas_lab.agents.launch_turns import LaunchTurns, LearnsAcross
 from outblas_lab.train.policy import CandidateView, Policy
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 FAILED_LOG_SLOWDOWN = math.log(4.0)
 
 
-class Surrogate(LaunchTurns):
+class Surrogate(LearnsAcross, LaunchTurns):
     """Expected improvement (Bayesian) on a model learned across shapes.
 
     The objective is log time. Each launch option is a separate search, and they take turns. The prediction is that of
@@ -44,17 +43,6 @@ class Surrogate(LaunchTurns):
     def __init__(self, seed: int, gpu: Gpu) -> None:
         super().__init__(seed, gpu)
         self._regressor: Regressor | None = None
-
-    def prepare(self, recording: Recording, problems: Sequence[Problem]) -> None:
-        """Learn from one GPU as by :meth:`prepare_across`; return None.
-
-        Args:
-            recording: measurements of ``problems``.
-            problems: training problems.
-        """
-        from outblas_lab.recordings.recording import TrainingPart
-
-        self.prepare_across([TrainingPart(recording, tuple(problems))])
 
     def prepare_across(self, parts: Sequence[TrainingPart]) -> None:
         """Train the regressor of agent ``ppo`` with the same seed, or read it from the cache; return None.

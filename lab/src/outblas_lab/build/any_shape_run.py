@@ -12,12 +12,14 @@
 The files lie in results/any_shapes.
 
 - ``record`` draws ``--count`` random problems. On each it measures ``--measurements`` kernels beside torch.matmul, in
-the
-  same rounds. The policy chooses them among :func:`outblas_lab.train.fit_any_shape.general_kernels`.
-- ``collect`` reads the kernels that the trials of the library's build timed (``outblas_lab.build.any_shape_trials``).
+  the same rounds. The policy chooses them among :func:`outblas_lab.train.fit_any_shape.general_kernels`.
+- ``extend`` measures on further random problems the kernels on which the lower bounds are highest, since a fit is too
+  sure of some. Problems with unaligned rows also have random kernels of the families for them.
+- ``answers`` times all answers of cuBLASLt's heuristic: torch.matmul runs the first, and another is often faster.
+- ``collect`` reads the kernels that the trials of the library's build timed.
 - ``fit`` learns the speed-up over torch.matmul on these and on the packaged recordings. It chooses the margin that a
   prediction must clear on problems that were kept out (``outblas_lab.train.fit_any_shape_run``).
-- ``evaluate`` scores the choice on kept-out problems (``outblas_lab.train.held_out_choices``).
+- ``evaluate`` scores the choice on kept-out problems (``outblas_lab.train.fit_any_shape``).
 - ``prove`` proves every offered kernel by all gates, in each layout and dtype in which it ships.
 - ``bench`` times the fitted choice on other random problems, beside every baseline.
 """
@@ -25,42 +27,146 @@ the
 from __future__ import annotations
 
 import functools
+import json
 import math
 import random
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any, get_args
 
-from outblas.core.config import LAUNCHES, KernelConfig, config_name
+import numpy as np
+
+from outblas.core.config import LAUNCHES, KernelConfig, config_name, launch_of
 from outblas.core.errors import UsageError
 from outblas.core.evaluation import Status
-from outblas.core.files import write_json
+from outblas.core.files import write_atomic, write_json
+from outblas.core.journal import Journal, read_journal
 from outblas.core.problem import Dtype, Layout, Problem
-from outblas.core.rivals import LT_AUTO, RIVALS
+from outblas.core.rivals import LT_AUTO, LT_HEURISTIC, RIVALS
 from outblas.core.roofline import Gpu
 from outblas.core.stats import geomean
 from outblas.core.suites import GRID_EXTENTS, LLM_LAYERS, PUBLISHED_SUITES, suite
 from outblas.dispatch.unlisted_shapes import any_shape_chooser, ask_cublaslt, offered_kernels
+from outblas.judge.baselines import LtAnswers
 from outblas.judge.bench_cell import Options
+from outblas.judge.gpu_clock import GpuClock
+from outblas.kernels.catalogue import candidates
+from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.legality import why_illegal
-from outblas.predict.any_shape import AnyShapeModel
+from outblas.predict.any_shape import AnyShapeModel, likeliest, network_inputs
+from outblas.predict.extents import log_uniform
 from outblas.records.library import Library
 from outblas.records.library_row import AnswerChoice, LibraryChoice, LibraryRow
+from outblas.records.parquet import parquet_bytes
 from outblas.records.provenance import collect_provenance
 from outblas.records.results import read_result, write_result
 from outblas.records.store import Store
+from outblas.runtime.cublas import version
 from outblas.runtime.cublaslt import LtAlgorithms
 from outblas.runtime.device import gpu_of_device
 from outblas.tune.agents.agent_registry import make_agent
 from outblas.tune.live_evaluator import LiveEvaluator
 from outblas.tune.tune import SearchOptions, tune
+from outblas_lab.build.build_work import BuildFolder, Table
+from outblas_lab.build.finalist_trials import OFFLINE_STARTS, TrialEntry, read_trial
 from outblas_lab.pool.run_bench import BenchRequest, run_bench
+from outblas_lab.train.fit_answers import SLOW
 from outblas_lab.train.fit_any_shape import general_kernels
 from outblas_lab.train.fit_any_shape_run import export
-from outblas_lab.train.held_out_choices import SLOW
-from outblas_lab.train.samplers import log_uniform
+
+
+def collect_trials(work: Path, out: Path) -> str:
+    """Write the kernels that the trials of a build timed as a Parquet table, one row per problem and kernel.
+
+    Columns are ``problem`` (key), ``suite``, ``kernel`` (config name), ``torch_us``, ``median_us``, ``rival_us`` (the
+    fastest baseline) and ``answer`` (the first answer of cuBLASLt's heuristic). Times are geometric means over the
+    starts. A kernel's time is scaled to that of torch.matmul in the same start. Trials in blocks and of other workloads
+    are left out, as they are of other clocks. The metadata has the provenance of the last trial.
+
+    Args:
+        work: directory of ``outblas build-library``.
+        out: the file, which is replaced. Missing folders are made.
+
+    Returns:
+        The counts in words, e.g. ``"12000 cells of 1835 problems"``.
+
+    Raises:
+        UsageError: the directory has no finished trial.
+    """
+    import pyarrow as pa
+
+    entries: dict[tuple[Problem, str], list[TrialEntry]] = defaultdict(list)
+    about: dict[str, Any] = {}
+    for path in sorted(work.glob("*_trial_*.jsonl")):
+        settings, *lines = read_journal(path) or [{"start": None}]
+        if settings["start"] not in OFFLINE_STARTS or not settings["table"].endswith("fp32"):
+            continue
+        table = Table.parse(settings["table"])
+        for problem, entry in read_trial(BuildFolder(work), table, settings["start"]).items():
+            entries[problem, table.suite].append(entry)
+        about = lines[-1]["provenance"]
+    if not entries:
+        raise UsageError(f"{work} has no finished trial", "the directory of a build", "unpack or run a build first")
+    rows = [row for (problem, suite), starts in entries.items() for row in _rows(problem, suite, starts)]
+    table_of_rows = pa.Table.from_pylist(rows).replace_schema_metadata({"provenance": json.dumps(about)})
+    write_atomic(out, parquet_bytes(table_of_rows))
+    return f"{len(rows)} cells of {len(entries)} problems"
+
+
+def _rows(problem: Problem, suite: str, starts: list[TrialEntry]) -> list[dict[str, Any]]:
+    torch_us = geomean([entry.timings["torch"].median_us for entry in starts])
+    fastest = [min(entry.timings[name].median_us for name in RIVALS if name in entry.timings) for entry in starts]
+    ratios: dict[str, list[float]] = defaultdict(list)
+    for entry in starts:
+        for name in entry.timings.keys() - set(entry.details):
+            ratios[name].append(entry.timings[name].median_us / entry.timings["torch"].median_us)
+    answer = next((entry.details[LT_HEURISTIC] for entry in starts if LT_HEURISTIC in entry.details), "")
+    times = {"torch_us": torch_us, "rival_us": geomean(fastest)}
+    shared = {"problem": problem.key, "suite": suite, **times, "answer": answer}
+    return [{**shared, "kernel": name, "median_us": torch_us * geomean(each)} for name, each in sorted(ratios.items())]
+
+
+def record_answers(problems: Sequence[Problem], store: Path, out: Path) -> str:
+    """Time all answers for each problem, and write them as a table (GPU 0; a stopped run resumes in its journal).
+
+    The table has a row per answer, in the heuristic's order: ``problem`` (key), ``answer``
+    (:func:`outblas.runtime.cublas.describe`) and ``median_us``. Its metadata has the provenance.
+
+    Args:
+        store: journal of the problems that are done.
+        out: path of the Parquet table, which is replaced. Missing folders are made.
+
+    Returns:
+        The counts in words, e.g. ``"9600 answers of 1600 problems"``.
+
+    Raises:
+        UsageError: the journal is of another GPU or cuBLASLt.
+        RecordError: the journal is in use or damaged.
+    """
+    import pyarrow as pa
+
+    gpu, lt = gpu_of_device(0), LtAnswers()
+    journal = Journal(store, {"gpu": gpu.name, "cublaslt": version()})
+    try:
+        done = {entry["problem"]: entry["answers"] for entry in journal.entries}
+        for number, problem in enumerate(problems, 1):
+            if problem.key not in done:
+                with GpuClock(problem, 0, gpu=gpu) as clock:
+                    done[problem.key] = [list(pair) for pair in lt.times(clock).items()]
+                journal.append({"problem": problem.key, "answers": done[problem.key]})
+            if number % 100 == 0:
+                print(f"{number} of {len(problems)} problems", flush=True)
+    finally:
+        journal.close()
+    rows = [{"problem": p.key, "answer": a, "median_us": us} for p in problems for a, us in done[p.key]]
+    about = collect_provenance("outblas fit any-shape answers", 0)
+    table = pa.Table.from_pylist(rows).replace_schema_metadata({"provenance": json.dumps(about)})
+    write_atomic(out, parquet_bytes(table))
+    return f"{len(rows)} answers of {len(problems)} problems"
+
 
 #: A kernel is proved on the first of these that it may compute, and on its representatives.
 PROOF_EXTENTS = ((333, 1000, 520), (333, 1001, 521), (8, 512, 8192), (8, 512, 4096), (16, 512, 4096), (256, 256, 8192))
@@ -73,21 +179,13 @@ RECORDED, BENCHED = 1, 2
 
 
 def near_layers(rng: random.Random) -> tuple[int, int, int]:
-    """Return (M, N, K): N and K of a random layer of a real model, and a log-uniform M from 1 to 8192.
-
-    Args:
-        rng: generator of the draws.
-    """
+    """Return (M, N, K): N and K of a random layer of a real model, and a log-uniform M from 1 to 8192."""
     n, k = rng.choice([nk for model in LLM_LAYERS.values() for nk in model])
     return log_uniform(rng, 1, 8192), n, k
 
 
 def multiples_of_8(rng: random.Random) -> tuple[int, int, int]:
-    """Return (M, N, K): N and K multiples of 8 from 32 to 16384, and any M from 1 to 16384, all log-uniform.
-
-    Args:
-        rng: generator of the draws.
-    """
+    """Return (M, N, K): N and K multiples of 8 from 32 to 16384, and any M from 1 to 16384, all log-uniform."""
     n, k = (8 * log_uniform(rng, 4, GRID_EXTENTS[-1] // 8) for _ in range(2))
     return log_uniform(rng, 1, GRID_EXTENTS[-1]), n, k
 
@@ -109,10 +207,6 @@ def shapes(count: int, seed: int) -> list[Problem]:
 
     Extents come from :data:`EXTENT_GENERATORS` in turns; a product has at most 1e12 FLOP. Layout TN has probability
     3/4, else it is NN. The same arguments give the same problems, in the same order. 0 gives ``[]``.
-
-    Args:
-        count: number of problems.
-        seed: seed of the draw.
     """
     rng = random.Random(seed)
     known = {(p.m, p.n, p.k) for name in PUBLISHED_SUITES for p in suite(name)}
@@ -128,7 +222,6 @@ def record(problems: Sequence[Problem], measurements: int, store: Path, cells: P
     """Measure the kernels that the policy chooses beside torch, and write them as a table (GPU 0, resumable).
 
     Args:
-        problems: problems to measure.
         measurements: kernels of each problem.
         store: file of the evaluations, in which a stopped run resumes.
         cells: path of the Parquet table, which is replaced.
@@ -153,10 +246,8 @@ def measure(
     """Measure kernels that an agent chooses beside torch (GPU 0, resumable).
 
     Args:
-        problems: problems to measure.
         measurements: kernels of each problem, proposed at once.
         store: file of the evaluations, in which a stopped run resumes.
-        agent: name of the agent.
         offered: returns a problem's kernels.
         drop_beyond: see :class:`outblas.judge.bench_cell.Options`.
     """
@@ -209,8 +300,6 @@ def bench(problems: Sequence[Problem], out: Path, summary_file: Path) -> dict[st
     torch runs the problems that the model leaves alone; they count as fall-backs.
 
     Args:
-        problems: problems to bench.
-        out: path of the result file.
         summary_file: path of the JSON file with the figures of :func:`summarize_rows`, ``provenance`` and ``fit``.
 
     Returns:
@@ -287,3 +376,106 @@ def summarize_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "ours_over_torch": geomean([row["torch_us"] / row["ours_us"] for row in ours]),
         "ours_over_lt_auto": geomean([row["lt_auto_us"] / row["ours_us"] for row in ours]),
     }
+
+
+#: The range of M of layers that no model has, and of all extents of other problems.
+LAYER_M, EXTENTS = (1, 8192), (12, 16384)
+#: Multiple and range of N and K of layers that no model has.
+LAYER_STEP, LAYER_EXTENTS = 64, (1024, 40960)
+#: Kernels of a problem and launch option with the highest bounds, and others, drawn; random ones for unaligned rows.
+CHOSEN, DRAWN, UNALIGNED = 6, 2, 24
+#: Deviations from the prediction down to the bound by which they are ordered.
+SURE = 0.5
+#: Launch options of which a problem has kernels.
+_OPTIONS = LAUNCHES[:2]
+
+
+def extension_shapes(count: int, seed: int, layouts: Sequence[Layout] = ("TN", "NN")) -> list[Problem]:
+    """Return ``count`` different fp16 problems, in turns: model layers, any extents, and layers of any width.
+
+    The same arguments give the same problems, in the same order. 0 gives ``[]``.
+
+    Args:
+        layouts: layouts of the problems, which take turns.
+    """
+    rng = random.Random(seed)
+    turns: tuple[Callable[[random.Random], tuple[int, int, int]], ...] = (near_layers, _any_extents, _wide)
+    found: dict[Problem, None] = {}
+    while len(found) < count:
+        mnk = turns[len(found) % len(turns)](rng)
+        if 2 * math.prod(mnk) <= MAX_FLOPS:
+            found[Problem(*mnk, layouts[len(found) // len(turns) % len(layouts)])] = None
+    return list(found)
+
+
+def _wide(rng: random.Random) -> tuple[int, int, int]:
+    n, k = (LAYER_STEP * log_uniform(rng, *(e // LAYER_STEP for e in LAYER_EXTENTS)) for _ in range(2))
+    return log_uniform(rng, *LAYER_M), n, k
+
+
+def _any_extents(rng: random.Random) -> tuple[int, int, int]:
+    m, n, k = (log_uniform(rng, *EXTENTS) for _ in range(3))
+    return m, n, k
+
+
+def unaligned_kernels(problem: Problem, gpu: Gpu) -> list[KernelConfig]:
+    """Return the kernels of families for unaligned rows that a search tries on a problem, without early loads."""
+    return [
+        config
+        for config in candidates(problem, gpu)
+        if FAMILIES[config.family].for_unaligned_rows and launch_of(config) in _OPTIONS
+    ]
+
+
+class PromisingKernels:
+    """The kernels that are measured of each problem on a GPU, and cuBLASLt's answers on which they depend.
+
+    Args:
+        gpu: GPU 0; the package has data of its architecture.
+    """
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+        self._model, self._library = AnyShapeModel.load(gpu.name), Library.packaged(gpu.name)
+        self._lt = LtAlgorithms()
+
+    def answer(self, problem: Problem) -> str:
+        """Return the first answer of cuBLASLt's heuristic for a problem; empty without cuBLASLt."""
+        return next(iter(ask_cublaslt(self._lt, 0, problem)), "")
+
+    @functools.lru_cache(maxsize=256)  # noqa: B019 - one object per run
+    def kernels(self, problem: Problem) -> Sequence[KernelConfig]:
+        """Return the kernels of a problem, each once."""
+        rng = random.Random(problem.key)
+        answer = self.answer(problem)
+        found: dict[KernelConfig, None] = {}
+        for launch in _OPTIONS:
+            offered = offered_kernels(self._gpu.name, self._library, problem.layout, problem.dtype, launch)
+            configs = likeliest(problem, offered, self._gpu)
+            if not configs:
+                continue
+            gain, deviation = self._model.nets.predict(network_inputs(problem, configs, self._gpu, answer))
+            order = np.argsort(SURE * deviation - gain, kind="stable").tolist()
+            rest = order[CHOSEN:]
+            taken = order[:CHOSEN] + rng.sample(rest, min(DRAWN, len(rest)))
+            found.update(dict.fromkeys(configs[i] for i in taken))
+        if not problem.rows_aligned:
+            more = unaligned_kernels(problem, self._gpu)
+            found.update(dict.fromkeys(rng.sample(more, min(UNALIGNED, len(more)))))
+        return tuple(found)
+
+
+def extend(problems: Sequence[Problem], store: Path, cells: Path) -> str:
+    """Measure the kernels of :class:`PromisingKernels` beside torch, and write them as a table (GPU 0, resumable).
+
+    Args:
+        store: file of the evaluations, in which a stopped run resumes.
+        cells: path of the Parquet table, which is replaced.
+
+    Returns:
+        The counts in words, e.g. ``"9600 cells of 600 problems"``.
+    """
+    promising = PromisingKernels(gpu_of_device(0))
+    most = 2 * (CHOSEN + DRAWN) + UNALIGNED
+    measure(problems, most, store, "exhaustive", promising.kernels, 1.5)
+    return export(store, cells, {problem.key: promising.answer(problem) for problem in problems})

@@ -7,10 +7,13 @@ that no state of one helps the next. A finished step is not repeated.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import product
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 from outblas.core.config import KernelConfig, launch_of
 from outblas.core.errors import OutblasError, UsageError
@@ -21,20 +24,128 @@ from outblas.core.process_group import run_to_end
 from outblas.core.roofline import Gpu
 from outblas.core.suites import BLOCK_FLOP, Table
 from outblas.core.workload import MODE_OF_WORKLOAD
+from outblas.kernels.catalogue import catalogue_of
 from outblas.kernels.kernel_hash import kernels_sha
 from outblas.kernels.legality import why_illegal
 from outblas.records.library import Library
+from outblas.records.library_merge import replace_intervals, replace_weights
 from outblas.records.library_row import LibraryRow
 from outblas.records.provenance import collect_provenance
 from outblas.runtime.device import gpu_of_device
-from outblas_lab.build.begin_with import copy_tables_from, fill_from
-from outblas_lab.build.build_steps import LIBRARY_STEPS, STARTS_OF_STEP, STEPS, STEPS_WITHOUT_GPU
-from outblas_lab.build.build_work import REOPENED_STARTS, TABLES, BuildFolder
-from outblas_lab.build.finalist_trials import DEFAULT_STARTS
+from outblas_lab.build.build_searches import (
+    refine_table,
+    search_weak_rows_again,
+    try_neighbour_winners,
+    tune_table,
+)
+from outblas_lab.build.build_work import REOPENED_STARTS, TABLES, BuildFolder, printer
+from outblas_lab.build.choosing import choose
+from outblas_lab.build.finalist_trials import ALL_STARTS, DEFAULT_STARTS, JUDGED_STARTS, STARTS, run_trial
 from outblas_lab.build.finalists import names_of_finalists, read_finalists
+from outblas_lab.build.judging import bench, judge, merge
 from outblas_lab.build.library_tables import rows_of_table, with_table_rows
+from outblas_lab.build.open_rows import search_open_rows
+from outblas_lab.build.weight_intervals import prove_intervals, search_gates, search_intervals
+from outblas_lab.build.workloads import COLD, choose_workloads, run_workload_trial, search_cold
+from outblas_lab.pool.record_suite import run_record
 from outblas_lab.pool.retuning import RETUNE_FILE as RETUNE
 from outblas_lab.pool.retuning import retune_record, seconds_by_step
+
+
+def record(work: BuildFolder, table: Table) -> None:
+    if any(set(table.problems()) <= set(recording.problems) for recording in work.recorded()):
+        print(f"record {table}: done before", flush=True)
+        return
+    progress, kernels = printer(f"record {table}"), catalogue_of(gpu_of_device(work.gpu_index))
+    run_record(table.problems(), table.suite, kernels, work.recording, work.gpu_index, progress)
+
+
+Step = Callable[..., None]
+DEFAULT_STEPS: dict[str, Step] = {
+    "record": record,
+    "tune": tune_table,
+    "borrow": try_neighbour_winners,
+    "refine": refine_table,
+    "trial": run_trial,
+    "choose": choose,
+    "trial_workloads": run_workload_trial,
+    "choose_workloads": choose_workloads,
+    "judge": judge,
+    "merge": merge,
+    "bench": bench,
+}
+STEPS: dict[str, Step] = {
+    **DEFAULT_STEPS,
+    "intervals": search_intervals,
+    "prove_intervals": prove_intervals,
+    "gates": search_gates,
+    "again": search_weak_rows_again,
+    "search_cold": search_cold,
+    "judge_cold": partial(judge, mode=COLD),
+    "merge_cold": partial(merge, mode=COLD),
+    **{step: partial(search_open_rows, step=step) for step in REOPENED_STARTS},
+}
+#: Step -> the starts of the machine that it can make, each a job of its own.
+STARTS_OF_STEP: dict[str, tuple[str, ...]] = {"trial": ALL_STARTS, "judge": JUDGED_STARTS, "judge_cold": STARTS}
+#: Steps that only read what others measured.
+STEPS_WITHOUT_GPU = ("choose", "choose_workloads", "merge", "merge_cold")
+#: What makes the library; the rest looks at it.
+LIBRARY_STEPS = (
+    "record", "tune", "intervals", "borrow", "refine", "again", "trial", *REOPENED_STARTS, "choose", "search_cold",
+    "trial_workloads", "choose_workloads",
+)  # fmt: skip
+
+
+#: Part of a library -> joins that of another library and its own, which goes first.
+_JOINED = {"intervals": replace_intervals, "gates": replace_weights}
+
+
+def copy_tables_from(work: BuildFolder, files: Sequence[Path]) -> None:
+    """Give a directory the tables of other libraries that it lacks; of a problem the row of the first that has one.
+
+    So it gets their intervals of tables whose intervals it lacks. Rows and intervals that the directory has stay. A
+    table that was made with other kernel sources names their hash in its provenance; its bench in mode ``offline``
+    proves its kernels with today's.
+
+    Args:
+        work: directory of the build, which must exist.
+        files: library files.
+
+    Raises:
+        UsageError: the libraries are of different kinds of GPU.
+    """
+    found = [Library.load(file) for file in files]
+    libraries = [work.load(), *found] if work.library.exists() else found
+    if not libraries:
+        return
+    _check_one_gpu(libraries)
+    rows: dict[Problem, LibraryRow] = {}
+    tables: dict[str, Any] = {}
+    for library in libraries:
+        rows = {row.problem: row for row in library.rows} | rows
+        sources = {"kernels": library.provenance["kernels"]} if library.provenance.get("kernels") else {}
+        tables = {name: {**sources, **about} for name, about in library.provenance["tables"].items()} | tables
+    first = libraries[0]
+    whole = _with_intervals_of(first, libraries[1:])
+    if work.library.exists() and whole is first and tables.keys() == first.provenance["tables"].keys():
+        return
+    replace(whole, rows=tuple(rows.values()), provenance={**whole.provenance, "tables": tables}).save(work.library)
+
+
+def _with_intervals_of(library: Library, others: Sequence[Library]) -> Library:
+    """Return a library with the intervals and gates of other libraries for the tables whose it lacks."""
+    for other, (kind, joined) in product(others, _JOINED.items()):
+        known, found = library.provenance.get(kind, {}), other.provenance.get(kind, {})
+        if found.keys() - known.keys():
+            own: dict[str, Any] = {kind: joined(getattr(other, kind), getattr(library, kind))}
+            library = replace(library, provenance={**library.provenance, kind: {**found, **known}}, **own)
+    return library
+
+
+def _check_one_gpu(libraries: Sequence[Library]) -> None:
+    gpus = sorted({library.gpu for library in libraries})
+    if len(gpus) > 1:
+        raise UsageError(f"libraries of {', '.join(gpus)}", "one kind of GPU", "leave the others out")
 
 
 def build(
@@ -42,17 +153,15 @@ def build(
     listed: Sequence[Sequence[str]],
     tables: Sequence[Table],
     libraries: Sequence[Path] = (),
-    fillers: Sequence[Path] = (),
     sibling: Path | None = None,
 ) -> None:
-    """Lock the directory, take over and fill tables, then run the jobs.
+    """Lock the directory, take over tables, then run the jobs.
 
     Args:
         work: the directory, made if it is missing.
         listed: the jobs, see :func:`jobs`.
-        tables: tables whose rows may take kernels of ``fillers``.
+        tables: tables that the directory may adopt.
         libraries: files of libraries whose tables the directory takes over if it lacks them (:func:`copy_tables_from`).
-        fillers: files of libraries whose kernels fill rows that fall back (:func:`fill_from`).
         sibling: directory of another GPU's build, whose finalists begin the tables that are missing (:func:`adopt`).
 
     Raises:
@@ -62,7 +171,6 @@ def build(
     """
     with lock_folder(work.path):
         copy_tables_from(work, libraries)
-        fill_from(work, fillers, tables)
         if sibling is not None:
             work.check()
             adopt(work, sibling, tables)
@@ -121,7 +229,6 @@ def run_job(work: BuildFolder, job: Sequence[str]) -> None:
     """Run one job in this process. Those of :data:`STEPS_WITHOUT_GPU` need no GPU.
 
     Args:
-        work: the directory.
         job: the words of a job, see :func:`jobs`.
 
     Raises:
@@ -144,7 +251,6 @@ def run_jobs(work: BuildFolder, listed: Sequence[Sequence[str]]) -> None:
     is printed. Without jobs nothing happens.
 
     Args:
-        work: the directory.
         listed: the jobs, see :func:`jobs`.
 
     Raises:
@@ -179,7 +285,6 @@ def command_of_job(work: BuildFolder, job: Sequence[str]) -> list[str]:
     the job, e.g. ``"tune llm:TN:fp16:fp32"``. With ``work.from_nothing``, ``--from-nothing`` stands before ``--job``.
 
     Args:
-        work: the directory.
         job: the job; its words are joined by blanks.
     """
     command = [sys.executable, "-m", "outblas", "build-library", "--work", str(work.path)]
@@ -195,7 +300,6 @@ def add_seconds(work: BuildFolder, job: Sequence[str], seconds: float) -> dict[s
     exist.
 
     Args:
-        work: directory of the build.
         job: the job; its words joined by blanks are its name.
         seconds: seconds to add.
     """
@@ -220,7 +324,6 @@ def publish_seconds(work: BuildFolder, seconds: dict[str, float]) -> str:
     written.
 
     Args:
-        work: directory of the build.
         seconds: job -> seconds.
     """
     made_in = _of_making(seconds)
@@ -309,10 +412,8 @@ def _finalists_here(source: BuildFolder, part: Library, table: Table, gpu: Gpu) 
     for path in filter(Path.exists, lists):
         last |= read_finalists(path)
     found = {p: dict.fromkeys((*last.get(p, ()), *configs)) for p, configs in part.installed().items()}
-    return {p: [c for c in configs if _can_win(p, c, gpu)] for p, configs in found.items()}
-
-
-def _can_win(problem: Problem, config: KernelConfig, gpu: Gpu) -> bool:
-    """Blocks choose large products, and among plain kernels only."""
-    fitting = problem.flops < BLOCK_FLOP or launch_of(config) == "plain"
-    return fitting and why_illegal(problem, config, gpu) is None
+    # Blocks choose large products, and among plain kernels only.
+    return {
+        p: [c for c in configs if (p.flops < BLOCK_FLOP or launch_of(c) == "plain") and why_illegal(p, c, gpu) is None]
+        for p, configs in found.items()
+    }

@@ -7,16 +7,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from outblas.core.config import KernelConfig, Launch, launch_of
+from outblas.core.config import LAUNCHES, KernelConfig, Launch, launch_of
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.problem import Problem
 from outblas.core.rivals import RIVALS
 from outblas.core.roofline import Gpu
 from outblas.core.suites import Table
 from outblas.judge.bench_cell import Options
-from outblas.kernels.catalogue import first_search_candidates, launch_options
+from outblas.kernels.catalogue import first_search_candidates, launch_options, with_launch
 from outblas.kernels.legality import why_illegal
 from outblas.records.library import Library
+from outblas.records.library_row import LibraryRow
 from outblas.records.merged_rows import merge_rows
 from outblas.records.provenance import collect_provenance
 from outblas.records.store import Store
@@ -24,7 +25,15 @@ from outblas.runtime.device import gpu_of_device
 from outblas.tune.agents.base import Agent, interleave
 from outblas.tune.agents.transfer import Transfer
 from outblas.tune.live_evaluator import LiveEvaluator
-from outblas.tune.neighbour_winners import neighbour_winners
+from outblas.tune.neighbour_winners import (
+    InOrderAgent,
+    LibraryNeighbours,
+    PreferredFirstAgent,
+    neighbour_winners,
+    neighbours_of_winners,
+    tried_by_problem,
+    winners,
+)
 from outblas.tune.tune import PROBLEMS_AT_ONCE, SearchOptions, tune
 from outblas_lab.agents.recorded_agent import RecordedAgent
 from outblas_lab.build.build_work import (
@@ -38,13 +47,6 @@ from outblas_lab.build.build_work import (
 )
 from outblas_lab.build.library_tables import rows_of_table, with_table_rows
 from outblas_lab.build.neighbours import neighbours
-from outblas_lab.build.refine import (
-    InOrderAgent,
-    PreferredFirstAgent,
-    neighbours_of_winners,
-    tried_by_problem,
-    winners,
-)
 
 #: Measurements per problem, beside those of packaged kernels. The first is for a recorded table. The second is for a
 #: table that follows its sisters and the model; the third for one whose only sister has another dtype. The fourth is
@@ -68,9 +70,6 @@ def tune_table(work: BuildFolder, table: Table) -> None:
     """Search the problems of a table that have no row yet and add their rows to the library in the work directory.
 
     If all have a row, it only prints so. A problem of two tables is tuned in the first.
-
-    Args:
-        work: directory of the build.
     """
     library, problems = work.load(), table.problems()
     todo = [p for p in problems if library.row_of(p) is None]
@@ -121,7 +120,6 @@ def packaged_kernels(work: BuildFolder, gpu: Gpu) -> dict[Problem, list[KernelCo
 
     Args:
         work: directory of the build; only ``from_nothing`` counts.
-        gpu: the GPU.
     """
     if work.from_nothing:
         return {}
@@ -165,9 +163,7 @@ def agent_and_budget(work: BuildFolder, table: Table, library: Library, gpu: Gpu
     Otherwise it is 15 for suite llm and 10 for another.
 
     Args:
-        work: directory of the build.
         library: the library so far; its kernels are the winners that ``transfer`` follows.
-        gpu: the GPU.
     """
     recordings = work.recorded()
     if recordings and set(table.problems()) <= set(recordings[0].problems):
@@ -190,9 +186,6 @@ def refine_table(work: BuildFolder, table: Table) -> None:
     Only the first table (3 neighbours a row) and suite llm (4) are refined; for others it only prints so. A table that
     was refined before is left as it is.
 
-    Args:
-        work: directory of the build.
-
     Raises:
         UsageError: the table is not tuned.
     """
@@ -214,9 +207,6 @@ def refine_table(work: BuildFolder, table: Table) -> None:
 def try_neighbour_winners(work: BuildFolder, table: Table) -> None:
     """Try up to 5 winners of nearby shapes on every row; the better kernel stays. A second call only prints so.
 
-    Args:
-        work: directory of the build.
-
     Raises:
         UsageError: the table is not tuned.
     """
@@ -237,7 +227,7 @@ class KnownKernels:
     """The kernels of one problem that the library and the searches of a work know.
 
     Attributes:
-        winners: launch option -> the best kernel, see :func:`outblas_lab.build.refine.winners`.
+        winners: launch option -> the best kernel, see :func:`outblas.tune.neighbour_winners.winners`.
         tried: all kernels that were tried.
     """
 
@@ -252,7 +242,6 @@ def known_kernels(work: BuildFolder, table: Table, but: str) -> dict[Problem, Kn
     with which the work began.
 
     Args:
-        work: directory of the build.
         but: name of the step whose own search is left out.
     """
     library, tried = work.load(), earlier_searches(work, table, but)
@@ -272,7 +261,6 @@ def earlier_searches(work: BuildFolder, table: Table, but: str) -> dict[Problem,
     nothing.
 
     Args:
-        work: directory of the build.
         but: name of the step that is left out.
     """
     with Store(work.store(table)) as store:
@@ -292,12 +280,9 @@ def second_search(
     next call takes what was measured from the store.
 
     Args:
-        work: directory of the build.
         step: a key of :data:`outblas_lab.build.build_work.PROVENANCE_KEYS`, the name of the run in the
             table's store. Another raises KeyError.
         problems: problems to search; each must have a row.
-        agent: proposes candidates.
-        budget: measurements per problem.
         offered: returns a problem's candidates.
         stale: list of finalists that is deleted; None: that of the first trials.
     """
@@ -341,3 +326,80 @@ def seconds_spent(evaluator: LiveEvaluator) -> str:
         seconds = account.to_json()["seconds"]
         lines.append(f"{process}: " + ", ".join(f"{phase} {s:.0f} s" for phase, s in seconds.items() if s >= 1))
     return "; ".join(lines)
+
+
+#: A search's winner is about 1% slower when it is timed again, so a row below this is about level with its rivals.
+WEAK_BELOW = 1.01
+#: Measurements of a weak row, beside those of packaged kernels and of twins.
+WEAK_BUDGET = 16
+#: Winners of shapes nearby that are measured of a weak row.
+NEARBY = 8
+
+
+def search_weak_rows_again(work: BuildFolder, table: Table) -> None:
+    """Search the weak rows of a tuned table once more, among untried candidates. The better kernel stays.
+
+    A row is weak if it has no kernel for plain calls or for PDL, or if its plain kernel's speed-up is below
+    :data:`WEAK_BELOW`. First come packaged kernels, their neighbours and the row's kernels with the other launch
+    options. Kernels of the weight's intervals follow, and eight that won on shapes nearby, in either dtype. Then come
+    what won on sister problems and the model's choices, in turns, 16 of them.
+
+    Raises:
+        UsageError: the table is not tuned.
+    """
+    search_again(work, table, [row for row in rows_of_table(work.load(), table).rows if is_weak(row)])
+
+
+def search_again(work: BuildFolder, table: Table, rows: Sequence[LibraryRow]) -> None:
+    """Search some rows of a tuned table once more, as :func:`search_weak_rows_again` does.
+
+    Args:
+        rows: rows of the table in the work's library.
+    """
+    gpu, library = gpu_of_device(work.gpu_index), work.load()
+    known, packaged = known_kernels(work, table, "again"), packaged_kernels(work, gpu)
+
+    def worth_trying(problem: Problem, configs: Iterable[KernelConfig]) -> list[KernelConfig]:
+        tried, options = known[problem].tried, launch_options(problem, gpu)
+        return [c for c in dict.fromkeys(configs) if c not in tried and launch_of(c) in options]
+
+    nearby = LibraryNeighbours(library)
+
+    def preferred(row: LibraryRow) -> list[KernelConfig]:
+        known_here = (*twins(row, gpu), *packaged.get(row.problem, ()), *of_intervals(row.problem, library, gpu))
+        near = worth_trying(row.problem, nearby.of(row.problem, gpu))[:NEARBY]
+        return worth_trying(row.problem, (*known_here, *near))
+
+    first = {row.problem: preferred(row) for row in rows}
+    then = Transfer(0, gpu, work.recorded(), library.installed())
+    budget = WEAK_BUDGET + max(map(len, first.values()), default=0)
+
+    def offered(problem: Problem) -> Sequence[KernelConfig]:
+        return worth_trying(problem, (*first[problem], *first_search_candidates(problem, gpu)))
+
+    second_search(work, table, "again", list(first), PreferredFirstAgent(first, then), budget, offered)
+
+
+def is_weak(row: LibraryRow) -> bool:
+    """Return True if a row needs another search.
+
+    It does without a kernel for ``plain`` or ``pdl``. It does, too, if the plain one's speed-up over the fastest
+    baseline is below 1.01 (:data:`WEAK_BELOW`).
+    """
+    return row.plain is None or row.plain.speedup < WEAK_BELOW or row.choice("pdl") is None
+
+
+def of_intervals(problem: Problem, library: Library, gpu: Gpu) -> list[KernelConfig]:
+    """Return the kernels of the interval that holds a problem's M, legal ones only, each once; empty without one."""
+    interval = library.interval_index.find(problem)
+    choices = () if interval is None else map(interval.row.choice, LAUNCHES)
+    configs = dict.fromkeys(choice.config for choice in choices if choice is not None)
+    return [config for config in configs if why_illegal(problem, config, gpu) is None]
+
+
+def twins(row: LibraryRow, gpu: Gpu) -> list[KernelConfig]:
+    """Return the kernels of a row with each launch option that matters for the problem, legal ones only, each once."""
+    options = launch_options(row.problem, gpu)
+    installed = [choice.config for launch in LAUNCHES if (choice := row.choice(launch)) is not None]
+    found = (with_launch(config, launch) for config in installed for launch in options)
+    return [config for config in dict.fromkeys(found) if why_illegal(row.problem, config, gpu) is None]

@@ -10,7 +10,7 @@ from typing import Any
 
 from outblas.core.config import config_name
 from outblas.core.errors import UsageError
-from outblas.core.evaluation import Evaluation, Status
+from outblas.core.evaluation import Status
 from outblas.core.files import write_json
 from outblas.core.journal import read_journal
 from outblas.core.plain_files import read_object
@@ -59,7 +59,6 @@ class BuildFolder:
     ``gpu_index`` is the first of ``gpus``; searches run there.
 
     Attributes:
-        path: the directory.
         gpus: CUDA's indices of the GPUs, all of one kind. They share the problems of trials and benches.
         from_nothing: True if the searches must not begin with packaged kernels.
     """
@@ -157,9 +156,6 @@ def proved(work: BuildFolder, table: Table) -> frozenset[str]:
 
     Only kernels for the table's layout, dtype and accumulator count. Those of the library and of trials count only if
     these were made, or proved later, with the same sources and compiler (:func:`built_by`).
-
-    Args:
-        work: directory of the build.
     """
     names: set[str] = set()
     kind = (table.layout, table.dtype, table.acc)
@@ -174,7 +170,13 @@ def proved(work: BuildFolder, table: Table) -> frozenset[str]:
     for path in work.path.glob(f"*_{'_'.join(kind)}_tune.sqlite".lower()):
         with Store(path) as store:
             runs = ("tune", *PROVENANCE_KEYS)
-            names |= {config_name(e.config) for run in runs for e in store.evaluations(run) if _passed_all(e)}
+            passed_all = (
+                e
+                for run in runs
+                for e in store.evaluations(run)
+                if e.status is Status.PASSED and e.verdict is not None and "rules" in e.verdict.gates
+            )
+            names |= {config_name(e.config) for e in passed_all}
     for path in work.path.glob(f"*_{'_'.join(kind)}_trial_*.jsonl".lower()):
         names |= _timed_in_trial(path)
     return frozenset(names)
@@ -186,10 +188,6 @@ def _timed_in_trial(path: Path) -> set[str]:
     if not settings.items() >= built_by().items():
         return set()
     return {name for line in lines for name in line.get("kernels", ())}
-
-
-def _passed_all(e: Evaluation) -> bool:
-    return e.status is Status.PASSED and e.verdict is not None and "rules" in e.verdict.gates
 
 
 def printer(what: str) -> Callable[..., None]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from statistics import fmean
 
 from outblas.core.config import LAUNCHES, KernelConfig, Launch, config_name
-from outblas.core.evaluation import Evaluation, Speedup, Status, Timing
+from outblas.core.evaluation import Evaluation, Status, Timing
 from outblas.core.problem import Problem
 from outblas.core.rivals import LT_AUTO, LT_HEURISTIC, RIVALS, fastest_baseline
 from outblas.core.stats import paired_speedup
@@ -42,9 +42,6 @@ def choose(work: BuildFolder, table: Table) -> None:
     ``reopen`` are chosen from the trials 4 to 6 instead, those of ``reopen_again`` from 7 to 9. Larger products are
     chosen from the trial in blocks; without it they keep the kernels of the search.
 
-    Args:
-        work: directory of the build.
-
     Raises:
         UsageError: the table is not tuned, or a trial is missing.
     """
@@ -59,7 +56,12 @@ def choose(work: BuildFolder, table: Table) -> None:
     about = {**part.provenance, "chosen_from": chosen_from}
     replace_rows(library, rows, table, about).save(work.library)
     fall = {launch: sum(row.choice(launch) is None for row in rows) for launch in LAUNCHES}
-    unnamed = sum(_only_cublas(found[row.problem]) for row in rows if row.plain is None and row.problem in found)
+    others = [name for name in RIVALS if name != "cublas"]
+    unnamed = sum(
+        all(surely_faster(found[row.problem].timings, "cublas", name) for name in others)
+        for row in rows
+        if row.plain is None and row.problem in found
+    )
     print(
         f"choose {table}: {len(found)} of {len(rows)} problems by trials; fall back: {fall['plain']} plain, "
         f"{fall['pdl']} with PDL, {fall['weights']} with constant weights; on {unnamed} plain cuBLAS alone was surely "
@@ -76,38 +78,25 @@ def pooled_trials(work: BuildFolder, table: Table) -> dict[Problem, TrialEntry]:
     Raises:
         UsageError: a trial is missing, or timed other problems.
     """
-    found = first_trials(work, table)
-    for step in REOPENED_STARTS:
+    found = pooled_starts(work, table)
+    for step, starts in REOPENED_STARTS.items():
         if work.reopened_finalists(table, step).exists():
-            found |= reopened_trials(work, table, step)
+            found |= pooled_starts(work, table, starts)
     if finished_trial(work, table, BLOCK):
         found |= read_trial(work, table, BLOCK)
     return found
 
 
-def first_trials(work: BuildFolder, table: Table) -> dict[Problem, TrialEntry]:
-    """Return problem -> the rounds of the trials 1 to 3, one after the other, for products below 1e11 FLOP.
-
-    Raises:
-        UsageError: a trial is missing, or timed other problems.
-    """
-    return _pooled_starts(work, table, STARTS)
-
-
-def reopened_trials(work: BuildFolder, table: Table, step: str) -> dict[Problem, TrialEntry]:
-    """Return problem -> the rounds of a step's three trials, one after the other, for rows with new finalists.
+def pooled_starts(work: BuildFolder, table: Table, starts: Sequence[str] = STARTS) -> dict[Problem, TrialEntry]:
+    """Return problem -> the rounds of some trials, one after the other.
 
     Args:
-        work: directory of the build.
-        step: ``reopen`` or ``reopen_again``.
+        starts: names of the trials. By default they are 1 to 3, of products below 1e11 FLOP. Those of a step that
+            reopened rows have the rows with new finalists alone.
 
     Raises:
         UsageError: a trial is missing, or timed other problems.
     """
-    return _pooled_starts(work, table, REOPENED_STARTS[step])
-
-
-def _pooled_starts(work: BuildFolder, table: Table, starts: Sequence[str]) -> dict[Problem, TrialEntry]:
     trials = [read_trial(work, table, start) for start in starts]
     return {problem: pooled([trial[problem] for trial in trials]) for problem in trials[0]}
 
@@ -140,7 +129,9 @@ def chosen_row(problem: Problem, entry: TrialEntry, source: str) -> LibraryRow:
     timings = entry.timings
     times = {name: timings[name].median_us for name in RIVALS if name in timings}
     tried = [
-        Evaluation(problem, config_from_name(name), Status.PASSED, "", None, timing, times, _speedup(timings, name))
+        Evaluation(
+            problem, config_from_name(name), Status.PASSED, "", None, timing, times, speedup(timings, name, RIVALS)
+        )  # fmt: skip
         for name, timing in timings.items()
         if name not in RIVALS
     ]
@@ -182,8 +173,6 @@ def surely_faster(timings: Mapping[str, Timing], name: str, than: str = "torch")
 
     Args:
         timings: name -> time, of the same rounds.
-        name: the entry.
-        than: the other one.
     """
     if name not in timings or than not in timings:
         return False
@@ -191,14 +180,6 @@ def surely_faster(timings: Mapping[str, Timing], name: str, than: str = "torch")
     both = min(len(mine), len(theirs))  # one that was dropped has fewer
     low = paired_speedup(mine[:both], theirs[:both])[1]
     return low > SURELY_FASTER_ABOVE
-
-
-def _only_cublas(entry: TrialEntry) -> bool:
-    return all(surely_faster(entry.timings, "cublas", name) for name in RIVALS if name != "cublas")
-
-
-def _speedup(timings: Mapping[str, Timing], name: str) -> Speedup:
-    return speedup(timings, name, RIVALS)
 
 
 def _joined(parts: Sequence[Timing]) -> Timing:

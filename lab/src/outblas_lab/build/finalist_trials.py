@@ -27,9 +27,8 @@ from outblas.records.provenance import collect_provenance, start_of_machine
 from outblas.runtime.device import gpu_of_device
 from outblas.tune.live_evaluator import LiveEvaluator
 from outblas_lab.build.build_work import REOPENED_STARTS, SEEDS, BuildFolder, printer, proved
-from outblas_lab.build.finalists import finalists, names_of_finalists
-from outblas_lab.build.reopened_finalists import reopened_finalists
-from outblas_lab.pool.share_gpus import entries_of_gpus
+from outblas_lab.build.finalists import finalists, names_of_finalists, reopened_finalists
+from outblas_lab.pool.run_bench import entries_of_gpus
 
 #: Starts of the machine whose rounds choose the kernels; as many others judge them. Fixed before the first.
 STARTS = ("1", "2", "3")
@@ -73,8 +72,7 @@ def trial_path(work: BuildFolder, table: Table, start: str) -> Path:
     Example: ``build/h200/grid1000_tn_fp16_fp32_trial_block.jsonl``. The file need not exist.
 
     Args:
-        work: directory of the build.
-        start: ``1`` to ``9``, ``block``, or a workload of :mod:`outblas_lab.build.workload_trials`.
+        start: ``1`` to ``9``, ``block``, or a workload of :mod:`outblas_lab.build.workloads`.
     """
     return work.path / f"{table.stem}_trial_{start}.jsonl"
 
@@ -88,7 +86,6 @@ def run_trial(work: BuildFolder, table: Table, start: str) -> None:
     Otherwise it begins again, because its rounds must be of one start.
 
     Args:
-        work: directory of the build.
         table: the table; it must be tuned.
         start: ``1``, ``2`` or ``3``: interleaved rounds of the products that mode ``block`` does not time. ``4``
             to ``6``: more rounds of rows in which step ``reopen`` found new finalists; ``7`` to ``9``: the same of step
@@ -113,7 +110,6 @@ def keep_trial(
     """Time the problems of a trial that its file lacks, and keep every line as it comes.
 
     Args:
-        work: directory of the build.
         start: name of the trial, a part of its file's name.
         chosen: problem -> its finalists.
         rounds: rounds of a problem; another number begins the trial anew.
@@ -143,7 +139,6 @@ def live_station(
     """Return a station that proves and times the finalists of a problem in interleaved rounds.
 
     Args:
-        work: directory of the build.
         chosen: problem -> its finalists.
         options: settings of the evaluator; each GPU has its own index.
         fallbacks: problem -> the algorithm that is timed as its fall-back; None: none is.
@@ -164,7 +159,6 @@ def finalists_of_start(work: BuildFolder, table: Table, start: str) -> dict[Prob
     """Return problem -> the finalists that a trial times.
 
     Args:
-        work: directory of the build.
         start: as for :func:`run_trial`.
 
     Raises:
@@ -181,7 +175,6 @@ def finished_trial(
     """Return the lines of a finished trial without its settings; an empty list if it is not finished.
 
     Args:
-        work: directory of the build.
         start: as for :func:`run_trial`.
         chosen: the finalists that it must have timed; None: any.
 

@@ -6,19 +6,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from outblas.core.config import LAUNCHES, KernelConfig, Launch, config_name, launch_of
+from outblas.core.errors import UsageError
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.files import write_json
 from outblas.core.plain_files import read_object
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.core.suites import BLOCK_FLOP, Table
-from outblas.kernels.catalogue import launch_options
+from outblas.kernels.catalogue import launch_options, with_launch
 from outblas.kernels.config_text import config_from_name
 from outblas.kernels.legality import why_illegal
 from outblas.records.library_row import LibraryRow
+from outblas.records.store import Store
 from outblas.runtime.device import gpu_of_device
+from outblas.tune.neighbour_winners import tried_by_problem
 from outblas_lab.build.build_searches import earlier_searches
-from outblas_lab.build.build_work import BuildFolder
+from outblas_lab.build.build_work import REOPENED_STARTS, BuildFolder
 from outblas_lab.build.library_tables import rows_of_table
 
 #: Finalists of each launch option, at most, and how far behind the best of them, as a factor of speed.
@@ -37,9 +40,6 @@ def finalists(work: BuildFolder, table: Table) -> dict[Problem, list[KernelConfi
 
     The first call writes the lists to ``<stem>_finalists.json``, so that all trials time the same. A later search
     deletes that file.
-
-    Args:
-        work: directory of the build.
 
     Raises:
         UsageError: the table is not tuned.
@@ -102,7 +102,6 @@ def near_the_best(
 
     Args:
         ranked: kernels, fastest first.
-        launch: the launch option.
         speed: kernel -> speed-up over the fastest rival.
         most: number of kernels, at most.
         within: least speed, as a factor of the best one's.
@@ -117,4 +116,98 @@ def speed_by_kernel(tried: Iterable[Evaluation]) -> dict[KernelConfig, float]:
     for e in tried:
         if e.status is Status.PASSED and e.speedup is not None:
             found[e.template] = max(e.speedup.ratio, found.get(e.template, 0.0))
+    return found
+
+
+#: Finalists of a launch option, at most, and how far behind the best of them, as a factor of speed.
+REOPENED_PER_LAUNCH, REOPENED_WITHIN = {"plain": 3, "pdl": 2, "weights": 1}, 0.98
+#: Plain finalists whose twins with PDL are finalists, too.
+TWINS = 2
+
+
+def reopened_finalists(work: BuildFolder, table: Table, step: str) -> dict[Problem, list[KernelConfig]]:
+    """Return problem -> its finalists, for the rows in which a step found a new one.
+
+    These are up to three plain kernels, two with PDL and one for constant weights, within 2% of the fastest by that
+    search. The two fastest plain kernels are finalists with PDL, too. A row without a new plain kernel among them keeps
+    its earlier trials. The first call writes the lists to ``<stem>_<step>_finalists.json``, so that all trials time the
+    same.
+
+    Args:
+        step: ``reopen`` or ``reopen_again``.
+
+    Raises:
+        UsageError: the step was not run.
+    """
+    path = work.reopened_finalists(table, step)
+    if path.exists():
+        return read_finalists(path)
+    with Store(work.store(table)) as store:
+        tried = tried_by_problem(store.evaluations(step))
+    if not tried:
+        raise UsageError(
+            f"no row of {table} was searched again",
+            "a search of the rows that earlier trials leave open",
+            f"run `outblas build-library --work {work.path} --tables {table} --steps {step}`",
+        )
+    gpu, known = gpu_of_device(work.gpu_index), earlier_finalists(work, table, step)
+    found = {problem: finalists_of_search(problem, evaluations, gpu) for problem, evaluations in tried.items()}
+    new = {p: cs for p, cs in found.items() if not known[p].issuperset(c for c in cs if launch_of(c) == "plain")}
+    write_json(path, names_of_finalists(new))
+    return new
+
+
+def earlier_finalists(work: BuildFolder, table: Table, step: str) -> dict[Problem, set[KernelConfig]]:
+    """Return problem -> its finalists before a step; rows without any are missing.
+
+    Args:
+        table: the table; its first finalists are known.
+        step: ``reopen`` or ``reopen_again``.
+    """
+    steps = list(REOPENED_STARTS)
+    paths = [work.finalists(table), *(work.reopened_finalists(table, s) for s in steps[: steps.index(step)])]
+    found: dict[Problem, set[KernelConfig]] = {}
+    for path in filter(Path.exists, paths):
+        for problem, configs in read_finalists(path).items():
+            found.setdefault(problem, set()).update(configs)
+    return found
+
+
+def finalists_of_search(problem: Problem, tried: Sequence[Evaluation], gpu: Gpu) -> list[KernelConfig]:
+    """Return the finalists of one problem, each once: plain ones first, fastest first within a launch option."""
+    speed = speed_by_kernel(tried)
+    ranked = sorted(speed, key=lambda config: (-speed[config], config_name(config)))
+    near = {
+        launch: near_the_best(ranked, launch, speed, REOPENED_PER_LAUNCH[launch], REOPENED_WITHIN)
+        for launch in LAUNCHES
+    }
+    # PDL saves half a microsecond, which decides where a long product is level; early loads need a short one.
+    launches: list[Launch] = ["pdl", "weights"] if "weights" in launch_options(problem, gpu) else ["pdl"]
+    twins = [with_launch(config, launch) for launch in launches for config in near["plain"][:TWINS]]
+    legal = [twin for twin in twins if why_illegal(problem, twin, gpu) is None]
+    return list(dict.fromkeys((*near["plain"], *near["pdl"], *near["weights"], *legal)))
+
+
+def plain_finalists(
+    work: BuildFolder, table: Table, rows: Mapping[Problem, LibraryRow]
+) -> dict[Problem, list[KernelConfig]]:
+    """Return problem -> its plain kernels, the row's plain choice first.
+
+    They are the finalists of all trials; those of other launch options take part without programmatic dependent launch.
+
+    Args:
+        rows: problem -> its row, for all problems of the table.
+
+    Raises:
+        UsageError: the table is not tuned.
+    """
+    gpu, known = gpu_of_device(work.gpu_index), [finalists(work, table)]
+    reopened = (work.reopened_finalists(table, step) for step in REOPENED_STARTS)
+    known += [read_finalists(path) for path in reopened if path.exists()]
+    found = {}
+    for problem, row in rows.items():
+        installed = [] if row.plain is None else [row.plain.config]
+        listed = [with_launch(config, "plain") for each in known for config in each.get(problem, ())]
+        legal = [config for config in listed if why_illegal(problem, config, gpu) is None]
+        found[problem] = list(dict.fromkeys([*installed, *legal]))
     return found

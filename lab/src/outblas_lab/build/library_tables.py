@@ -14,9 +14,9 @@ from outblas.core.problem import Problem
 from outblas.core.suites import Table
 from outblas.core.weight import Weight
 from outblas.core.workload import workload_of_mode
-from outblas.records.interval_merge import replace_intervals, replace_weights
 from outblas.records.library import Library
-from outblas.records.library_interval import LibraryInterval
+from outblas.records.library_merge import replace_intervals, replace_weights
+from outblas.records.library_row import LibraryInterval
 from outblas.records.library_row import LibraryRow as LibraryRow
 from outblas.records.result_rows import launch_of_row
 from outblas.records.results import read_result
@@ -31,9 +31,7 @@ def with_table_rows(library: Library, rows: Sequence[LibraryRow], table: Table, 
     """Return the library with more rows.
 
     Args:
-        library: the library so far.
         rows: rows of one table, not yet in the library.
-        table: their table.
         measured: provenance of the table; must have ``gpu``, ``driver``, ``toolchain``, ``date`` and ``commit``.
     """
     provenance = _with_part(library, "tables", table, measured)
@@ -49,9 +47,6 @@ def with_intervals(
     table's provenance then has that of the other search as ``earlier``.
 
     Args:
-        library: the library so far.
-        intervals: the intervals; those of a weight in rising order of M.
-        table: their table.
         measured: provenance of the intervals, as for :func:`with_table_rows`.
     """
     merged = replace_intervals(library.intervals, intervals)
@@ -60,26 +55,16 @@ def with_intervals(
 
 
 def with_gates(library: Library, gates: Sequence[LibraryInterval], table: Table, measured: dict[str, Any]) -> Library:
-    """Return the library with the gates of a table's weights, in place of those that it has of the same weights.
-
-    Args:
-        library: the library so far.
-        gates: the intervals; those of a weight in rising order of M.
-        table: their table.
-        measured: provenance of the gates, as for :func:`with_intervals`.
-    """
+    """Return the library with the gates of a table's weights, in place of those that it has of the same weights."""
     merged = replace_weights(library.gates, gates)
     measured = _with_earlier(library.provenance.get("gates", {}), merged, gates, table, measured)
     return replace(library, gates=merged, provenance=_with_part(library, "gates", table, measured))
 
 
 def _with_earlier(
-    parts: Mapping[str, Any],
-    merged: Sequence[LibraryInterval],
-    new: Sequence[LibraryInterval],
-    table: Table,
+    parts: Mapping[str, Any], merged: Sequence[LibraryInterval], new: Sequence[LibraryInterval], table: Table,
     measured: dict[str, Any],
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     """Return the provenance of a table's part after a search, with that of the search whose intervals it keeps."""
     weights, known = {Weight.of(problem) for problem in table.problems()}, dict(parts.get(str(table), {}))
     if all(one in new for one in merged if one.weight in weights):
@@ -102,10 +87,7 @@ def replace_rows(library: Library, rows: Sequence[LibraryRow], table: Table, abo
     """Return the library with other rows for some of its problems, and another provenance of their table.
 
     Args:
-        library: the library so far.
         rows: the new rows. A row of a problem that is not in the library is ignored.
-        table: their table.
-        about: provenance of the table, as for :func:`with_table_rows`.
     """
     new = {row.problem: row for row in rows}
     merged = tuple(new.get(row.problem, row) for row in library.rows)
@@ -139,7 +121,6 @@ def with_kernels(provenance: Mapping[str, Any], old: str, new: str) -> dict[str,
     """Return a library's provenance in which a hash of kernel sources replaces one of equal kernels, tables included.
 
     Args:
-        provenance: of a library or of a part of it.
         old: the hash that is replaced in each field ``kernels``.
         new: the hash that replaces it.
     """

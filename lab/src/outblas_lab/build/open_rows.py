@@ -16,14 +16,12 @@ from outblas.kernels.pool import pool
 from outblas.records.library_row import LibraryRow
 from outblas.runtime.device import gpu_of_device
 from outblas.tune.agents.base import interleave
-from outblas.tune.neighbour_winners import neighbour_winners
+from outblas.tune.neighbour_winners import InOrderAgent, neighbour_winners
 from outblas_lab.build.build_searches import second_search
-from outblas_lab.build.build_work import BuildFolder
-from outblas_lab.build.choosing import chosen_row, first_trials, kernel_ratios, reopened_trials
-from outblas_lab.build.finalist_trials import TrialEntry
+from outblas_lab.build.build_work import REOPENED_STARTS, BuildFolder
+from outblas_lab.build.choosing import chosen_row, kernel_ratios, pooled_starts
 from outblas_lab.build.finalists import near_the_best
 from outblas_lab.build.neighbours import neighbours
-from outblas_lab.build.refine import InOrderAgent
 
 #: Untried candidates of a row that falls back, and of one with a kernel.
 WIDE_BUDGET, NEAR_BUDGET = 96, 10
@@ -43,17 +41,21 @@ def search_open_rows(work: BuildFolder, table: Table, step: str) -> None:
     their trials.
 
     Args:
-        work: directory of the build.
         step: ``reopen`` or ``reopen_again``.
 
     Raises:
         UsageError: one of the earlier trials is missing.
     """
-    gpu, first, reopened = gpu_of_device(work.gpu_index), first_trials(work, table), _reopened_before(work, table, step)
+    gpu, first = gpu_of_device(work.gpu_index), pooled_starts(work, table)
+    reopened = pooled_starts(work, table, REOPENED_STARTS["reopen"]) if step == "reopen_again" else {}
     trials = {**first, **reopened}
     rows = {problem: chosen_row(problem, entry, "") for problem, entry in trials.items()}
     ratios = {problem: kernel_ratios(entry) for problem, entry in trials.items()}
-    won = {problem: _best_by_launch(found) for problem, found in ratios.items()}
+    # of a launch option the last counts, which is the fastest
+    won = {
+        problem: {launch_of(config): config for config in sorted(by_kernel, key=by_kernel.__getitem__)}
+        for problem, by_kernel in ratios.items()
+    }
 
     def offered(problem: Problem) -> Sequence[KernelConfig]:
         known = contenders(ratios[problem])
@@ -69,11 +71,6 @@ def search_open_rows(work: BuildFolder, table: Table, step: str) -> None:
     budget = WIDE_BUDGET + PER_LAUNCH * len(LAUNCHES)
     stale = work.reopened_finalists(table, step)
     second_search(work, table, step, open_rows, InOrderAgent(0, gpu), budget, offered, stale)
-
-
-def _reopened_before(work: BuildFolder, table: Table, step: str) -> dict[Problem, TrialEntry]:
-    """Return what step ``reopen`` found, for step ``reopen_again``; empty for ``reopen``."""
-    return reopened_trials(work, table, "reopen") if step == "reopen_again" else {}
 
 
 def falls_back(row: LibraryRow) -> bool:
@@ -98,7 +95,6 @@ def wide_candidates(problem: Problem, known: Sequence[KernelConfig], gpu: Gpu) -
 
     Args:
         known: kernels that are tried anyhow.
-        gpu: the GPU.
     """
     plain = [c for c in known if launch_of(c) == "plain"]
     listed = (*first_search_candidates(problem, gpu), *pool(), *(n for c in plain for n in neighbours(problem, c, gpu)))
@@ -115,17 +111,9 @@ def near_candidates(
 
     Args:
         won: problem -> launch option -> its best kernel.
-        gpu: the GPU.
     """
     best = won[problem]
     near = neighbours(problem, best["plain"], gpu) if "plain" in best else []
     plain_only = {p: {"plain": found["plain"]} for p, found in won.items() if "plain" in found}
     winners = neighbour_winners(problem, plain_only, tuple(best.values()), gpu)  # type: ignore[arg-type]
     return [c for c in dict.fromkeys(interleave(near, winners)) if c not in best.values()]
-
-
-def _best_by_launch(ratios: Mapping[KernelConfig, float]) -> dict[Launch, KernelConfig]:
-    found: dict[Launch, KernelConfig] = {}
-    for config in sorted(ratios, key=lambda c: -ratios[c]):
-        found.setdefault(launch_of(config), config)
-    return found

@@ -1,4 +1,4 @@
-"""The intervals of a suite's weights in the library of a build: each weight is tuned for every M."""
+"""The intervals and gates of a suite's weights in the library of a build: each weight is tuned for every M."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from outblas.core.config import KernelConfig, config_name
 from outblas.core.errors import UsageError
 from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
-from outblas.core.suites import Table
+from outblas.core.suites import Table, engine_gates
 from outblas.core.weight import Weight, WeightRange
 from outblas.kernels.kernel_hash import kernels_sha
 from outblas.records.library import Library
-from outblas.records.library_interval import LibraryInterval
+from outblas.records.library_row import LibraryInterval
 from outblas.records.proved_kernels import unproved_intervals
 from outblas.records.provenance import collect_provenance
 from outblas.records.store import Store
 from outblas.runtime.device import Device, gpu_of_device
 from outblas.tune.agents.agent_registry import make_agent
-from outblas.tune.intervals.finished_weights import FinishedWeights
-from outblas.tune.intervals.range_choice import ENGINE_BUDGET, ranges_of_suite
-from outblas.tune.intervals.sampled_m import drawn
+from outblas.tune.gate_run import gate_plan, rivals_sha, surely_faster
+from outblas.tune.intervals.cells import drawn
+from outblas.tune.intervals.range_search import ENGINE_BUDGET, FinishedWeights, ranges_of_suite
 from outblas.tune.tune_folder import RunFiles, read_run
 from outblas.tune.tune_run import TuneRequest, default_agent, run_tune
 from outblas_lab.build.build_searches import command_of
 from outblas_lab.build.build_work import BuildFolder, printer, proof_by
-from outblas_lab.build.library_tables import with_intervals
+from outblas_lab.build.library_tables import with_gates, with_intervals
 from outblas_lab.pool.worker_plan import make_plan, open_pool
 
 #: Measurements of each sampled M at most, and the agent's seed: those that `outblas tune` has by default.
@@ -44,7 +44,6 @@ def search_intervals(work: BuildFolder, table: Table) -> None:
     kernel sources (``--begin-with``).
 
     Args:
-        work: directory of the build.
         table: the table; each weight is searched from its smallest to its largest M.
 
     Raises:
@@ -81,9 +80,6 @@ def prove_intervals(work: BuildFolder, table: Table) -> None:
     """Prove the kernels of a table's intervals with today's sources: at both ends, and at two M inside.
 
     It is for intervals that the directory took over from a library of other sources, and prints so for others.
-
-    Args:
-        work: directory of the build.
 
     Raises:
         UsageError: the library has no intervals of the table, or a kernel fails. The library stays as it is.
@@ -146,9 +142,7 @@ def ranges_to_search(
     """Return the ranges of a directory's run. A new run has those of weights that the library does not know.
 
     Args:
-        work: directory of the build.
         folder: directory of the run.
-        ranges: all ranges.
         known: returns the weights that a library has of today's kernel sources.
     """
     file = RunFiles(folder).run
@@ -198,3 +192,54 @@ def provenance_of(work: BuildFolder, request: TuneRequest) -> dict[str, Any]:
     """Return the settings of a search, and the machine on which it runs."""
     about = {"agent": request.agent, "seed": request.seed, "budget": request.budget}
     return {**about, **collect_provenance(request.command, work.gpu_index)}
+
+
+def search_gates(work: BuildFolder, table: Table) -> None:
+    """Search kernels with a gate for the gate/up weights of suite ``engine``, and add them to the library.
+
+    Each is a rival of products with one pass: by torch, by autotuned cuBLASLt, and by the library's own kernel. A call
+    goes on, and adds what is finished, as :func:`outblas_lab.build.weight_intervals.search_intervals`.
+
+    Args:
+        table: the table, of suite ``engine``; other suites have no gates.
+
+    Raises:
+        Interrupted: Ctrl-C.
+        OutblasError: as :func:`outblas.tune.tune_run.run_tune`.
+    """
+    request = _gates_request(work, table)
+    search_weights(f"gates {table}", request, lambda: _add_finished_gates(work, table, request))
+
+
+def _gates_request(work: BuildFolder, table: Table) -> TuneRequest:
+    gates = engine_gates() if table.suite == "engine" else frozenset[tuple[int, int]]()
+    ranges = ranges_of_suite(table.suite, [p for p in table.problems() if (p.n, p.k) in gates])
+    path, known = work.path / f"{table.stem}_gates", partial(_known_weights, table=table)
+    ranges = replace(ranges, ranges=ranges_to_search(work, path, ranges.ranges, known))
+    return TuneRequest(
+        (), table.suite, "transfer", ENGINE_BUDGET, SEED, Device(gpu_index=work.gpu_index), path,
+        command_of("gates", table), gate_plan(make_plan("local", gpus=work.gpus), ranges, work.load()), ranges=ranges,
+    )  # fmt: skip
+
+
+def _known_weights(library: Library, table: Table) -> set[Weight]:
+    """Return the weights of a library's gates, if those of the table are of today."""
+    return {one.weight for one in library.gates} if _are_of_today(library, table) else set()
+
+
+def _are_of_today(library: Library, table: Table) -> bool:
+    """Return whether a library's gates were searched with today's kernel sources and today's pass."""
+    about = library.provenance.get("gates", {}).get(str(table), {})
+    return (about.get("kernels"), about.get("pass")) == (kernels_sha(), rivals_sha(None))
+
+
+def _add_finished_gates(work: BuildFolder, table: Table, request: TuneRequest) -> None:
+    """Add the gates of the weights that the search has finished, and print their number. Older ones are left out."""
+    found = surely_faster(finished_intervals(work, request))
+    weights = {one.weight for one in found}
+    print(f"gates {table}: {len(weights)} of {len(request.ranges.ranges)} weights searched", flush=True)
+    if found:
+        library = work.load()
+        library = library if _are_of_today(library, table) else replace(library, gates=())
+        about = {"kernels": kernels_sha(), "pass": rivals_sha(None), **provenance_of(work, request)}
+        with_gates(library, found, table, about).save(work.library)

@@ -9,26 +9,17 @@ from typing import Annotated
 import typer
 
 from outblas.cli import common
-from outblas.cli.common import (
-    AccOption,
-    DtypeOption,
-    LibraryOption,
-    QpsOption,
-    SampleOption,
-    SampleSeedOption,
-    SuiteOption,
-    out,
-)
+from outblas.cli.common import out
 from outblas.core.errors import RecordError, UsageError
 from outblas.core.problem import Problem
 from outblas.runtime.device import require_gpus
 
 
 def bench(
-    suite: SuiteOption = "grid1000",
+    suite: common.SuiteOption = "grid1000",
     layout: Annotated[str, typer.Option(help="tn, nn, or both: each is a problem of its own.")] = "tn",
-    dtype: DtypeOption = "fp16",
-    acc: AccOption = "fp32",
+    dtype: common.DtypeOption = "fp16",
+    acc: common.AccOption = "fp32",
     mode: Annotated[
         str,
         typer.Option(
@@ -36,10 +27,10 @@ def bench(
             "problems of 1e11 FLOP or more) or server."
         ),
     ] = "offline",
-    target_qps: QpsOption = None,
-    sample: SampleOption = None,
-    seed: SampleSeedOption = 0,
-    library: LibraryOption = None,
+    target_qps: common.QpsOption = None,
+    sample: common.SampleOption = None,
+    seed: common.SampleSeedOption = 0,
+    library: common.LibraryOption = None,
     rounds: Annotated[int, typer.Option(help="Interleaved rounds per problem, 7 or more.")] = 9,
     gpus: Annotated[str, typer.Option(help="CUDA indices of the GPUs, separated by commas.")] = "0",
     out_file: Annotated[

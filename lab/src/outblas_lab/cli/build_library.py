@@ -1,20 +1,20 @@
-"""``outblas build-library``: recording, library and published results of all tables, on a GPU."""
+"""``outblas build-library`` and ``contribute``: recording, library and published results, and one GPU's share."""
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from outblas.cli import common
-from outblas.cli.common import EXIT_INTERRUPT, MODES, err, out
+from outblas.cli.common import EXIT_INTERRUPT, MODES, GpuDeviceOption, err, out
 from outblas.core.errors import UsageError
 
 if TYPE_CHECKING:
     from outblas.core.suites import Table
     from outblas_lab.build.build_work import BuildFolder
-
 
 WorkOption = Annotated[
     Path | None, typer.Option(help="Directory of everything that is made; the same command goes on where it stopped.")
@@ -32,8 +32,7 @@ TablesOption = Annotated[
     str | None, typer.Option(help="Tables as SUITE:LAYOUT:DTYPE:ACC, separated by commas; by default all published.")
 ]
 StepsOption = Annotated[
-    str | None,
-    typer.Option(help="Steps, separated by commas; by default all but those that run only when named."),
+    str | None, typer.Option(help="Steps, separated by commas; by default all but those that run only when named.")
 ]
 ModesOption = Annotated[
     str | None,
@@ -66,13 +65,6 @@ BeginOption = Annotated[
         metavar="FILE",
         help="A library whose tables a new directory has from the start. May be repeated: the first that has a "
         "problem counts.",
-    ),
-]
-FillOption = Annotated[
-    list[Path] | None,
-    typer.Option(
-        metavar="FILE",
-        help="A library whose kernels rows that fall back take. May be repeated: the first that has one counts.",
     ),
 ]
 AdoptOption = Annotated[
@@ -138,21 +130,17 @@ def build_library(
     starts: StartsOption = None,
     from_nothing: FromNothingOption = False,
     begin_with: BeginOption = None,
-    fill_from: FillOption = None,
     adopt: AdoptOption = None,
     check: CheckOption = None,
     job: JobOption = None,
 ) -> None:
     """Record, tune, choose and judge the published tables, into one library (GPU, hours, resumable)."""
     if check is not None:
-        from outblas.cli.contribute import check_contribution
-
         check_contribution(check)
         return
     if work is None:
         raise UsageError("no --work", "a directory of everything that is made", "e.g. --work build/library")
-    from outblas_lab.build.build_run import build, jobs, parse_names
-    from outblas_lab.build.build_steps import DEFAULT_STEPS, STEPS
+    from outblas_lab.build.build_run import DEFAULT_STEPS, STEPS, build, jobs, parse_names
     from outblas_lab.build.build_work import TABLES, BuildFolder
     from outblas_lab.build.finalist_trials import ALL_STARTS, DEFAULT_STARTS
 
@@ -169,9 +157,9 @@ def build_library(
         _tables(recorded, TABLES[:1]),
         DEFAULT_STARTS if starts is None else parse_names(starts, ALL_STARTS, "--starts"),
     )
-    libraries, fillers = common.files("--begin-with", begin_with), common.files("--fill-from", fill_from)
+    libraries = common.files("--begin-with", begin_with)
     sibling = None if adopt is None else common.folder("--adopt", adopt)
-    build(place, listed, chosen, libraries, fillers, sibling)
+    build(place, listed, chosen, libraries, sibling)
     if place.library.exists():
         out.print(f"library: {place.library}", markup=False)
     for path in sorted(place.path.glob("*.parquet")):
@@ -182,8 +170,7 @@ def _run_alone(work: BuildFolder, job: str) -> None:
     """Run one job in this process. The parent process reports how to resume."""
     from outblas.core.process_group import one_interrupt
     from outblas.core.workload import MODE_OF_WORKLOAD
-    from outblas_lab.build.build_run import run_job
-    from outblas_lab.build.build_steps import STARTS_OF_STEP, STEPS
+    from outblas_lab.build.build_run import STARTS_OF_STEP, STEPS, run_job
 
     step, *rest = job.split() or [""]
     modes = {"bench": MODES, "trial_workloads": tuple(MODE_OF_WORKLOAD.values())}
@@ -203,3 +190,76 @@ def _tables(text: str | None, default: tuple[Table, ...]) -> list[Table]:
     from outblas.core.suites import Table
 
     return list(default) if text is None else [Table.parse(each) for each in text.split(",")]
+
+
+def contribute(
+    run: Annotated[
+        list[Path] | None, typer.Option(help="Run directory of `outblas tune` with the proofs; may be repeated.")
+    ] = None,
+    out_file: Annotated[
+        Path | None, typer.Option("--out", help="File to write; by default GPU.outblas.zip in this directory.")
+    ] = None,
+    gpu_device_id: GpuDeviceOption = 0,
+) -> None:
+    """Pack your tuned library, the GPU's record, provenance and proofs into one file (GPU).
+
+    Attach the file to an issue "results of my GPU". It holds no paths, host names or program data.
+    """
+    from outblas.runtime.device import record_of_device, require_gpus
+
+    (index,) = require_gpus((gpu_device_id,))
+
+    from outblas.records.contribution import (
+        Contribution,
+        contribution_faults,
+        load_contribution,
+        proof_summary,
+        save_contribution,
+    )
+    from outblas.records.library import Library
+    from outblas.records.user_library import user_library_path
+    from outblas.tune.tune_run import open_store
+
+    record = record_of_device(index)
+    path = user_library_path(record.gpu.name)
+    if path is None or not path.is_file():
+        raise UsageError(
+            f"no library of {record.gpu.name} is installed", "results of this GPU", "outblas tune --suite llm --install"
+        )
+    library = Library.load(path)
+    target = out_file or Path(f"{record.gpu.name}.outblas.zip")
+    common.output_file("--out", target, "contribution", load_contribution)
+    evaluations = []
+    for folder in run or ():
+        with open_store(folder) as (store, name):
+            evaluations.append(list(store.evaluations(name)))
+    proofs = proof_summary(library, chain.from_iterable(evaluations))
+    kept = ("gpu", "driver", "toolchain", "date", "commit", "stamp")
+    provenance = {key: library.provenance.get(key) for key in kept}
+    shared = Library(library.gpu, library.rows, intervals=library.intervals)
+    found = Contribution(shared, record, provenance, proofs)
+    save_contribution(found, target)
+    for fault in contribution_faults(found)[:20]:
+        err.print(f"note: {fault}", markup=False)
+    out.print(f"contribution: {target} ({library.size('problems')}, {proofs['kernels']} kernels)", markup=False)
+    out.print(f"check it: outblas build-library --check {target}", markup=False)
+
+
+def check_contribution(path: Path) -> None:
+    """Verify a contribution; print its content and every fault.
+
+    Raises:
+        RecordError: the file is damaged or hostile.
+        Exit: the content has faults; the status is 2.
+    """
+    from outblas.records.contribution import contribution_faults, load_contribution
+
+    found = load_contribution(path)
+    faults = contribution_faults(found)
+    product = found.provenance.get("gpu")
+    out.print(f"{product}: {found.library.size('problems')}, record {found.record.gpu.name}", markup=False)
+    for fault in faults:
+        err.print(f"fault: {fault}", markup=False)
+    if faults:
+        raise typer.Exit(common.EXIT_ERROR)
+    out.print("consistent; a judging run on such a GPU decides: outblas build-library --begin-with", markup=False)

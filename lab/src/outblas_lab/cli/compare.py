@@ -14,8 +14,7 @@ from outblas.core.errors import UsageError
 from outblas.runtime.device import parse_device
 
 if TYPE_CHECKING:
-    from outblas_lab.compare.compare_result import Comparison
-    from outblas_lab.compare.compare_stats import Figure
+    from outblas_lab.compare.compare_result import Comparison, Figure
 
 
 def compare(
@@ -68,8 +67,9 @@ def compare(
     from outblas_lab.compare.held_out import Plan
 
     plan = Plan(
-        where.recording, common.integers("--budgets", budgets), held_out, split_seed, sample, _recording_name(across)
-    )
+        where.recording, common.integers("--budgets", budgets), held_out, split_seed, sample,
+        across and across.removeprefix("replay:"),
+    )  # fmt: skip
     with common.progress_bar("compare") as progress:
         request = CompareRequest(
             plan, common.words(splits), common.words(agents), seeds, out_file, common.command_line(), jobs, resume,
@@ -98,7 +98,7 @@ def _with_estimate(progress: ProgressFn) -> ProgressFn:
 
 def print_comparison(comparison: Comparison) -> None:
     """Print a comparison on stdout: per split a table and the best agent of each budget, then the best of all."""
-    from outblas_lab.compare.compare_stats import best_agents, budget_words, figures, overall_regret
+    from outblas_lab.compare.compare_result import best_agents, budget_words, figures, overall_regret
 
     of_splits = {split: figures(comparison, split) for split in comparison.splits}
     for split, made in of_splits.items():
@@ -126,7 +126,7 @@ def print_comparison(comparison: Comparison) -> None:
 
 def _source_lines(comparison: Comparison, split: str) -> list[str]:
     """Return a line on each source that agents learned from, with its number of problems; empty for one GPU."""
-    from outblas_lab.compare.arms import SOURCES, arm_parts
+    from outblas_lab.compare.splits import SOURCES, arm_parts
 
     across = comparison.meta.get("across")
     if not across:
@@ -149,15 +149,10 @@ def _lines(comparison: Comparison, made: dict[tuple[str, int], Figure]) -> list[
 
 def _sources(learn_from: str | None, across: str | None) -> list[str]:
     """Return the sources of ``--learn-from``, all by default."""
-    from outblas_lab.compare.arms import SOURCES
+    from outblas_lab.compare.splits import SOURCES
 
     if learn_from is None:
         return list(SOURCES)
     if across is None:
         raise UsageError("--learn-from without --across", "both, or none", "add --across, or leave --learn-from out")
     return common.words(learn_from)
-
-
-def _recording_name(across: str | None) -> str | None:
-    """Return the recording that ``--across`` names, with or without ``replay:`` in front."""
-    return None if across is None else across.removeprefix("replay:")

@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from outblas.cli import common
-from outblas.cli.common import (
-    AccOption,
-    DtypeOption,
-    GpusOption,
-    LayoutOption,
-    RayAddressOption,
-    WorkersOption,
-    out,
-)
+from outblas.cli.common import err, number, out
 from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
 from outblas_lab.llm.budget import parse_budget
+from outblas_lab.llm.evolve_run import MakeProgress
+from outblas_lab.llm.feedback import OUTCOME_KINDS
 from outblas_lab.llm.models import parse_models
 
 if TYPE_CHECKING:
-    from outblas_lab.llm.evolve_run import EvolveRequest, ServerSettings
+    from rich.console import Group
 
+    from outblas_lab.llm.budget import Budget, SpendingAccount
+    from outblas_lab.llm.client import Client
+    from outblas_lab.llm.evolve import Evolution
+    from outblas_lab.llm.evolve_journal import AnswerOutcome
+    from outblas_lab.llm.evolve_run import EvolveRequest, ServerSettings
 
 BaseUrlOption = Annotated[
     str | None,
@@ -69,16 +71,16 @@ def evolve(
         str, typer.Option(help="Model as the server names it; several separated by commas, NAME=WEIGHT to weigh them.")
     ],
     base_url: BaseUrlOption = None,
-    layout: LayoutOption = "tn",
-    dtype: DtypeOption = "fp16",
-    acc: AccOption = "fp32",
+    layout: common.LayoutOption = "tn",
+    dtype: common.DtypeOption = "fp16",
+    acc: common.AccOption = "fp32",
     budget: BudgetOption = "50 requests",
     price: PriceOption = None,
     device: DeviceOption = None,
-    workers: WorkersOption = None,
-    gpus: GpusOption = None,
+    workers: common.WorkersOption = None,
+    gpus: common.GpusOption = None,
     worker_count: Annotated[int | None, typer.Option(help="Workers of a cluster; by default all its GPUs.")] = None,
-    ray_address: RayAddressOption = None,
+    ray_address: common.RayAddressOption = None,
     answers: Annotated[str, typer.Option(help="Kinds of answers asked for: code, config, or code,config.")] = (
         "code,config"
     ),
@@ -129,9 +131,7 @@ def _limit(option: str, value: int | None) -> int | None:
 
 def _run(request: EvolveRequest, title: str) -> None:
     """Evolve, say where everything lies, write the report."""
-    from outblas_lab.cli.evolve_view import progress_view
     from outblas_lab.llm.evolve_run import run_evolve
-    from outblas_lab.publish.html.tune_page import write_report
 
     if request.place.runs_kernels and "code" in request.settings.kinds:
         _say_what_holds()
@@ -141,18 +141,14 @@ def _run(request: EvolveRequest, title: str) -> None:
         f"ended:        {reason}\nbest kernels: {files.best if files.best.is_dir() else 'none was proven'}",
         markup=False,
     )
-    page = write_report(files.path, files.report)
+    page = common.page_of_run(files.path, files.report)
     out.print(f"transcript:   {files.transcript}\nreport:       {page}\neverything:   {files.store}", markup=False)
 
 
 def _server(
-    base_url: str | None,
-    requests_per_minute: int | None,
-    tokens_per_minute: int | None,
-    timeout: float,
-    stall: float,
-    temperature: float | None,
-) -> ServerSettings:
+    base_url: str | None, requests_per_minute: int | None, tokens_per_minute: int | None, timeout: float,
+    stall: float, temperature: float | None,
+) -> ServerSettings:  # fmt: skip
     """Return the server's settings from the options.
 
     Raises:
@@ -185,3 +181,84 @@ def _kinds(text: str) -> tuple[str, ...]:
     if not kinds or not set(kinds) <= {CODE, CONFIG}:
         raise UsageError(f"--answers {text!r}", f"{CODE}, {CONFIG} or both", f"e.g. --answers {CODE},{CONFIG}")
     return kinds
+
+
+#: Seconds between two pictures of a live view.
+_TICK_S = 0.5
+
+
+@contextmanager
+def progress_view(title: str) -> Iterator[MakeProgress]:
+    """Show the progress of ``outblas evolve`` on stderr: a live table on a terminal, else a line per outcome.
+
+    Yields:
+        A function that the run calls once with (evolution, budget, account, client). It returns the function to call
+        after each outcome, with the outcome or None.
+    """
+    if not err.is_terminal:
+        yield lambda *watched: _plain(title, *watched)
+        return
+    from rich.live import Live
+
+    with Live(console=err, auto_refresh=False, transient=True) as live:
+
+        def watch(evolution: Evolution, *rest: Any) -> Callable[[AnswerOutcome | None], None]:
+            loop = asyncio.get_running_loop()
+
+            def tick() -> None:  # in the loop's thread, which alone changes what is shown
+                live.update(table(title, evolution, *rest), refresh=True)
+                loop.call_later(_TICK_S, tick)
+
+            loop.call_soon(tick)
+            return lambda outcome: live.update(table(title, evolution, *rest), refresh=True)
+
+        yield watch
+
+
+def _plain(
+    title: str, evolution: Evolution, budget: Budget, account: SpendingAccount, client: Client
+) -> Callable[[AnswerOutcome | None], None]:
+    err.print(title, markup=False)
+
+    def print_outcome(outcome: AnswerOutcome | None) -> None:
+        if outcome is not None:
+            speed = f", {outcome.us:.2f} us, {number(outcome.ratio, 3)}x" if outcome.us is not None else ""
+            err.print(
+                f"question {outcome.question}: {outcome.answer or 'no candidate'}, {outcome.kind}{speed}; "
+                f"{spent_words(budget, account, client)}", markup=False,
+            )  # fmt: skip
+
+    return print_outcome
+
+
+def spent_words(budget: Budget, account: SpendingAccount, client: Client) -> str:
+    """Return the spent budget in words, with the time that the rest will last at this session's rate.
+
+    Example: ``"spent 5 requests, 1200 tokens, 0.0300 USD (10% of the budget, about 90 s left)"``. Money is left out if
+    none was spent.
+    """
+    spent, seconds = account.spent, client.seconds
+    share = budget.share(spent, seconds)
+    now = share - budget.share(account.before, 0.0)
+    left = f", about {seconds * (1 - share) / now:.0f} s left" if now > 0 else ""
+    money = f", {spent.usd:.4f} USD" if spent.usd else ""
+    return f"spent {spent.requests} requests, {spent.tokens} tokens{money} ({share:.0%} of the budget{left})"
+
+
+def table(title: str, evolution: Evolution, budget: Budget, account: SpendingAccount, client: Client) -> Group:
+    """Return the live view, an object that rich prints: the title, then a line per problem.
+
+    Outcomes by kind, work under way, and the spent budget follow.
+    """
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    rows = Table("problem", "floor us", "baseline us", "best us", "speed-up", "chains", box=None)
+    for s in evolution.problem_progress():
+        rows.add_row(s.problem.key, number(s.floor_us), number(s.baseline_us), number(s.best_us),
+                     number(s.best_ratio, 3), str(s.chains))  # fmt: skip
+    counts = evolution.outcomes()
+    kinds = ", ".join(f"{counts[kind]} {kind}" for kind in OUTCOME_KINDS if counts[kind]) or "nothing yet"
+    now = f"{account.reserved.requests} requests under way, {evolution.evaluating} candidates under evaluation"
+    return Group(Text(title), rows, Text(f"outcomes: {kinds}"), Text(now), Text(spent_words(budget, account, client)))

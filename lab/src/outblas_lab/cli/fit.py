@@ -56,9 +56,6 @@ def fit_catalogue(
 
 @fit.command("model", short_help="Fit the ranking model's coefficients")
 def fit_model(
-    jsonl: Annotated[
-        list[Path] | None, typer.Argument(metavar="JSONL", help="Measurements as JSON lines.", show_default=False)
-    ] = None,
     recording: Annotated[str | None, typer.Option(help="A packaged recording's name, or a folder.")] = None,
     store: StoreOption = None,
     folds: Annotated[int, typer.Option(help="Folds of the check on shapes that a fit has not seen.")] = 5,
@@ -70,13 +67,9 @@ def fit_model(
 
     Example: ``outblas fit model --recording h200 --out model.json``.
     """
-    lines, stores = common.files("JSONL", jsonl), common.files("--store", store)
-    if not (lines or stores or recording):
-        raise UsageError(
-            "no measurements",
-            "JSON lines, stores, a recording or some of them",
-            "give a JSONL, --store, --recording or some of them",
-        )
+    stores = common.files("--store", store)
+    if not (stores or recording):
+        raise UsageError("no measurements", "stores, a recording or both", "give --store, --recording or both")
     common.at_least("--folds", folds, 2)
 
     from outblas.core.files import write_json
@@ -84,7 +77,7 @@ def fit_model(
 
     if out_file is not None:
         common.output_file("--out", out_file, "ranking model", _reader("coefficients"))
-    report = run.fit_model(run.Measurements(lines, stores, recording), folds)
+    report = run.fit_model(run.Measurements(stores, recording), folds)
     run.print_report(report)
     path = out_file or run.packaged_path(report["gpu"])
     write_json(path, report)
@@ -220,22 +213,21 @@ def _layouts(value: str) -> tuple[Layout, ...]:
 
 
 def _extend_any_shape(count: int, seed: int, layouts: tuple[Layout, ...], work: Path, more: list[Path]) -> None:
-    from outblas_lab.build.any_shape_extension import extend, extension_shapes
+    from outblas_lab.build.any_shape_run import extend, extension_shapes
 
     file, drawn = _one_file("--more", more), extension_shapes(count, seed, layouts)
     out.print(f"{extend(drawn, work / 'extension.sqlite', file)}: {file}", markup=False)
 
 
 def _record_answers(count: int, seed: int, layouts: tuple[Layout, ...], work: Path, answers: list[Path]) -> None:
-    from outblas_lab.build.answer_record import record_answers
-    from outblas_lab.build.any_shape_extension import extension_shapes
+    from outblas_lab.build.any_shape_run import extension_shapes, record_answers
 
     file, drawn = _one_file("--answers", answers), extension_shapes(count, seed, layouts)
     out.print(f"{record_answers(drawn, work / 'answers.jsonl', file)}: {file}", markup=False)
 
 
 def _collect_any_shape(build: Path, trials: Path) -> None:
-    from outblas_lab.build.any_shape_trials import collect_trials
+    from outblas_lab.build.any_shape_run import collect_trials
 
     out.print(f"{collect_trials(build, trials)}: {trials}", markup=False)
 
@@ -254,8 +246,8 @@ def _fit_any_shape(cells: list[Path], answers: list[Path], proved: Path) -> None
 
 
 def _evaluate_any_shape(cells: list[Path], held_out: Path, every: int) -> None:
+    from outblas_lab.train.fit_any_shape import SPLITS, figures_in_words
     from outblas_lab.train.fit_any_shape_run import evaluate
-    from outblas_lab.train.held_out_choices import SPLITS, figures_in_words
 
     found = evaluate(cells, held_out, every, lambda line: out.print(line, markup=False))
     for split in SPLITS:

@@ -29,7 +29,7 @@ def mcp(
     from outblas_lab.mcp.session_budget import SessionLimits
     from outblas_lab.mcp.stdio_server import require_sdk, serve
     from outblas_lab.mcp.tool_session import SessionSettings, ToolSession
-    from outblas_lab.recordings.recording_places import packaged
+    from outblas_lab.recordings.recording import packaged
 
     limits = SessionLimits(compilations, evaluations, gpu_seconds)
     require_sdk()

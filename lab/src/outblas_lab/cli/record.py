@@ -13,7 +13,7 @@ from outblas.core.errors import UsageError
 from outblas.runtime.device import require_gpus
 
 if TYPE_CHECKING:
-    from outblas_lab.pool.record_candidates import CandidateDraw
+    from outblas_lab.pool.record_suite import CandidateDraw
 
 #: Share within which a candidate is near the best, unless ``--near`` says otherwise.
 DEFAULT_NEAR = 0.03
@@ -68,16 +68,13 @@ def record(
     chosen = catalogue or (None if candidates is None else pool_name(own))
     with common.progress_bar(f"record {suite}") as progress:
         run_record(
-            problems=problems,
-            suite=recorded_suite(suite, sample, candidates, seed),
-            catalogue=catalogue_of(own) if chosen is None else candidates_of(chosen),
-            out_dir=out_dir,
-            gpu_index=gpu,
-            progress=progress,
-            how=how,
-        )
+            problems=problems, suite=recorded_suite(suite, sample, candidates, seed),
+            catalogue=catalogue_of(own) if chosen is None else candidates_of(chosen), out_dir=out_dir, gpu_index=gpu,
+            progress=progress, how=how,
+        )  # fmt: skip
     out.print(f"recording: {out_dir}", markup=False)
-    out.print(f"use it: outblas tune{_tuned(suite, sample, seed)} --device replay:{out_dir}", markup=False)
+    drawn = "" if sample is None else f" --sample {sample} --seed {seed}"
+    out.print(f"use it: outblas tune --suite {suite}{drawn} --device replay:{out_dir}", markup=False)
 
 
 def recorded_suite(suite: str, sample: int | None, candidates: int | None, seed: int) -> str:
@@ -87,10 +84,8 @@ def recorded_suite(suite: str, sample: int | None, candidates: int | None, seed:
     ``"llm-sample40-candidates150-seed1"``. A whole suite and catalogue have the suite's name alone.
 
     Args:
-        suite: name of the suite.
         sample: size of the sample; None: the whole suite.
         candidates: candidates of each problem; None: the whole catalogue.
-        seed: seed of sample and candidates.
     """
     parts = {"sample": sample, "candidates": candidates}
     named = [f"{name}{value}" for name, value in parts.items() if value is not None]
@@ -99,15 +94,10 @@ def recorded_suite(suite: str, sample: int | None, candidates: int | None, seed:
 
 def _draw(candidates: int | None, random: int, seed: int) -> CandidateDraw | None:
     """Return the draw of each problem's candidates; None if every one of the catalogue is wanted."""
-    from outblas_lab.pool.record_candidates import CandidateDraw
+    from outblas_lab.pool.record_suite import CandidateDraw
 
     if candidates is not None:
         return CandidateDraw(candidates, random, seed)
     if random:
         raise UsageError(f"--random {random} alone", "it with --candidates", "e.g. --candidates 150 --random 120")
     return None
-
-
-def _tuned(suite: str, sample: int | None, seed: int) -> str:
-    """Return the options of ``outblas tune`` for the recorded problems."""
-    return f" --suite {suite}" + ("" if sample is None else f" --sample {sample} --seed {seed}")

@@ -42,8 +42,7 @@ def summary_table(rows: Sequence[Mapping[str, Any]]) -> Any:
 
 def results(
     write: Annotated[
-        bool,
-        typer.Option("--write", help="Write summary.json, pictures and generated blocks of README and docs."),
+        bool, typer.Option("--write", help="Write summary.json, pictures and generated blocks of README and docs.")
     ] = False,
     check: Annotated[bool, typer.Option("--check", help="Exit 2 if one of them is not what the files say.")] = False,
     directory: Annotated[Path, typer.Option("--dir", help="Directory of the result files.")] = Path(

@@ -78,7 +78,7 @@ def train_llm(
     from outblas.core.problem import Problem
     from outblas_lab.llm.train.languages import language_of
     from outblas_lab.llm.train.settings import TrainSettings
-    from outblas_lab.llm.train.tiny import RANDOM_TINY
+    from outblas_lab.llm.train.training_folder import RANDOM_TINY
 
     _silence_progress_bars()
     if eval_gpu is not None:

@@ -1,31 +1,41 @@
-"""A comparison on disk: from its settings, through a journal, to its result file."""
+"""A comparison on disk: from its settings, through a journal, to its result file; the score of an agent file."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from outblas.core.errors import RecordError, UsageError
 from outblas.core.journal import Journal, check_same_settings
 from outblas.core.roofline import Gpu
+from outblas.core.version import __version__
 from outblas.records.provenance import collect_provenance, provenance_field, source_commit
 from outblas.records.results import PROVENANCE_FIELDS
 from outblas.tune.agents.agent_registry import make_agent
 from outblas.tune.tune import Interrupted
-from outblas_lab.agents.agent_file import check_agent_file, is_agent_file
+from outblas_lab.agents.agent_file import SUFFIX, check_agent_file, is_agent_file
 from outblas_lab.agents.agent_table import agent_preparations
-from outblas_lab.compare.arms import SOURCES, arm_parts, arms_of, parts_of
-from outblas_lab.compare.compare_pool import Watch, run_units
-from outblas_lab.compare.compare_result import read_comparison, write_comparison
-from outblas_lab.compare.held_out import CompareUnit, HeldOutTask, Plan, check_agents, held_out_tasks
-from outblas_lab.compare.recording_hash import recording_sha
-from outblas_lab.compare.splits import Split, check_split
-from outblas_lab.recordings.recording import Recording
+from outblas_lab.compare.compare_result import Comparison, read_comparison, write_comparison
+from outblas_lab.compare.held_out import CompareUnit, HeldOutTask, Plan, Watch, check_agents, held_out_tasks, run_units
+from outblas_lab.compare.splits import (
+    PUBLIC_SEED,
+    PUBLIC_SHARE,
+    PUBLIC_SPLIT,
+    SOURCES,
+    Split,
+    arm_parts,
+    arms_of,
+    check_split,
+    parts_of,
+)
+from outblas_lab.recordings.recording import Recording, recording_sha
 from outblas_lab.recordings.replay import standard_error
 
 #: What a result file has room for, and more runs of an agent than any interval needs.
@@ -43,7 +53,7 @@ class CompareRequest:
         splits: names of the splits, each once: ``shapes``, ``families`` or ``layout``.
         agents: names of the agents, or paths of agent files, each once; not ``recorded`` or ``transfer``.
         sources: what agents learn from if the plan names another GPU's recording: keys of
-            :data:`outblas_lab.compare.arms.SOURCES`.
+            :data:`outblas_lab.compare.splits.SOURCES`.
         seeds: every agent runs with the seeds 0 .. ``seeds`` - 1; one that neither draws nor learns, with 0 only. 1 to
             1000.
         out_path: the result file to write.
@@ -76,7 +86,6 @@ def run_compare(
     ``resume``, a finished result is replaced only by one of the same settings.
 
     Args:
-        request: settings of the comparison.
         progress: called with (tasks done, all tasks, ``"SPLIT AGENT"``) about once a second of each process.
         say: called with one line on the kept part of a resumed run, on an agent's preparation, and on each 30 s of
             silence. A journal that stays gets a line, too.
@@ -98,7 +107,10 @@ def run_compare(
     if out_path.is_dir():
         raise UsageError(f"--out {out_path} is a folder", "a result file", "name a file in it")
     recording = Recording.load(plan.recording)
-    other = None if plan.across is None else _of_another_gpu(plan.across, recording)
+    other = None if plan.across is None else Recording.load(plan.across)
+    if other is not None and other.gpu == recording.gpu:
+        wrong = f"--across {plan.across}, of {other.gpu.name} as --device is"
+        raise UsageError(wrong, "another GPU", "name its recording")
     arms = list(request.agents) if other is None else arms_of(request.agents, request.sources, recording.gpu)
     if request.resume and out_path.exists():
         _check_replaced(request, arms, recording, other)
@@ -107,7 +119,10 @@ def run_compare(
     units = _units(request, arms, recording.gpu)
     keys = {split: [task.key for task in tasks] for split, (_, tasks) in made.items()}
     total = sum(len(keys[unit.split]) for unit in units)
-    settings = {**_settings(plan, recording, other), **_agent_files(request.agents)}
+    settings = _settings(plan, recording, other)
+    # of each agent file the SHA-256, so that an edited file does not resume
+    if files := {name: check_agent_file(Path(name)) for name in request.agents if is_agent_file(name)}:
+        settings["agent_files"] = files
     journal = Journal(out_path.with_name(out_path.name + ".jsonl"), settings, request.resume)
     answers = _Answers(units, keys)
     written = False
@@ -140,14 +155,6 @@ def run_compare(
             f"them, move {out_path} away and repeat their command"
         )
     return out_path
-
-
-def _of_another_gpu(name: str, judged: Recording) -> Recording:
-    """Return the recording of a name. Raises UsageError if it is of the judged GPU."""
-    other = Recording.load(name)
-    if other.gpu == judged.gpu:
-        raise UsageError(f"--across {name}, of {other.gpu.name} as --device is", "another GPU", "name its recording")
-    return other
 
 
 def _learned(
@@ -310,12 +317,6 @@ def _settings(plan: Plan, recording: Recording, other: Recording | None) -> dict
     }
 
 
-def _agent_files(agents: Sequence[str]) -> dict[str, Any]:
-    """Return the SHA-256 of each agent file, so that an edited file does not resume; empty without such files."""
-    files = {name: check_agent_file(Path(name)) for name in agents if is_agent_file(name)}
-    return {"agent_files": files} if files else {}
-
-
 def _meta(
     plan: Plan,
     recording: Recording,
@@ -380,7 +381,6 @@ def noise_floor(recording: Recording, tasks: Sequence[HeldOutTask], seed: int = 
 
     Args:
         tasks: tasks of recorded problems, at least one.
-        seed: seed of the draws.
     """
     rng, losses = np.random.default_rng(seed), []
     for task in tasks:
@@ -395,3 +395,99 @@ def noise_floor(recording: Recording, tasks: Sequence[HeldOutTask], seed: int = 
         drawn = log_us + rng.standard_normal((DRAWS, len(passed))) * np.array(errors)
         losses.append(float(np.mean(log_us[drawn.argmin(axis=1)] - log_us.min())))
     return round(math.exp(-float(np.mean(losses))), 6)
+
+
+#: Numbers of measurements after which a score is noted.
+SCORED_AFTER = (0, 1, 2, 4, 8)
+#: Agents beside which a file is scored: without knowledge, with that of near shapes, and with a learned model.
+BASELINES = ("random", "nearest", "regressor")
+
+
+@dataclass(frozen=True)
+class ScoreRequest:
+    """Arguments of :func:`score_agent`.
+
+    Attributes:
+        agent: the agent file.
+        recording: name or path of the recording.
+        baselines: names of agents; none are allowed.
+        split_seed: seed of the split and of its sample.
+        sample: number of held-out problems to search, stratified by regime; None: all.
+        seeds: seeds of every agent that draws.
+        folder: folder of the results.
+        command: the command line, for provenance.
+        jobs: processes that search side by side.
+        resume: False searches anew even if a score is there.
+    """
+
+    agent: Path
+    recording: str
+    command: str
+    baselines: Sequence[str] = BASELINES
+    split_seed: int = PUBLIC_SEED
+    sample: int | None = None
+    seeds: int = 3
+    folder: Path = Path("runs/score")
+    jobs: int = 1
+    resume: bool = True
+
+
+class Score(NamedTuple):
+    """An agent file's comparison, that of the baselines on the same problems, and the SHA-256 of the file."""
+
+    agent: Comparison
+    baselines: Comparison | None
+    agent_sha: str
+
+
+def score_agent(
+    request: ScoreRequest, progress: Progress | None = None, say: Callable[[str], None] | None = None
+) -> Score:
+    """Score an agent file on the held-out problems of a split, and then the baselines.
+
+    The agent prepares itself on the other problems, and learns of a held-out one only by its own measurements. It runs
+    in a process of its own. A score with the same file, settings and source code is read and not made again. So
+    baselines run once for all files. A killed run resumes.
+
+    Args:
+        progress: called with (tasks done, all tasks, ``"SPLIT AGENT"``).
+        say: called with a line on preparations and on silence.
+
+    Raises:
+        UsageError: the file or its agent fails or breaks its contract, or a setting is out of range.
+        RecordError: the recording or a result cannot be read, or the disk refuses.
+        DeviceError: the agent ended its process.
+        Interrupted: Ctrl-C.
+    """
+    if not is_agent_file(str(request.agent)):
+        raise UsageError(f"agent file {request.agent}", f"a Python file, its name ends with {SUFFIX}", "rename it")
+    agent_sha = check_agent_file(request.agent)
+    if request.baselines:
+        check_agents(request.baselines)
+    measured = recording_sha(Recording.load(request.recording))
+    scored = _compared(request, [str(request.agent)], f"{request.agent.stem}", [measured, agent_sha], progress, say)
+    baselines = list(request.baselines)
+    beside = _compared(request, baselines, "baselines", [measured], progress, say) if baselines else None
+    return Score(scored, beside, agent_sha)
+
+
+def _compared(
+    request: ScoreRequest, agents: list[str], stem: str, hashes: list[str], progress: Progress | None,
+    say: Callable[[str], None] | None,
+) -> Comparison:  # fmt: skip
+    """Return the comparison of some agents, from its file if it is there. The file's name has the settings' hash."""
+    plan = Plan(request.recording, SCORED_AFTER, PUBLIC_SHARE, request.split_seed, request.sample)
+    about = [agents, hashes, plan.budgets, plan.share, plan.split_seed, plan.sample, request.seeds]
+    text = json.dumps([*about, __version__, source_commit()])
+    path = request.folder / f"{stem}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.parquet"
+    if not (request.resume and path.exists()):
+        run_compare(
+            CompareRequest(
+                plan, (PUBLIC_SPLIT,), agents, request.seeds, path, request.command, request.jobs, request.resume
+            ),
+            progress,
+            say,
+        )
+    elif say is not None:
+        say(f"{', '.join(agents)}: read from {path}")
+    return read_comparison(path)

@@ -2,30 +2,34 @@
 
 A task is a problem and a launch option. Every task starts from the prepared agent; answers of one task do not help in
 another. So the quality after b measurements is due to b measurements. The result depends neither on the order of the
-tasks nor on interruptions.
+tasks nor on interruptions. Processes work off the units of a comparison and send what they finish.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
+import os
 import time
-from collections.abc import Iterator, Sequence
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from outblas.core.child_process import ChildProcess
 from outblas.core.config import KernelConfig, Launch, config_name, launch_of
-from outblas.core.errors import UsageError
+from outblas.core.errors import DeviceError, OutblasError, UsageError
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.problem import Problem
-from outblas.core.roofline import Gpu
 from outblas.core.suites import sample
 from outblas.tune.agents.agent_registry import check_agent, make_agent
 from outblas.tune.agents.base import Agent
 from outblas_lab.agents.agent_file import FileAgent, check_agent_file, is_agent_file
-from outblas_lab.compare.arms import arm_parts, parts_of
-from outblas_lab.compare.splits import Split, make_split
+from outblas_lab.compare.splits import Split, arm_parts, make_split, parts_of
 from outblas_lab.pool.record_suite import left_out_beyond
 from outblas_lab.recordings.recording import Recording
 from outblas_lab.recordings.recording_files import CHOICE_CODES, STATUS_CODES
@@ -74,9 +78,7 @@ class CompareUnit:
     """The work of one process: all tasks of one split for one agent and seed.
 
     Attributes:
-        split: name of the split.
-        agent: name of the agent, path of its file, or an arm (:mod:`outblas_lab.compare.arms`).
-        seed: seed of the agent.
+        agent: name of the agent, path of its file, or an arm (:mod:`outblas_lab.compare.splits`).
         done: (key of the problem, launch option) of the tasks that are left out, because they were done before.
     """
 
@@ -130,11 +132,6 @@ def check_agents(agents: Sequence[str]) -> None:
         raise UsageError(f"agents {', '.join(agents) or 'none'}", "one or more different ones", "correct --agents")
 
 
-def _compared_agent(name: str, seed: int, gpu: Gpu) -> Agent:
-    """Return a new agent of a comparison: that of the registry, or that of a Python file."""
-    return FileAgent(Path(name), seed, gpu) if is_agent_file(name) else make_agent(name, seed, gpu)
-
-
 def held_out_tasks(plan: Plan, recording: Recording, name: str) -> tuple[Split, list[HeldOutTask]]:
     """Return a split of the recording, and the tasks of its held-out problems (of the plan's sample).
 
@@ -142,7 +139,6 @@ def held_out_tasks(plan: Plan, recording: Recording, name: str) -> tuple[Split, 
 
     Args:
         plan: share, seed and sample.
-        name: name of the split.
 
     Raises:
         UsageError: the recording cannot be split so, or no held-out problem has a task.
@@ -193,7 +189,6 @@ def search_task(
 
     Args:
         agent: proposes candidates. One whose ``every_legal`` is True is offered those that the recording left out, too.
-        evaluator: answers from the recording.
         budgets: numbers of measurements, ascending.
 
     Returns:
@@ -208,37 +203,24 @@ def search_task(
     offered = (*task.candidates, *task.left_out) if agent.every_legal else task.candidates
     history: list[Evaluation] = []
     times: list[float | None] = []  # of the first proposal, the second, ...
-    while len(times) < min(_most_proposals(times, budgets[-1]), len(offered)):
+    # While none has passed, the choice needs one proposal more than measurements.
+    while len(times) < min(budgets[-1] + all(us is None for us in times), len(offered)):
         proposed = agent.propose(task.problem, offered, history, 1)
         if not proposed:
             break
-        config = _only_proposal(proposed, agent, task.problem, offered, history)
-        evaluation, us = _answer(task, config, evaluator)
+        tried = {evaluation.config for evaluation in history}
+        if len(proposed) > 1 or proposed[0] in tried or proposed[0] not in offered:
+            raise UsageError(
+                f"agent {agent.name!r} proposed {[config_name(c) for c in proposed]} for {task.problem.key}",
+                "one candidate that is offered and not tried yet",
+                "correct the agent",
+            )
+        evaluation, us = _answer(task, proposed[0], evaluator)
         history.append(evaluation)
         times.append(us)
         agent.observe([evaluation])
     found = [_choice(times, budget) for budget in budgets]
     return [task.best_us / (task.worst_us if us is None else us) for us in found], [us is not None for us in found]
-
-
-def _most_proposals(times: Sequence[float | None], budget: int) -> int:
-    """Return how many proposals the choice after ``budget`` measurements needs: one more while none has passed."""
-    return budget + all(us is None for us in times)
-
-
-def _only_proposal(
-    proposed: Sequence[KernelConfig], agent: Agent, problem: Problem, offered: Sequence[KernelConfig],
-    history: Sequence[Evaluation],
-) -> KernelConfig:  # fmt: skip
-    """Return the only proposed candidate. Raises UsageError unless it is alone, offered and untried."""
-    tried = {evaluation.config for evaluation in history}
-    if len(proposed) > 1 or proposed[0] in tried or proposed[0] not in offered:
-        raise UsageError(
-            f"agent {agent.name!r} proposed {[config_name(c) for c in proposed]} for {problem.key}",
-            "one candidate that is offered and not tried yet",
-            "correct the agent",
-        )
-    return proposed[0]
 
 
 def _answer(task: HeldOutTask, config: KernelConfig, evaluator: ReplayEvaluator) -> tuple[Evaluation, float | None]:
@@ -263,8 +245,6 @@ def run_unit(
     """Prepare the agent on the training problems and search the held-out tasks.
 
     Args:
-        unit: split, agent and seed, and the tasks to leave out.
-        plan: settings of the comparison.
         other: the recording of another GPU; None if the plan names none.
 
     Yields:
@@ -279,7 +259,8 @@ def run_unit(
     split, tasks = held_out_tasks(plan, recording, unit.split)
     tasks = [task for task in tasks if task.key not in unit.done]
     name, source = arm_parts(unit.agent)
-    agent, evaluator = _compared_agent(name, unit.seed, recording.gpu), ReplayEvaluator(recording)
+    is_file, evaluator = is_agent_file(name), ReplayEvaluator(recording)
+    agent = FileAgent(Path(name), unit.seed, recording.gpu) if is_file else make_agent(name, unit.seed, recording.gpu)
     parts = parts_of(source, split, recording, other)
     start = time.process_time()
     agent.prepare_across(parts)
@@ -295,3 +276,112 @@ def run_unit(
             now = time.process_time()
             yield {**head, "prepare_s": prepare_s, "seconds": now - cpu, "tasks": finished}
             began, cpu, finished, prepare_s = time.monotonic(), time.process_time(), [], None
+
+
+#: Seconds without an answer after which a watcher hears of it.
+HEARTBEAT_S = 30.0
+
+
+class Watch(NamedTuple):
+    """Callbacks on units at work.
+
+    Attributes:
+        begun: called with a unit when a process begins it.
+        waiting: called after each 30 s (:data:`HEARTBEAT_S`) without an answer. It gets the list of units at work and
+            the seconds since the start.
+    """
+
+    begun: Callable[[CompareUnit], None]
+    waiting: Callable[[Sequence[CompareUnit], float], None]
+
+
+def run_units(
+    units: Sequence[CompareUnit], plan: Plan, jobs: int, watch: Watch | None = None
+) -> Iterator[dict[str, Any]]:
+    """Yield entries of :func:`outblas_lab.compare.held_out.run_unit` as they finish, in any order of units.
+
+    A generator: it starts processes at the first ``next``, and ends them when it is closed. The answers do not depend
+    on ``jobs``: packages that use threads of their own get one.
+
+    Args:
+        plan: the recording and what is held out.
+        jobs: processes, one unit each at a time; at most one a unit is started.
+        watch: hears of begun units and of silence; None: nobody does.
+
+    Raises:
+        OutblasError: as a unit raised it.
+        RuntimeError: a unit failed otherwise; its traceback is on stderr.
+        DeviceError: a process died.
+    """
+    waiting, workers = deque(units), dict[Connection, ChildProcess]()
+    at_work: dict[Connection, CompareUnit] = {}
+    begin = time.monotonic()
+
+    def send(connection: Connection) -> None:
+        at_work[connection] = unit = waiting.popleft()
+        connection.send(unit)
+        if watch is not None:
+            watch.begun(unit)
+
+    try:
+        for _ in range(min(jobs, len(waiting))):
+            child = ChildProcess(_work, (plan,))
+            workers[child.connection] = child
+            send(child.connection)
+        while workers:
+            ready = wait(list(workers), HEARTBEAT_S)
+            if not ready and watch is not None:
+                watch.waiting(list(at_work.values()), time.monotonic() - begin)
+            for connection in ready:
+                assert isinstance(connection, Connection)
+                message = _receive(connection, workers[connection], at_work[connection])
+                if message is not None:
+                    yield message
+                elif waiting:
+                    send(connection)
+                else:
+                    at_work.pop(connection)
+                    workers.pop(connection).end(kill=False)
+    finally:
+        for child in workers.values():
+            child.end(kill=True)
+
+
+def _receive(connection: Connection, child: ChildProcess, unit: CompareUnit) -> dict[str, Any] | None:
+    """An entry, or None at a unit's end; what the unit raised is raised."""
+    try:
+        message = connection.recv()
+    except (EOFError, OSError):
+        raise DeviceError(
+            f"a process of the comparison died with exit code {child.exit_code()}, at agent {unit.agent}",
+            "enough memory for every job, and an agent that does not end its process",
+            "run the same command again with fewer --jobs: it resumes",
+        ) from None
+    if isinstance(message, BaseException):
+        raise message
+    assert message is None or isinstance(message, dict)
+    return message
+
+
+def _work(connection: Connection, plan: Plan) -> None:
+    """A process's life."""
+    os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is first imported
+    recording = other = None
+    with contextlib.suppress(EOFError, OSError):  # the parent has nothing more, or is gone
+        while True:
+            unit: CompareUnit = connection.recv()
+            try:
+                recording = recording or Recording.load(plan.recording)
+                other = other or (None if plan.across is None else Recording.load(plan.across))
+                for entry in run_unit(unit, plan, recording, other):
+                    connection.send(entry)
+                connection.send(None)
+            except OutblasError as error:
+                connection.send(error)
+                return
+            except (EOFError, BrokenPipeError):
+                return
+            except Exception as error:
+                traceback.print_exc()
+                connection.send(RuntimeError(f"agent {unit.agent} failed: {type(error).__name__}: {error}"))
+                return

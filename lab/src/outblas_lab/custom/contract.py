@@ -191,9 +191,6 @@ def read_launch(text: str) -> LaunchBlock:
     also has ``entry``, ``grid``, ``block``, ``cluster``, ``shared``, ``workspace`` and ``tensor_maps``. Required are
     ``form`` and ``acc``, and for ``device`` also ``entry``, ``grid`` and ``block``.
 
-    Args:
-        text: CUDA C++ of a free kernel.
-
     Raises:
         ContractError: no launch block or several; no JSON; or invalid content, e.g. an unknown key.
     """
@@ -208,17 +205,13 @@ def read_launch(text: str) -> LaunchBlock:
         raise ContractError("the launch block names no form", '"form": "device" or "host"', _DO)
     try:
         if data["form"] == "host":
-            return _host(_Host.model_validate(data))
+            host = _Host.model_validate(data)
+            return LaunchBlock("host", host.acc, "outblas_launch", tuple(sorted(set(host.uses))), _all(host.requires))
         return _device(_Device.model_validate(data))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise ContractError(f"launch block: {where}: {first['msg'].lower()}", "the keys of the contract", _DO) from None
-
-
-def _host(block: _Host) -> LaunchBlock:
-    """Return the launch block of form ``host``."""
-    return LaunchBlock("host", block.acc, "outblas_launch", tuple(sorted(set(block.uses))), _all(block.requires))
 
 
 def _device(block: _Device) -> LaunchBlock:
@@ -232,18 +225,10 @@ def _device(block: _Device) -> LaunchBlock:
     if not 0 <= block.shared <= _MAX_SHARED:
         raise ContractError(f"shared is {block.shared} bytes", f"0 to {_MAX_SHARED}", _DO)
     return LaunchBlock(
-        "device",
-        block.acc,
-        block.entry,
-        tuple(sorted(set(block.uses))),
-        _all(block.requires),
-        tuple(Expression.parse(each) for each in block.grid),
-        (x, y, z),
-        (cx, cy, cz),
-        block.shared,
-        Expression.parse(block.workspace),
-        tuple(_tensor_map(each) for each in block.tensor_maps),
-    )
+        "device", block.acc, block.entry, tuple(sorted(set(block.uses))), _all(block.requires),
+        tuple(Expression.parse(each) for each in block.grid), (x, y, z), (cx, cy, cz), block.shared,
+        Expression.parse(block.workspace), tuple(_tensor_map(each) for each in block.tensor_maps),
+    )  # fmt: skip
 
 
 def _tensor_map(block: _Map) -> TensorMap:

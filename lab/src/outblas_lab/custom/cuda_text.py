@@ -33,7 +33,6 @@ class TextPiece(NamedTuple):
 
     Attributes:
         kind: ``comment``, ``literal``, ``space`` (a run of blanks), ``line`` (one end of line) or ``code``.
-        text: the text as written, e.g. ``/* a */`` with its marks.
     """
 
     kind: str

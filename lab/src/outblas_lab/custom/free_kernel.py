@@ -23,9 +23,6 @@ class FreeKernel:
 
     Make one by :meth:`parse`; the constructor itself checks nothing. ``launch`` and ``name`` are attributes, not
     methods. ``family`` is ``free``, and ``pdl``, ``early`` and ``even`` are False.
-
-    Attributes:
-        text: CUDA C++ with one launch block.
     """
 
     family: ClassVar[str] = FAMILY

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from outblas.core.clean_text import clean_text
 from outblas.core.errors import CompileError, ToolchainMissing
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu, architecture
@@ -24,7 +25,6 @@ from outblas.runtime.cubin import FORMAT, Cubin, CubinCache, SassFacts, decode
 from outblas.runtime.nvrtc import DEFAULT_CACHE, nvrtc_version
 from outblas.runtime.sass import sass_facts
 from outblas_lab.custom.free_kernel import FreeKernel
-from outblas_lab.jail.compiler_words import own_words
 from outblas_lab.jail.confined_compiler import LOG_BYTES, CompileLimits, memory_limit, run_confined
 from outblas_lab.jail.confinement import installation_parts
 from outblas_lab.jail.elf import cubins
@@ -45,6 +45,11 @@ _NVCC = (
     "-Xcompiler=-fPIC,-fno-gnu-unique,-fno-diagnostics-show-caret", "-Xptxas=-v", "-cudart=none",
 )  # fmt: skip
 
+#: A line below a quoted one that points into it.
+_POINTER = re.compile(r"^[\s~]*\^[\s~^]*$")
+#: What the host's compiler puts before a line that it quotes, its number, and before a pointer.
+_NUMBERED = re.compile(r"^\s*\d*\s*\|(.*)$")
+
 
 @dataclass(frozen=True)
 class BuiltKernel:
@@ -53,7 +58,6 @@ class BuiltKernel:
     Its property ``log`` is the compiler's output as text.
 
     Attributes:
-        kernel: the source.
         cubin: its machine code with the compiler's output. For form ``host`` the image is the shared object; registers
             and shared memory are the maximum over its kernels, the other figures the sum.
     """
@@ -68,8 +72,6 @@ class BuiltKernel:
 
     def counters(self) -> dict[str, float]:
         """Return a new dictionary of the compiled kernel's figures that an evaluation reports, as floats.
-
-        Example: ``built.counters()["registers"]`` is ``32.0``.
 
         Returns:
             Ten keys: ``registers``, ``spill_bytes``, ``stack_bytes``, ``static_shared`` (bytes) and
@@ -97,9 +99,7 @@ def build(kernel: FreeKernel, problem: Problem, gpu: Gpu, cache: CubinCache | No
     Example: ``build(FreeKernel.parse(text), Problem(512, 512, 512)).counters()``. No GPU is needed.
 
     Args:
-        kernel: the source.
         problem: decides the macros :func:`macro_definitions`.
-        gpu: target of the compilation.
         cache: compile cache; None: compile anew and keep nothing.
 
     Raises:
@@ -264,18 +264,10 @@ def _measured(image: bytes, arch: str, said: str, seconds: float) -> Cubin:
     spills = re.findall(r"\b(\d{1,9}) bytes spill stores, (\d{1,9}) bytes spill loads", said)
     stack = [int(x) for x in re.findall(r"\b(\d{1,9}) bytes stack frame", said)]
     return Cubin(
-        image,
-        "outblas_launch",
-        arch,
-        max(registers, default=0),
-        sum(int(stores) + int(loads) for stores, loads in spills),
-        sum(stack),
-        max(shared, default=0),
-        facts,
-        seconds,
-        False,
-        said,
-    )
+        image, "outblas_launch", arch, max(registers, default=0),
+        sum(int(stores) + int(loads) for stores, loads in spills), sum(stack), max(shared, default=0), facts,
+        seconds, False, said,
+    )  # fmt: skip
 
 
 def _together(found: list[SassFacts]) -> SassFacts:
@@ -286,6 +278,31 @@ def _together(found: list[SassFacts]) -> SassFacts:
     }
     widths = sorted({width for facts in found for width in facts.accumulators})
     return SassFacts(**counts, accumulators=tuple(widths))
+
+
+def own_words(said: str, text: str, limit: int) -> str:
+    """Return a compiler's output without lines quoted from other files, which must not be disclosed.
+
+    File names in the output are not trusted, because a text can make a compiler print any name. A quoted line stays if
+    it occurs in the text. Example: of the lines ``a.cu(1): error``, ``1 | int x`` and ``2 | root:x:0``, the last is
+    left out for the text ``int x``.
+
+    Args:
+        said: the compiler's whole output.
+        text: the compiled text.
+        limit: most characters of ``said`` that are read, from its beginning.
+    """
+    own = {line.strip() for line in clean_text(text).split("\n")}
+    kept: list[str] = []
+    for line in clean_text(said, limit).split("\n"):
+        if found := _NUMBERED.match(line):
+            if found[1].strip() not in own and not _POINTER.match(found[1]):
+                continue
+        elif _POINTER.match(line) and kept and kept[-1].strip() not in own:
+            kept.pop()
+            continue
+        kept.append(line)
+    return "\n".join(kept)
 
 
 def _error_of(error: dict[str, Any], words: Callable[[str], str]) -> CompileError | ToolchainMissing:

@@ -39,10 +39,7 @@ _COLUMN = 1 if os.uname().machine == "aarch64" else 0
 class AttackOutcome(NamedTuple):
     """The result of one attack.
 
-    Example: ``AttackOutcome("read a file", True, "Permission denied")``.
-
     Attributes:
-        attack: the attempted attack, a key of :data:`ATTACKS`.
         held: True if it was blocked; False if it got through; None if it could not be tried here.
         words: the system's error message if it was blocked; "" if it got through.
     """
@@ -79,10 +76,6 @@ def make_canary(folder: str, victim: str) -> Callable[[list[tuple[int, str]], Em
     """Put this process into a jail like that of free kernels and return the handler of a canary's worker.
 
     The handler is that of :func:`attack_handler`. The jail stays for good.
-
-    Args:
-        folder: the jail's own folder.
-        victim: path of a file outside.
     """
     jail = Jail(folder)
     jail.environment()
@@ -93,10 +86,6 @@ def make_canary(folder: str, victim: str) -> Callable[[list[tuple[int, str]], Em
 
 def attack_handler(folder: str, victim: str) -> Callable[[list[tuple[int, str]], Emit], None]:
     """Return a function that tries attacks in this process, jailed or not.
-
-    Args:
-        folder: folder that belongs to the process.
-        victim: path of a file outside.
 
     Returns:
         A function of (items, emit) that returns None. An item is (index, name of an attack), such as ``(0, "read a
@@ -131,8 +120,6 @@ def encode(value: tuple[bool | None, str]) -> list[object]:
 def decode(data: object) -> tuple[bool | None, str]:
     """Return the pair (held, words) of a list of :func:`encode`; the words are cut to 120 characters.
 
-    Example: ``decode([None, "x"])`` returns ``(None, "x")``.
-
     Raises:
         ValueError: the data are no such list.
     """
@@ -144,10 +131,7 @@ def decode(data: object) -> tuple[bool | None, str]:
 def system_call(number: int, *arguments: object) -> int:
     """Make a Linux system call by its number and return its result, an integer of 0 or more.
 
-    Example: ``system_call(39)`` returns the id of the process on x86_64.
-
     Args:
-        number: the call's number on this machine.
         arguments: integers, bytes or ctypes objects.
 
     Raises:
@@ -160,33 +144,9 @@ def system_call(number: int, *arguments: object) -> int:
     return found
 
 
-def _reads(folder: str, victim: str) -> None:
-    Path(victim).read_text()
-
-
-def _writes(folder: str, victim: str) -> None:
-    Path(victim).with_name("new").write_text("x")
-
-
-def _connects(folder: str, victim: str) -> None:
-    socket.socket(socket.AF_UNIX).close()
-
-
 def _sends(folder: str, victim: str) -> None:
     for end in socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM):
         end.close()
-
-
-def _starts(folder: str, victim: str) -> None:
-    os.waitpid(os.posix_spawn(sys.executable, [sys.executable, "-S", "-c", ""], {}), 0)
-
-
-def _signals(folder: str, victim: str) -> None:
-    os.kill(os.getppid(), 0)
-
-
-def _limits(folder: str, victim: str) -> None:
-    resource.prlimit(os.getppid(), resource.RLIMIT_CORE)
 
 
 def _attributes(folder: str, victim: str) -> None:
@@ -209,10 +169,6 @@ def _flags(folder: str, victim: str) -> None:
         fcntl.ioctl(file, _SET_FLAGS, struct.pack("l", 0))
 
 
-def _watches(folder: str, victim: str) -> None:
-    os.close(system_call(REFUSED["inotify_init1"][_COLUMN] or 0, 0))
-
-
 def _inherits(folder: str, victim: str) -> None:
     """Pipes to other processes: its own connection is a socket."""
     for descriptor in range(3, 256):
@@ -223,16 +179,18 @@ def _inherits(folder: str, victim: str) -> None:
 
 
 #: Attack -> function of the worker's folder and a file outside; it raises if the jail refuses.
-ATTACKS: dict[str, Callable[[str, str], None]] = {
-    "read a file": _reads,
-    "write a file": _writes,
-    "open a socket": _connects,
+ATTACKS: dict[str, Callable[[str, str], object]] = {
+    "read a file": lambda folder, victim: Path(victim).read_text(),
+    "write a file": lambda folder, victim: Path(victim).with_name("new").write_text("x"),
+    "open a socket": lambda folder, victim: socket.socket(socket.AF_UNIX).close(),
     "send a datagram": _sends,
-    "start a program": _starts,
-    "signal the parent": _signals,
-    "see the parent's limits": _limits,
+    "start a program": lambda folder, victim: os.waitpid(
+        os.posix_spawn(sys.executable, [sys.executable, "-S", "-c", ""], {}), 0
+    ),
+    "signal the parent": lambda folder, victim: os.kill(os.getppid(), 0),
+    "see the parent's limits": lambda folder, victim: resource.prlimit(os.getppid(), resource.RLIMIT_CORE),
     "change a file's attributes": _attributes,
     "change a file's flags": _flags,
-    "watch a folder": _watches,
+    "watch a folder": lambda folder, victim: os.close(system_call(REFUSED["inotify_init1"][_COLUMN] or 0, 0)),
     "use an inherited pipe": _inherits,
 }

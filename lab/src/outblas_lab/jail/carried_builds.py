@@ -31,7 +31,6 @@ class CarriedBuilds:
 
     Args:
         folder: the folder; :meth:`put` creates it.
-        gpu: target of the compilations.
     """
 
     def __init__(self, folder: str | Path, gpu: Gpu) -> None:
@@ -40,8 +39,6 @@ class CarriedBuilds:
     def path(self, kernel: FreeKernel, problem: Problem) -> Path:
         """Return the path of a kernel's file, ``<folder>/<kernel name>_<layout>_<dtype>.kernel``, whether it exists or
         not.
-
-        Example: ``CarriedBuilds("c").path(kernel, problem)`` is ``Path("c/free_94f32d2f23c6ea37_TN_fp16.kernel")``.
         """
         return self.folder / f"{kernel.name}_{problem.layout}_{problem.dtype}.kernel"
 
@@ -69,7 +66,6 @@ class CarriedBuilds:
         :meth:`path`.
 
         Args:
-            built: the compiled kernel.
             problem: a problem of the layout and dtype of its compilation.
 
         Raises:

@@ -55,7 +55,6 @@ def run_confined(
         folder: the process's own folder, where it leaves its results. It must exist. The output is kept there in the
             file ``said``.
         readable: further paths that it may read.
-        limits: time and memory.
 
     Returns:
         (exit code, output as text, at most 256 KiB). The output is that of both standard streams.
@@ -72,14 +71,9 @@ def run_confined(
     said = folder / "said"
     with said.open("wb") as output:
         child = subprocess.Popen(
-            [sys.executable, "-I", "-c", boot],
-            stdin=subprocess.PIPE,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            cwd=folder,
-            env=environment,
-            start_new_session=True,
-        )
+            [sys.executable, "-I", "-c", boot], stdin=subprocess.PIPE, stdout=output, stderr=subprocess.STDOUT,
+            cwd=folder, env=environment, start_new_session=True,
+        )  # fmt: skip
         try:
             child.communicate(json.dumps(spec).encode(), timeout=limits.seconds)
         except subprocess.TimeoutExpired:
@@ -116,7 +110,6 @@ def _end_with(parent: int, sent: signal.Signals) -> None:
     """Kill this process and its group as soon as the parent is gone. Nobody else would count their seconds.
 
     Args:
-        parent: the parent's process id.
         sent: signal that the system sends then. SIGTERM ends the group, but waits for a library's call.
     """
 

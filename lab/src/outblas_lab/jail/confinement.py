@@ -45,10 +45,7 @@ _DEVICES = ("/dev/nvidia*", "/dev/nvidia-caps", "/dev/null", "/dev/zero")
 class ConfinementLine(NamedTuple):
     """A line of a report on the jail.
 
-    Example: ``ConfinementLine("side channels", False, "timing, caches, power: not covered")``.
-
     Attributes:
-        part: name of the part.
         on: True if it holds here.
         words: its effect if it holds, else the effect of its absence.
     """
@@ -161,11 +158,6 @@ def lines(files: bool, calls: bool, version: int) -> list[ConfinementLine]:
     ``descriptors``, ``answers``, ``older threads``, ``names``, ``address space``, ``GPU memory``, ``the judge`` and
     ``side channels``. From ``older threads`` on, ``on`` is False always. ``signals and abstract sockets`` needs
     ``version`` 6.
-
-    Args:
-        files: landlock is available.
-        calls: seccomp is available.
-        version: ABI of landlock.
     """
     return [
         ConfinementLine(
@@ -269,10 +261,7 @@ def _home() -> str:
 
 
 def devices() -> list[str]:
-    """Return a list of the paths of the device files of CUDA that exist on this machine.
-
-    Example: ``["/dev/null", "/dev/zero"]`` on a machine without a GPU.
-    """
+    """Return a list of the paths of the device files of CUDA that exist on this machine."""
     return [path for pattern in _DEVICES for path in glob.glob(pattern)]
 
 

@@ -119,8 +119,6 @@ def cubins(image: bytes) -> list[bytes]:
     """Return every CUDA ELF file in the bytes, in order: a cubin itself, or those inside a shared object; empty if
     none.
 
-    Example: ``cubins(b"abc")`` returns ``[]``, without an error.
-
     Raises:
         CompileError: one cannot be read, two overlap, or there are more than 64.
     """

@@ -34,11 +34,6 @@ class RecordedEvaluations:
     """A recording of free kernels in memory, as :func:`load` returns it.
 
     ``find(problem, kernel)`` returns one evaluation or None. ``of(problem)`` returns a list.
-
-    Attributes:
-        gpu: the GPU of the figures, a ``Gpu``.
-        provenance: provenance of the run, a dictionary.
-        evaluations: a tuple of all evaluations in the file's order.
     """
 
     gpu: Gpu
@@ -90,8 +85,6 @@ class Recorder:
 
     Args:
         path: the file; missing folders are created.
-        gpu: the GPU of the figures.
-        provenance: of the run (:func:`outblas.records.provenance.collect_provenance`).
 
     Raises:
         RecordError: the file is no recording, is of another GPU, or cannot be written.

@@ -64,11 +64,7 @@ _SWIZZLES = {0: "NONE", 32: "32B", 64: "64B", 128: "128B"}
 
 
 class _Loaded:
-    """The part that both forms share: a name and guarded workspaces.
-
-    Attributes:
-        config: the kernel, as the proof needs it.
-    """
+    """The part that both forms share: a name and guarded workspaces."""
 
     def __init__(self, built: BuiltKernel, gpu: Gpu, max_workspace: int) -> None:
         self.config: FreeKernel = built.kernel
@@ -123,8 +119,6 @@ class DeviceKernel(_Loaded):
     and the kernel.
 
     Args:
-        built: the compiled kernel.
-        gpu: the GPU.
         max_workspace: the largest workspace that it may ask for, bytes.
 
     Raises:
@@ -169,10 +163,8 @@ class HostKernel(_Loaded):
     ``bind(problem, a, b, c)`` returns a :class:`HostCall`. Its other methods are those of :class:`DeviceKernel`.
 
     Args:
-        built: the compiled kernel.
         folder: writable folder; the shared object is written there, loaded and removed.
         cudart: path of the CUDA run-time library of its build. None leaves the search to the system.
-        gpu: the GPU.
         max_workspace: the largest workspace that it may ask for, bytes.
 
     Raises:
@@ -250,7 +242,6 @@ def load(
         built: the compiled kernel; its form decides the class.
         folder: writable folder, for form ``host``.
         cudart: path of the CUDA run-time library, for form ``host``.
-        gpu: the GPU.
         max_workspace: the largest workspace that it may ask for, bytes. A free kernel's own limit by default.
 
     Raises:
@@ -287,9 +278,7 @@ def encode_map(address: int, wanted: TensorMap, problem: Problem) -> Any:
     """Return the TMA descriptor of an operand for a launch block's tensor map. Equal requests return the same object.
 
     Args:
-        address: device address of the operand.
         wanted: operand, box and swizzle.
-        problem: decides the extents and the dtype.
 
     Raises:
         DeviceError: the driver refuses it.

@@ -52,7 +52,6 @@ class FreshOperands:
 
     Args:
         calls: calls of a replay's graph; one more precedes it.
-        device: torch device, e.g. ``cuda:0`` or ``cpu``.
 
     Raises:
         DeviceError: the pools do not fit in the device's memory.

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
+from outblas.core.clean_text import clean_text
 from outblas.core.errors import ToolchainMissing
-from outblas.core.evaluation import Evaluation, Status, Verdict
+from outblas.core.evaluation import Evaluation, Status, Timing, Verdict
 from outblas.core.problem import Problem
 from outblas.judge.bench_cell import Baselines, Options
+from outblas.records.evaluation_json import evaluation_from_json, evaluation_to_json
 from outblas.runtime.nvrtc import usable_cores
-from outblas.workers.host_limits import HostLimits
-from outblas.workers.sandbox import Sandbox, WorkerLoss, factory_name
-from outblas.workers.work_item import WorkItem
+from outblas.workers.handler import WorkItem
+from outblas.workers.sandbox import HostLimits, Sandbox, SpareWorker, WorkerLoss, factory_name
 from outblas_lab.custom.free_kernel import FreeKernel
-from outblas_lab.jail import answers
 from outblas_lab.jail.build import BuiltKernel
 from outblas_lab.jail.jailed_worker import JailedCell, import_ahead, make_handler
 from outblas_lab.jail.scratch_folder import scratch_folder
-from outblas_lab.jail.spare_worker import SpareWorker
 from outblas_lab.jail.static_gate import examine
 
 HANDLER_FACTORY, _PREPARE = factory_name(make_handler), factory_name(import_ahead)
-_CODEC = answers.__name__
+_CODEC = __name__
 #: Letters of a worker's detail that are kept.
 _DETAIL = 600
 
@@ -67,7 +67,6 @@ class JailedEvaluator:
     Args:
         options: settings of the workers. Baseline ``nvmmh`` and the file of algorithms are left out.
         step_timeout_s: seconds without a word that count as a hang.
-        free: limits; None: the defaults of :class:`FreeOptions`.
         factory: ``module:function`` that makes the worker's handler from (options, cell); tests pass another.
     """
 
@@ -139,14 +138,11 @@ class JailedEvaluator:
             if not self._free.jailed:
                 cell = JailedCell(cell.folder, cell.cudart, False)
             sandbox = Sandbox(
-                self._factory,
-                (self._options, cell),
-                self._step_s,
-                codec=_CODEC,
+                self._factory, (self._options, cell), self._step_s, codec=_CODEC,
                 limits=HostLimits(self._free.memory_bytes, folder, self._free.folder_bytes),
                 batch_timeout_s=self._free.candidate_s * len(batch),
                 spawn=None if self._spare is None else self._spare.take,
-            )
+            )  # fmt: skip
             with sandbox:
                 for index, value in sandbox.run(items, self._start_next):
                     yield self._taken(problem, batch[index], value)
@@ -181,3 +177,121 @@ def _cudart() -> str | None:
     except ToolchainMissing:
         return None
     return str(found.library_folder / found.cudart)
+
+
+#: Letters of a detail and of a name, gates, baselines and samples at most; numbers stay below this.
+_WORDS, _NAME, _GATES, _BASELINES, _SAMPLES, _LARGE = 600, 60, 16, 64, 100_000, 1e12
+
+
+def encode(value: tuple[Evaluation | None, Baselines | None]) -> dict[str, Any]:
+    """Return the answer of a worker's handler as JSON types.
+
+    Returns:
+        A new ``{"evaluation": ..., "baselines": {"timings": ..., "details": ..., "left_out": ...}}``. Both keys are
+        always there; None stands for what is None.
+    """
+    evaluation, baselines = value
+    return {
+        "evaluation": None if evaluation is None else evaluation_to_json(evaluation),
+        "baselines": None
+        if baselines is None
+        else {
+            "timings": {name: dict(vars(timing)) for name, timing in baselines.timings.items()},
+            "details": baselines.details,
+            "left_out": baselines.left_out,
+        },
+    }
+
+
+def decode(data: dict[str, Any]) -> tuple[Evaluation | None, Baselines | None]:
+    """Return the pair (evaluation, baselines) that :func:`encode` was given, checked, because the worker is not
+    trusted.
+
+    Names and words are cut. The evaluation's ``counters`` are empty and its ``log`` is "", whatever the worker sent.
+    Raises:
+        ValueError: the data are no answer, or inconsistent: a time that is not positive, or a status that contradicts
+            the verdict. KeyError, TypeError or OutblasError may be raised instead.
+    """
+    reported, given = data["evaluation"], data["baselines"]
+    evaluation = None if reported is None else evaluation_from_json(reported)
+    if evaluation is not None:
+        evaluation = _checked(evaluation)
+    if given is None:
+        return evaluation, None
+    timings = {
+        _text(name, _NAME): _positive(Timing(**{**timing, "samples_us": tuple(timing["samples_us"])}))
+        for name, timing in _few(given["timings"]).items()
+    }
+    return evaluation, Baselines(timings, _texts(given["details"]), _texts(given["left_out"]))
+
+
+def _checked(reported: Evaluation) -> Evaluation:
+    """An evaluation whose every field is of its kind, its words cut to what is kept."""
+    timing = None if reported.timing is None else _positive(reported.timing)
+    for us in reported.baselines_us.values():
+        _number(us, "us", 0.0)
+    baselines = {_text(name, _NAME): us for name, us in _few(reported.baselines_us).items()}
+    if (speedup := reported.speedup) is not None:
+        for ratio in (speedup.ratio, speedup.low, speedup.high):
+            _number(ratio, "as a speed-up", 0.0)
+        speedup = replace(speedup, baseline=_text(speedup.baseline, _NAME))
+    verdict = reported.verdict
+    if verdict is not None:
+        if verdict.status is not reported.status:
+            raise ValueError(f"{reported.status} with a verdict of {verdict.status}")
+        gates = tuple(_text(gate, _NAME) for gate in verdict.gates[:_GATES])
+        verdict = replace(verdict, gates=gates, detail=_text(verdict.detail, _WORDS), max_err_ratio=_ratio(verdict))
+    elif reported.status is Status.PASSED:
+        raise ValueError("passed without a verdict")
+    # What the machine code says is known to who compiled it.
+    return replace(
+        reported, verdict=verdict, detail=_text(reported.detail, _WORDS), timing=timing, baselines_us=baselines,
+        speedup=speedup, counters={}, log="",
+    )  # fmt: skip
+
+
+def _ratio(verdict: Verdict) -> float | None:
+    """Return error divided by bound; None if it is no finite number."""
+    ratio = verdict.max_err_ratio
+    if ratio is None:
+        return None
+    if isinstance(ratio, bool) or not isinstance(ratio, (int, float)) or ratio < 0:
+        raise ValueError("an error of another kind")
+    if verdict.status is Status.PASSED and not ratio <= 1.0:
+        raise ValueError(f"passed with an error of {ratio:.3g} bounds")
+    return float(ratio) if isinstance(ratio, float) and math.isfinite(ratio) or ratio < _LARGE else None
+
+
+def _positive(timing: Timing) -> Timing:
+    """A timing whose figures are such, its mode cut to what is kept."""
+    if not timing.samples_us or len(timing.samples_us) > _SAMPLES:
+        raise ValueError(f"{len(timing.samples_us)} samples")
+    for us in (timing.median_us, *timing.samples_us):
+        _number(us, "us", 0.0)
+    _number(timing.spread, "as a spread", -1e-9)
+    if any(type(count) is not int or not 1 <= count < _LARGE for count in (timing.repeats, timing.operand_sets)):
+        raise ValueError("a timing of another kind")
+    return replace(timing, mode=_text(timing.mode, _NAME))
+
+
+def _number(found: object, what: str, above: float) -> None:
+    if isinstance(found, bool) or not isinstance(found, (int, float)):
+        raise ValueError(f"{str(found)[:40]!r} {what}")
+    if not (abs(found) < _LARGE and found > above):
+        raise ValueError(f"{found:.6g} {what}" if isinstance(found, float) else f"a number of that size {what}")
+
+
+def _text(found: object, limit: int) -> str:
+    if not isinstance(found, str):
+        raise ValueError("words that are none")
+    return clean_text(found, limit)
+
+
+def _texts(found: dict[str, Any]) -> dict[str, str]:
+    return {_text(name, _NAME): _text(text, _WORDS) for name, text in _few(found).items()}
+
+
+def _few(found: dict[str, Any]) -> dict[str, Any]:
+    if len(found) > _BASELINES:
+        raise ValueError(f"{len(found)} baselines")
+    return found

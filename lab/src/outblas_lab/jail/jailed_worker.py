@@ -6,27 +6,32 @@ It compiles nothing, for its jail starts no program: kernels come built. It live
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
-from collections.abc import Callable, Iterable
+import re
+import signal
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from outblas.core.errors import OutblasError, UsageError
+from outblas.core.errors import OutblasError, ProblemError, UsageError
 from outblas.core.evaluation import GateFailed, Status, Timing, Verdict
 from outblas.core.problem import Problem
 from outblas.core.rivals import Bindable
+from outblas.core.roofline import Gpu
 from outblas.judge.bench_cell import Baselines, BenchCell, Options
+from outblas.judge.programmatic_edges import count_programmatic_edges
 from outblas.judge.rounds import Prune
-from outblas.workers.handler import Handler, ProvenCandidate
+from outblas.judge.rules import check_nodes
+from outblas.runtime.driver import capture_graph, driver
+from outblas.workers.handler import Handler, ProvenCandidate, WorkItem
 from outblas.workers.sandbox import Emit
-from outblas.workers.work_item import WorkItem
+from outblas_lab.custom.contract import LaunchBlock
 from outblas_lab.custom.free_kernel import FreeKernel
-from outblas_lab.jail import conduct
 from outblas_lab.jail.build import BuiltKernel
 from outblas_lab.jail.confinement import Jail, scrub_environment
 from outblas_lab.jail.free_launch import load
-from outblas_lab.jail.free_proof_shapes import free_proof_shapes
-from outblas_lab.jail.host_launches import check_launches
 from outblas_lab.jail.judged_clock import JudgedClock, JudgedEntry
 from outblas_lab.jail.plausibility import least_us, why_too_fast
 
@@ -36,7 +41,6 @@ class JailedCell:
     """The place where a worker is confined.
 
     Attributes:
-        folder: its own folder.
         cudart: path of the CUDA run-time library of host-form kernels; None: none is expected.
         jailed: False in tests only.
     """
@@ -61,7 +65,6 @@ def start_libraries(gpu_index: int, entries: Iterable[Bindable]) -> None:
     An entry that fails is ignored.
 
     Args:
-        gpu_index: CUDA ordinal.
         entries: baselines that later calls need.
     """
     import torch
@@ -85,8 +88,6 @@ def make_handler(
     CUDA and torch are started before the files are confined, so that a GPU is needed.
 
     Args:
-        options: GPU, proof and timing.
-        cell: the worker's folder and libraries.
         handler_of: makes the handler; None: :class:`FreeHandler`.
     """
     jail = Jail(cell.folder, tuple(os.path.dirname(path) for path in (cell.cudart,) if path))
@@ -105,10 +106,6 @@ class FreeHandler(Handler):
     """The handler for items whose configs are free kernels and whose ``built`` has the compiled kernel.
 
     It is called as :class:`outblas.workers.handler.Handler`. An item with another config gets the status ILLEGAL.
-
-    Args:
-        options: GPU, proof and timing.
-        cell: the worker's folder and libraries.
     """
 
     def __init__(self, options: Options, cell: JailedCell) -> None:
@@ -134,7 +131,7 @@ class FreeHandler(Handler):
         assert item.built is not None
         built: BuiltKernel = item.built
         name = built.kernel.name
-        self._before[name] = conduct.snapshot() if built.kernel.launch.form == "host" else {}
+        self._before[name] = snapshot() if built.kernel.launch.form == "host" else {}
         kernel = load(built, self._cell.folder, self._cell.cudart, self._options.gpu)
         return kernel, built.counters()
 
@@ -173,7 +170,7 @@ class FreeHandler(Handler):
         if kernel.broken_workspace():
             return Verdict(Status.MEMORY_VIOLATION, ("static",), "the canary around the workspace was overwritten")
         kernel.release()
-        offence = conduct.what_changed(self._before[kernel.name]) if self._before.get(kernel.name) else ""
+        offence = what_changed(self._before[kernel.name]) if self._before.get(kernel.name) else ""
         return Verdict(Status.RULE_BROKEN, verdict.gates, offence) if offence else verdict
 
     def _ready(self, bench_cell: BenchCell, kernel: Any) -> JudgedEntry:
@@ -218,3 +215,185 @@ def _no_words() -> None:
     for handle in (0, 1, 2):
         os.dup2(null, handle)
     os.close(null)
+
+
+#: Files whose machine code measures or judges, by a part of their name.
+_WATCHED = re.compile(r"libcuda\.so|cuda/bindings/.*\.so|\[vdso\]|/libc\.so|/libc-|libpython|/python3")
+#: Descriptors that CUDA opens when it likes.
+_OWN_FILES = re.compile(r"/dev/(?:nvidia|null|zero|urandom)|/memfd:|/usr/|/sys/|/proc/driver|\.so")
+_MOST_BYTES = 256 << 20
+
+
+def snapshot() -> dict[str, object]:
+    """Return the present state of this process that a candidate must not change. Pass it to :func:`what_changed` later.
+
+    Returns:
+        A new dictionary of four entries, deed -> state: ``set a timer``, ``handles signals``, ``opened files`` and
+        ``changed the code that measures it``. ``opened files`` is a frozenset of paths.
+    """
+    return {
+        "set a timer": tuple(signal.getitimer(which)[0] > 0 for which in (0, 1, 2)),
+        "handles signals": _status("SigCgt"),
+        "opened files": _files(),
+        "changed the code that measures it": _code(),
+    }
+
+
+def what_changed(before: Mapping[str, object]) -> str:
+    """Return the first deed since an earlier :func:`snapshot`, in words; "" if nothing changed.
+
+    Example: ``"it opened files (/tmp/x)"`` or ``"it set a timer"``. Only one deed is named. Files that were closed
+    since do not count.
+    """
+    for what, state in snapshot().items():
+        was = before[what]
+        if what == "opened files":
+            more = sorted(state - was)  # type: ignore[operator]
+            if more:
+                return f"it {what} ({more[0]})"
+        elif what == "changed the code that measures it":
+            changed = [name for name, crc in state.items() if was.get(name, crc) != crc]  # type: ignore[attr-defined]
+            if changed:
+                return f"it {what} ({os.path.basename(changed[0][0])})"
+        elif state != was:
+            return f"it {what}"
+    return ""
+
+
+def _status(key: str) -> str:
+    try:
+        with open("/proc/self/status", encoding="ascii", errors="replace") as file:
+            return next((line.split()[1] for line in file if line.startswith(f"{key}:")), "")
+    except OSError:
+        return ""
+
+
+def _files() -> frozenset[str]:
+    """Targets of the open descriptors, but for those of CUDA."""
+    found = []
+    folder = "/proc/self/fd"
+    for name in os.listdir(folder) if os.path.isdir(folder) else []:
+        try:
+            target = os.readlink(f"{folder}/{name}")
+        except OSError:
+            continue
+        if target.startswith("/") and not _OWN_FILES.search(target) and f"/proc/{os.getpid()}/fd" not in target:
+            found.append(target)
+    return frozenset(found)
+
+
+def _code() -> dict[tuple[str, int], tuple[str, int]]:
+    """(file, offset in it) of every executable mapping that is watched -> (its rights, checksum)."""
+    found: dict[tuple[str, int], tuple[str, int]] = {}
+    total = 0
+    try:
+        with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
+            lines = file.readlines()
+    except OSError:
+        return found
+    for line in lines:
+        parts = line.split(maxsplit=5)
+        if len(parts) < 6 or "x" not in parts[1] or not _WATCHED.search(parts[5]):
+            continue
+        begin, end = (int(x, 16) for x in parts[0].split("-"))
+        total += end - begin
+        if "r" not in parts[1] or total > _MOST_BYTES:
+            continue
+        code = (ctypes.c_char * (end - begin)).from_address(begin)
+        found[parts[5].strip(), int(parts[2], 16)] = (parts[1], zlib.crc32(memoryview(code)))
+    return found
+
+
+#: A full proof's references cost some 40 products in fp64: larger problems are proved on a smaller sister, FLOP.
+MAX_FLOPS = 2 * 1024**3
+#: Problems proved in full at most.
+MAX_PROBLEMS = 14
+#: Shapes that expose a kernel for the requested shape alone, if its contract allows them. They are ragged, less than
+#: one tile, long in K, N = K (products can be chained), or have rows that are not whole 16 bytes.
+_ALWAYS = (
+    (256, 256, 256), (1, 8, 8), (129, 136, 264), (127, 1001, 333), (16, 64, 4104), (33, 520, 72), (300, 257, 129),
+    (512, 384, 1024),
+)  # fmt: skip
+
+
+def free_proof_shapes(problem: Problem, launch: LaunchBlock, gpu: Gpu) -> list[Problem]:
+    """Return a list of up to 14 problems on which a free kernel is proved in full.
+
+    All have the layout, dtype and accumulator of ``problem``, at most 2 * 1024**3 FLOP, and are allowed by the launch
+    block. The first is ``problem`` itself. If that has more FLOP, it is the sister whose largest extents were halved.
+    Example: for 4096 x 4096 x 4096 the first is 1024 x 1024 x 1024.
+
+    Args:
+        launch: the kernel's launch block, ``kernel.launch``.
+
+    Returns:
+        The problems, each once; empty if the block allows none that small.
+    """
+    found: dict[Problem, None] = {}
+    for shape in _shapes(problem):
+        if len(found) == MAX_PROBLEMS:
+            break
+        try:
+            each = Problem(*shape, problem.layout, problem.dtype, problem.acc)
+        except ProblemError:
+            continue
+        if each.flops <= MAX_FLOPS and launch.why_not(each, gpu) is None:
+            found[each] = None
+    return list(found)
+
+
+def _shapes(problem: Problem) -> Iterator[tuple[int, int, int]]:
+    m, n, k = sister = _sister(problem)
+    yield sister
+    for step in (1, 8, 64):  # neighbours of each extent, the others kept
+        yield from ((m - step, n, k), (m, n + step, k), (m, n, k + step))
+    yield from _ALWAYS
+    yield from ((m + 1, n + 8, k + 8), (m + 64, n + 64, k + 64), (2 * m, n, k), (m, 2 * n, k), (m, n, 2 * k))
+    yield from ((128 * i, 128 * j, 64 * i * j) for i in (1, 3) for j in (1, 2))
+    while max(m, n, k) > 16:  # for kernels that allow little: ever smaller ones
+        m, n, k = (max(8, x // 2) if x > 16 else x for x in (m, n, k))
+        yield m, n, k
+
+
+def _sister(problem: Problem) -> tuple[int, int, int]:
+    """The extents, the largest halved until a full proof is cheap."""
+    extents = [problem.m, problem.n, problem.k]
+    while 2 * extents[0] * extents[1] * extents[2] > MAX_FLOPS:
+        largest = extents.index(max(extents))
+        extents[largest] //= 2
+    return extents[0], extents[1], extents[2]
+
+
+def check_launches(call: Callable[[int], Any], stream: int) -> None:
+    """Check what one call, and two in a row, put into a captured graph; nothing runs.
+
+    A call waits for the work before it. Programmatic launches are for callers to allow, and are right only if the
+    kernel waits before it reads. The chains of the proof can show that only if N equals K.
+
+    Args:
+        call: the bound call, which has run once.
+        stream: raw CUstream on which it is captured.
+
+    Raises:
+        GateFailed: RULE_BROKEN: it launches anything but kernels and memsets, sets an L2 policy, works on several
+            streams, or does not wait for its predecessor.
+        DeviceError: it cannot be captured.
+    """
+    once, twice = _programmatic([call], stream, check_nodes), _programmatic([call, call], stream)
+    if twice > 2 * once:
+        raise GateFailed(
+            Status.RULE_BROKEN, "it starts before the work in front of it has ended (programmatic dependent launch)"
+        )
+
+
+def _programmatic(
+    calls: Sequence[Callable[[int], Any]], stream: int, check: Callable[[Any], None] | None = None
+) -> int:
+    """The programmatic edges of some captured calls, whose graph ``check`` is given, too."""
+    graph = capture_graph(calls, stream)
+    try:
+        if check is not None:
+            check(graph)
+        return count_programmatic_edges(graph)
+    finally:
+        driver().cuGraphDestroy(graph)

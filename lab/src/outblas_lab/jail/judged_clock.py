@@ -74,7 +74,6 @@ class JudgedEntry:
         kernel: the loaded kernel. Its ``broken_workspace()`` and ``release()`` are called after each replay.
 
     Attributes:
-        name: the kernel's name.
         failure: the verdict of the replay that failed; None: none has.
         max_err_ratio: largest |error| / bound of all replays.
         host_us: least microseconds of a replay that is not timed by the host's clock; infinite before.
@@ -94,7 +93,6 @@ class JudgedClock:
 
     Args:
         bench: the problem's clock. Its stream, events and device are used, its operands are not.
-        operands: the operands of all replays.
         defences: those that are on; all, but in a study.
     """
 
@@ -119,7 +117,6 @@ class JudgedClock:
             rivals: entries that are not judged, by name.
             entries: kernels that are judged, by other names.
             options: ``warmup_seconds`` and ``benchmark_seconds``.
-            rounds: timed rounds, at least.
             prune: drops entries after some rounds; None: all stay.
 
         Raises:

@@ -30,9 +30,6 @@ class CompileOnlyEvaluator(Evaluator):
 
     A kernel that passes has the status LEFT_OUT and the detail ``compiled; not run``. ``source`` is such as
     ``compile:h200``.
-
-    Args:
-        gpu: target of the compilations.
     """
 
     def __init__(self, gpu: Gpu) -> None:
@@ -67,9 +64,6 @@ class RecordedFreeEvaluator(Evaluator):
 
     The constructor reads the file. ``source`` is ``recorded:<file name>``, such as ``recorded:r.jsonl``; ``gpu`` is the
     recording's. ``provenance`` is that of its header.
-
-    Args:
-        path: file of :class:`outblas_lab.jail.evaluation_file.Recorder`.
 
     Raises:
         RecordError: the file is missing, damaged or of another version.
@@ -149,11 +143,6 @@ def recording_evaluator(inner: Evaluator, path: str | Path, provenance: dict[str
     It is a context manager: ``with recording_evaluator(inner, "r.jsonl", {}) as evaluator:``. The file is opened on
     entry and closed at the end. An existing file is continued. Each answer is written before it is returned. Kernels
     that were not run (LEFT_OUT) are not written.
-
-    Args:
-        inner: gives the answers.
-        path: the file.
-        provenance: :func:`outblas.records.provenance.collect_provenance`, for the header of a new file.
 
     Raises:
         RecordError: the file belongs to another run, or cannot be written; its earlier content stays valid.

@@ -27,7 +27,6 @@ def least_us(problem: Problem, gpu: Gpu, overlaps: bool = False) -> float:
     takes the longer of both.
 
     Args:
-        gpu: the GPU's rates.
         overlaps: the launch overlaps the one before it, by programmatic dependent launch.
     """
     work = max(arithmetic_us(problem, gpu), _MEMORY * memory_us(problem, gpu))

@@ -26,9 +26,6 @@ def scratch_folder(prefix: str) -> Iterator[str]:
 
     Folders with the same prefix that killed processes have left for an hour are removed, too.
 
-    Args:
-        prefix: start of the folder's name, e.g. ``outblas-``; a random rest follows.
-
     Yields:
         The absolute path, a string. The folder is empty. It lies in the system's folder for temporary files.
     """

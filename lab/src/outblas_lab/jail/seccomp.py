@@ -76,8 +76,6 @@ def restrict() -> bool:
 def program(machine: str, pid: int) -> bytes:
     """Return the filter as BPF code, 8 bytes an instruction. Nothing is installed.
 
-    Example: ``program("x86_64", os.getpid())`` returns bytes whose length is a multiple of 8.
-
     Args:
         machine: ``x86_64`` or ``aarch64``; another one raises KeyError.
         pid: process under the filter; calls that name another process are refused.

@@ -47,7 +47,6 @@ class _Rule:
     """Meaning of a task.
 
     Attributes:
-        says: its result in words, for a prompt.
         wide: C is as large as A; False: it has one element per row.
         reference: (A, B) as float64 -> (result, bound of the error) of C's shape. A bound of 0 asks for equal bits.
     """
@@ -92,8 +91,6 @@ TASK_NAMES = tuple(_RULES)
 @dataclass(frozen=True)
 class SmallTask:
     """A small general kernel's task.
-
-    Example: ``SmallTask("softmax", 512, 384)``.
 
     Attributes:
         name: one of :data:`TASK_NAMES`.
@@ -148,7 +145,6 @@ def prove_task(tasks: Iterable[SmallTask], run: TaskRunner) -> Verdict:
 
     Args:
         tasks: the tasks, at least one.
-        run: runs the kernel.
 
     Returns:
         A verdict: PASSED, WRONG, NOT_REPEATABLE or MEMORY_VIOLATION. ``max_err_ratio`` is the largest error / bound.
@@ -171,10 +167,6 @@ def task_evaluation(task_problem: Problem, kernel: FreeKernel, verdict: Verdict)
     """Return the evaluation of a kernel from its task's verdict.
 
     A proven kernel has the status LEFT_OUT and the detail :data:`PROVEN`: nothing was timed, and so nothing passed.
-
-    Args:
-        task_problem: the task's operands.
-        verdict: result of :func:`prove_task`.
     """
     if verdict.status is Status.PASSED:
         verdict = replace(verdict, status=Status.LEFT_OUT, detail=PROVEN)

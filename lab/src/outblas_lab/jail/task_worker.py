@@ -13,8 +13,8 @@ from outblas.core.evaluation import Status, Verdict
 from outblas.core.problem import Problem
 from outblas.judge import faults
 from outblas.judge.bench_cell import Options
+from outblas.workers.handler import WorkItem
 from outblas.workers.sandbox import Emit
-from outblas.workers.work_item import WorkItem
 from outblas_lab.custom.free_kernel import FreeKernel
 from outblas_lab.jail.free_launch import DeviceKernel
 from outblas_lab.jail.jailed_worker import FreeHandler, JailedCell, make_handler
@@ -28,11 +28,6 @@ class TaskHandler(FreeHandler):
     """The handler of one kind of task. An item's problem gives the extents.
 
     It is called as :class:`outblas.workers.handler.Handler`. No baselines are answered.
-
-    Args:
-        name: name of the task, of :data:`outblas_lab.jail.small_tasks.TASK_NAMES`.
-        options: GPU; nothing is timed.
-        cell: the worker's folder and libraries.
     """
 
     def __init__(self, name: str, options: Options, cell: JailedCell) -> None:
@@ -74,9 +69,6 @@ def run_on_gpu(kernel: DeviceKernel, gpu_index: int, problem: Problem, a: Any, b
     """Run a loaded kernel once, between guards around C (a :data:`outblas_lab.jail.small_tasks.TaskRunner`).
 
     Args:
-        kernel: the loaded kernel.
-        gpu_index: CUDA ordinal.
-        problem: extents of the operands.
         a: float16[M, K].
         b: float16[N, K].
         poison: value of every element of C before the call.

@@ -25,10 +25,7 @@ class Nvcc:
     """A CUDA compiler, as :func:`find_nvcc` returns it.
 
     Attributes:
-        path: the program.
-        version: its release as text, such as ``Build cuda_13.0.r13.0/compiler.36424714_0``.
         library_folder: folder of libcudart.
-        cudart: file name of the library, such as ``libcudart.so.13``.
     """
 
     path: Path

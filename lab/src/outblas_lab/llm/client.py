@@ -1,7 +1,7 @@
 """Client of any server with OpenAI's chat interface: one question in, one answer or one error out.
 
-This module handles retries, rate and budget itself, not through the ``openai`` package. Every attempt is recorded
-before it is sent, since the cost of a lost request is unknown.
+Retries are not those of the ``openai`` package. Every attempt is within the budget and the rate, and recorded before
+it is sent, since the cost of a lost request is unknown.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from outblas_lab.llm.server_errors import (
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
+    from tenacity import RetryCallState
 
-#: A server that refuses for the rate without a hint is waited for as if this number of attempts had failed before:
-#: such limits count by the minute.
-_PATIENCE = 2
+#: Factor of the wait after a server refused for the rate without a hint: such limits count by the minute.
+_PATIENCE = 4
 
 
 class ServerError(OutblasError, RuntimeError):
@@ -80,7 +80,7 @@ class RetryPolicy:
         attempts: most attempts per question, the first included.
         first_s: base of the wait, seconds. Before attempt n + 1 (n from 1) the client waits min(longest_s, first_s *
             2**(n - 1)) times a random factor from 0.5 to 1. A longer ``Retry-After`` of the server counts instead, but
-            at most 300 s. After a 429 without one, n counts two more.
+            at most 300 s. After a 429 without one, the base is four times as long.
         longest_s: limit of that base wait, seconds.
     """
 
@@ -108,21 +108,6 @@ class AnswerOptions:
     extra: Mapping[str, object] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Timers:
-    """Sources of time and randomness of a client; tests replace them.
-
-    Attributes:
-        clock: returns seconds; only differences count.
-        sleep: waits for the given seconds.
-        jitter: returns a random number from 0 to 1.
-    """
-
-    clock: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
-    jitter: Callable[[], float] = random.random
-
-
 class Client:
     """Ask questions of one server. Nothing is sent before :meth:`ask`. Await ``close()`` at the end.
 
@@ -134,10 +119,10 @@ class Client:
         options: options of every answer; None: the defaults.
         retry_policy: time limits and attempts; None: the defaults.
         limiter: requests and tokens per minute; None: no limit.
-        timers: clock, sleep and jitter; None: real ones.
+        sleep: waits for seconds between two attempts; tests replace it.
 
     Raises:
-        ToolchainMissing: the package ``openai`` is not installed.
+        ToolchainMissing: a package of the extra ``llm`` is not installed.
         UsageError: no key for OpenAI's own server, or an invalid address or key.
     """
 
@@ -150,12 +135,12 @@ class Client:
         options: AnswerOptions | None = None,
         retry_policy: RetryPolicy | None = None,
         limiter: RateLimiter | None = None,
-        timers: Timers | None = None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.account, self._request_log = account, request_log
-        self._options, self._timers = options or AnswerOptions(), timers or Timers()
+        self._options, self._sleep = options or AnswerOptions(), sleep
         self._retry_policy, self._limiter = retry_policy or RetryPolicy(), limiter or RateLimiter()
-        self._started = self._timers.clock()
+        self._started = time.monotonic()
         #: The name of the limit of tokens that a model wants, if it is not ``max_tokens``.
         self._limit_names: dict[str, str] = {}
         #: Fields of the options that a model refuses, by its name.
@@ -164,8 +149,8 @@ class Client:
 
     @property
     def seconds(self) -> float:
-        """Seconds since this client was made, by its clock."""
-        return self._timers.clock() - self._started
+        """Seconds since this client was made."""
+        return time.monotonic() - self._started
 
     async def ask(self, question: int, messages: Sequence[Message], model: Model) -> Reply:
         """Send a conversation and return the reply whose outcome is ``answered``, after up to ``attempts`` attempts.
@@ -185,22 +170,25 @@ class Client:
             ServerError: the server refuses everybody (key, address, name of the model): a redirect, 401 to 405, or a
                 spent quota. The question is not sent again.
         """
-        reply = None
-        for attempt in range(self._retry_policy.attempts):
-            reply, after = await self._attempt(question, messages, model)
-            if reply.answered:
-                return reply
-            if after == NEVER:
-                raise ServerError(f"the server refuses model {model.name!r} ({reply.outcome}: {reply.text})",
-                                  "a key with credit, an address and a model that it knows",
-                                  "set OPENAI_API_KEY, --base-url and --model")  # fmt: skip
-            if after is None:
-                raise RequestRejected(f"the server refused a question ({reply.outcome}: {reply.text})",
-                               "a question that it takes", "see the transcript")  # fmt: skip
-            if attempt + 1 < self._retry_policy.attempts:
-                patience = _PATIENCE if reply.outcome == "http 429" and not after else 0
-                await self._timers.sleep(max(after, self._backoff(attempt + patience)))
-        assert reply is not None
+        from tenacity import AsyncRetrying, retry_if_result, stop_after_attempt
+
+        retrying = AsyncRetrying(
+            stop=stop_after_attempt(self._retry_policy.attempts),
+            wait=self._wait,
+            sleep=self._sleep,
+            retry=retry_if_result(lambda attempt: attempt[1] not in (None, NEVER)),
+            retry_error_callback=lambda state: state.outcome.result(),
+        )
+        reply, after = await retrying(self._attempt, question, messages, model)
+        if reply.answered:
+            return reply
+        if after == NEVER:
+            raise ServerError(f"the server refuses model {model.name!r} ({reply.outcome}: {reply.text})",
+                              "a key with credit, an address and a model that it knows",
+                              "set OPENAI_API_KEY, --base-url and --model")  # fmt: skip
+        if after is None:
+            raise RequestRejected(f"the server refused a question ({reply.outcome}: {reply.text})",
+                                  "a question that it takes", "see the transcript")  # fmt: skip
         do = "see whether it runs, then repeat the command"
         if reply.outcome == "timeout":
             do = "give it more time (--timeout, --stall) or fewer tokens (--max-tokens), then repeat the command"
@@ -210,12 +198,20 @@ class Client:
     async def close(self) -> None:
         await self._open.close()
 
-    def _backoff(self, attempt: int) -> float:
-        wait = min(self._retry_policy.longest_s, self._retry_policy.first_s * 2**attempt)
-        return wait * (0.5 + 0.5 * self._timers.jitter())
+    def _wait(self, state: RetryCallState) -> float:
+        """Return the seconds before the next attempt."""
+        from tenacity import wait_exponential
+
+        reply, after = state.outcome.result()
+        first_s = self._retry_policy.first_s * (_PATIENCE if reply.outcome == "http 429" and not after else 1)
+        backoff = wait_exponential(first_s, self._retry_policy.longest_s)(state)
+        return max(after, backoff * random.uniform(0.5, 1.0))
 
     async def _attempt(self, question: int, messages: Sequence[Message], model: Model) -> tuple[Reply, float | None]:
-        """Send one request; return its reply and the least seconds before the next attempt (None: no next attempt)."""
+        """Send one request; return its reply and the least seconds before the next attempt (None: no next attempt).
+
+        After an answer that is None, too.
+        """
         most = at_most(messages, self._options.max_tokens, model.price)
         self.account.reserve(most, self.seconds)
         try:
@@ -224,7 +220,7 @@ class Client:
         except BaseException:
             self.account.settle(most, Cost())  # it was never sent
             raise
-        begin, took = self._timers.clock(), most
+        begin, took = time.monotonic(), most
         try:
             reply, after = await self._send(messages, model, most, begin)
             took = reply.took
@@ -240,7 +236,7 @@ class Client:
         import openai
 
         def elapsed() -> float:
-            return self._timers.clock() - begin
+            return time.monotonic() - begin
 
         def failed(outcome: str, words: object, took: Cost) -> Reply:
             return failed_reply(outcome, words, took, elapsed())
@@ -256,6 +252,8 @@ class Client:
         try:
             found = await asyncio.wait_for(request, self._retry_policy.stall_s)
             reply = read_completion(found.http_response.content, most, model.price, elapsed())
+            if reply.answered:
+                return reply, None
             return reply, wait_before_next(int(reply.outcome[5:])) if reply.outcome.startswith("http ") else 0.0
         except openai.APIStatusError as error:
             took = cost_of_error(error.status_code, most)
@@ -293,7 +291,7 @@ def check_server(base_url: str | None = None) -> None:
     Raises:
         UsageError: neither an address nor ``OPENAI_API_KEY`` is set, or the address begins with neither ``http://`` nor
             ``https://``. Also if no HTTP header can carry the key.
-        ToolchainMissing: the package ``openai`` is not installed.
+        ToolchainMissing: a package of the extra ``llm`` is not installed.
     """
     _connect(base_url, 1.0)
 
@@ -306,9 +304,10 @@ def _never_connected(error: BaseException) -> bool:
 def _connect(base_url: str | None, silence_s: float) -> AsyncOpenAI:
     try:
         import openai
+        import tenacity  # noqa: F401
     except ImportError as error:
         raise ToolchainMissing(
-            "openai is not installed", "the client of a language model's server", install_hint("llm")
+            f"{error.name} is not installed", "the client of a language model's server", install_hint("llm")
         ) from error
     address = base_url or os.environ.get("OPENAI_BASE_URL") or None
     key = api_key()

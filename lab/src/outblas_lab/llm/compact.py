@@ -110,7 +110,7 @@ def _usual() -> dict[tuple[str, str], tuple[Any, ...]]:
 
     configs = (*catalogue("pool"), *catalogue("mma-pool"), *catalogue(reference_gpu().name))
     found = {}
-    for knob in all_knobs().knobs[1:]:
+    for knob in all_knobs():
         for family in knob.families:
             values = {getattr(c, knob.name) for c in configs if c.family == family}
             found[family, knob.name] = tuple(sorted(values)) or knob.values

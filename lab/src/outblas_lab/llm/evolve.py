@@ -7,9 +7,10 @@ answer is evaluated before a new question. Draws depend on the seed, the archive
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -32,7 +33,6 @@ from outblas_lab.llm.feedback import feedback_text, kernel_facts, kind_of, score
 from outblas_lab.llm.known_counters import KnownCounters
 from outblas_lab.llm.models import Model
 from outblas_lab.llm.near_problems import NearProblems
-from outblas_lab.llm.problem_shares import log_gap, next_problem
 from outblas_lab.llm.prompt import Asked, first_prompt, follow_up
 from outblas_lab.llm.repair_chain import Chain, chains_of
 from outblas_lab.llm.reply import Reply
@@ -40,6 +40,8 @@ from outblas_lab.llm.reply import Reply
 #: This number of questions in a row without an answer ends the run: the server is gone. So does this number of first
 #: questions in a row that the server refuses for one model.
 MAX_UNANSWERED_IN_A_ROW = 3
+#: A gap of less than this (log of time / floor) is closed: nothing more is asked.
+CLOSED_GAP = math.log(1.02)
 
 
 @dataclass(frozen=True)
@@ -216,7 +218,9 @@ class Evolution:
         number = 1 + max(self._chains, default=0)
         island = begun[key] % self._settings.shape.islands
         parents = self.archive.draw(key, island, number)
-        shown = {p.name: self._facts(self._evaluations[key, p.name]) for p in parents}
+        known = {p.name: self._evaluations[key, p.name] for p in parents}
+        words = {name: self._counters.words(evaluation, self._gpu) for name, evaluation in known.items()}
+        shown = {name: kernel_facts(evaluation, words[name]) for name, evaluation in known.items()}
         near = self._near.text(self._problems[key], self.archive, self._settings.kinds)
         messages = first_prompt(self._problems[key], self._gpu, self._baselines[key], self._best(key)[0], parents,
                                 shown, Asked(self._settings.kinds), near)  # fmt: skip
@@ -343,9 +347,6 @@ class Evolution:
         self._store.append(self._run_id, evaluation)
         self._evaluations[evaluation.problem.key, config_name(evaluation.config)] = evaluation
 
-    def _facts(self, evaluation: Evaluation) -> str:
-        return kernel_facts(evaluation, self._counters.words(evaluation, self._gpu))
-
     def _model_of(self, chain: int) -> Model:
         """In turn where weights are equal, else drawn by them; the same for the same chain."""
         weights = [m.weight for m in self._models]
@@ -368,3 +369,31 @@ class Evolution:
 def _needs_more(candidate: Candidate) -> bool:
     """Return whether a kernel needs tools that no other kernel needs and that its author can avoid."""
     return isinstance(candidate, FreeKernel) and (candidate.launch.form == "host" or bool(candidate.launch.uses))
+
+
+def log_gap(best_us: float | None, floor_us: float) -> float:
+    """Return the natural log of (best known time / floor), at least 0; 1.0 if no time is known.
+
+    Example: ``log_gap(4.0, 2.0)`` is log 2, about 0.693; ``log_gap(1.0, 2.0)`` is 0.0.
+
+    Args:
+        best_us: best known time, microseconds; None: none is known.
+        floor_us: least plausible time, microseconds.
+    """
+    return 1.0 if best_us is None else max(0.0, math.log(best_us / floor_us))
+
+
+def next_problem(gaps: Mapping[str, float], tries: Mapping[str, int]) -> str | None:
+    """Return the key of the next try's problem: the largest gap / (tries + 1), the first of equals.
+
+    A gap below the log of 1.02 is closed. Return None if all gaps are closed, or ``gaps`` is empty. These are D'Hondt's
+    divisors, so tries are shared in proportion to the gaps.
+
+    Example: ``next_problem({"a": 0.5, "b": 0.9}, {"b": 1})`` returns ``"a"``.
+
+    Args:
+        gaps: problem key -> :func:`log_gap`.
+        tries: problem key -> chains begun so far; a missing key counts as 0.
+    """
+    open_gaps = [key for key, value in gaps.items() if value >= CLOSED_GAP]
+    return max(open_gaps, key=lambda key: gaps[key] / (tries.get(key, 0) + 1), default=None)

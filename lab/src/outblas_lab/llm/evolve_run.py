@@ -235,7 +235,7 @@ def _finish(
         body = candidate.text if isinstance(candidate, FreeKernel) else json.dumps(config_to_json(candidate), indent=1)
         found["file"] = str(write_atomic(files.best / f"{key}.{'cu' if free else 'json'}", body.encode()).name)
         found["candidate"] = config_name(candidate)
-    _write_transcript(files.transcript, journal)
+    write_atomic(files.transcript, "".join(f"{json.dumps(entry)}\n" for entry in journal.transcript()).encode())
     spent = journal.spent()
     if place.workers is not None:
         provenance = evaluator.provenance(command)  # type: ignore[attr-defined]  # a pool, whose hosts say it
@@ -245,10 +245,6 @@ def _finish(
         write_recording(files.recording, evaluations, evaluator.gpu, provenance)
     ended = {"finished": utc_now(), "ended": reason, "spent": asdict(spent), "best": best, "provenance": provenance}
     write_json(files.run, {**about, **ended})
-
-
-def _write_transcript(path: Path, journal: EvolveJournal) -> None:
-    write_atomic(path, "".join(f"{json.dumps(entry)}\n" for entry in journal.transcript()).encode())
 
 
 def write_recording(path: Path, evaluations: Iterable[Evaluation], gpu: Gpu, provenance: dict[str, Any]) -> None:

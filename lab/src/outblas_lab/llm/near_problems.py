@@ -16,13 +16,13 @@ from outblas.core.config import config_to_json
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu, regime
 from outblas.kernels.legality import why_illegal
+from outblas.predict.extents import problem_distance
 from outblas.records.library import Library
 from outblas_lab.llm.answer import CODE, CONFIG
 from outblas_lab.llm.archive import Archive
 from outblas_lab.llm.feedback import clipped
 from outblas_lab.llm.journal_lessons import MAX_DISTANCE, nearest_lessons
 from outblas_lab.llm.prompt import near_section, shown_kernel
-from outblas_lab.train.samplers import problem_distance
 
 #: Approximate limits on the characters of the section, of one kernel and of one lesson.
 SECTION_CHARS, _KERNEL_CHARS, _LESSON_CHARS = 12_000, 5_000, 1_500
@@ -114,7 +114,9 @@ class NearProblems:
     def _archived(self, problem: Problem, archive: Archive, kinds: Sequence[str]) -> Iterator[NearKernel]:
         for key in dict.fromkeys(entry.problem for entry in archive.entries):
             best, other = archive.best(key), Problem.from_key(key)
-            if best is None or other == problem or _kind(best.candidate) not in kinds:
+            if best is None or other == problem:
+                continue
+            if (CODE if best.candidate.get("family") == "free" else CONFIG) not in kinds:
                 continue
             words = f"{best.us:.2f} us, {math.exp(best.score):.3f}x of the fastest baseline at least (this run)"
             yield NearKernel(other, best.candidate, words, feature_distance(problem, other, self._gpu))
@@ -127,7 +129,3 @@ class NearProblems:
             if why_illegal(problem, row.plain.config, self._gpu) is None:
                 words = f"{row.plain.low:.3f}x of the fastest baseline ({row.baseline}) at least (tuned library)"
                 yield NearKernel(row.problem, config_to_json(row.plain.config), words, distance)
-
-
-def _kind(candidate: dict[str, Any]) -> str:
-    return CODE if candidate.get("family") == "free" else CONFIG

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -15,13 +16,13 @@ from outblas.core.config import KernelConfig
 from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu, floor_us, regime
+from outblas.kernels.kernel_hash import kernel_headers
 from outblas_lab.jail.small_tasks import SmallTask
 from outblas_lab.llm.answer import CODE, CONFIG
 from outblas_lab.llm.archive import Entry
 from outblas_lab.llm.budget import Message
 from outblas_lab.llm.compact import describe, describe_offered
 from outblas_lab.llm.feedback import clipped
-from outblas_lab.llm.header_notes import header_listing
 
 #: Outcome -> the template that follows it; a kind without one ends its chain.
 FOLLOW_UPS = {
@@ -46,6 +47,14 @@ _TILE = 128
 _EMPTY_WAVE = 0.25
 #: Most characters of a parent in a prompt.
 _PARENT_CHARS = 40_000
+#: Headers in `kernels/ptx/` that prompts list. Only our own generators use the others.
+LISTED_HEADERS = ("types", "sync", "load", "cp_async", "mma", "mbarrier", "tma", "wgmma", "cluster")
+#: A function's comment, its template line and its head up to the body.
+_FUNCTION = re.compile(
+    r"(?P<comment>(?:^//[^\n]*\n)*)(?P<template>^template[^\n]*\n)?"
+    r"^__device__ __forceinline__ (?P<head>[^{;]*?\))\s*\{",
+    re.M,
+)
 
 
 @dataclass(frozen=True)
@@ -136,7 +145,7 @@ def _task(problem: Problem, gpu: Gpu) -> dict[str, str]:
         "hardware": describe_gpu(gpu),
         "floor_us": f"{floor_us(problem, gpu):.2f}",
         "regime": regime(problem, gpu).partition("_")[0] + "-bound",
-        "notes": "".join(_note(name) for name in notes_of(problem, gpu)),
+        "notes": "".join(_text(f"notes/{name}.md") for name in notes_of(problem, gpu)),
     }
 
 
@@ -301,13 +310,30 @@ def shown_kernel(title: str, candidate: Mapping[str, Any], facts: str = "", most
     )  # fmt: skip
 
 
+@cache
+def header_listing() -> str:
+    """Return text on all listed headers of the package's kernel files, one after the other, for a prompt.
+
+    Each begins with its name, such as ``ptx/types.cuh:``. The lines of its declarations follow, indented by two blanks.
+    """
+    return "\n".join(line for name in LISTED_HEADERS for line in _header(name))
+
+
+def _header(name: str) -> Iterator[str]:
+    text = dict(kernel_headers())[f"ptx/{name}.cuh"]
+    yield f"ptx/{name}.cuh:"
+    for alias in re.findall(r"^using [^;]*;", text, re.M):
+        yield f"  {alias}"
+    for found in _FUNCTION.finditer(text):
+        for line in found["comment"].splitlines():
+            yield f"  {line}"
+        template = " ".join((found["template"] or "").split())
+        yield f"  {template} {' '.join(found['head'].split())}".replace("   ", "  ")
+
+
 def near_section(shown: str) -> str:
     """Return the section on near problems around its kernels and lessons."""
     return _fill("near", shown=shown.strip("\n"))
-
-
-def _note(name: str) -> str:
-    return _text(f"notes/{name}.md")
 
 
 def _fill(name: str, **values: Any) -> str:

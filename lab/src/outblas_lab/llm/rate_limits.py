@@ -1,4 +1,8 @@
-"""Requests and tokens per minute: how long the next request has to wait for its turn."""
+"""Requests and tokens per minute: how long the next request has to wait for its turn.
+
+The window slides. A leaky bucket, such as aiolimiter's, passes up to twice the rate in a minute. It also cannot replace
+an estimate of tokens by their true number.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import re
 import time
@@ -56,7 +55,7 @@ def wait_after_error(error: APIStatusError) -> float | None:
     wait = wait_before_next(error.status_code)
     if wait != 0.0:
         return wait
-    if "insufficient_quota" in (_field(error, "code"), _field(error, "type")):
+    if "insufficient_quota" in (error.code, error.type):
         return NEVER
     return retry_after(error.response.headers, error.response.text)
 
@@ -117,12 +116,3 @@ def retry_after(headers: Mapping[str, str], body: str = "") -> float:
     with contextlib.suppress(ValueError, TypeError, OverflowError):
         wait = parsedate_to_datetime(headers.get("retry-after", "")).timestamp() - time.time()
     return min(MAX_RETRY_AFTER_S, max(0.0, wait))
-
-
-def _field(error: APIStatusError, name: str) -> object:
-    """A field of the error in the body; None if there is no such field."""
-    found: object = None
-    with contextlib.suppress(ValueError, RecursionError):
-        found = json.loads(error.response.text)
-    inner = found.get("error", found) if isinstance(found, dict) else None
-    return inner.get(name) if isinstance(inner, dict) else None

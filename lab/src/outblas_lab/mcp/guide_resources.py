@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from typing import NamedTuple
 
 from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
 from outblas_lab.llm.prompt import kernel_guide
 from outblas_lab.mcp.kernel_tools import recorded_rows
 from outblas_lab.mcp.tool_session import ToolSession
-from outblas_lab.recordings.recording import Recording
-from outblas_lab.recordings.recording_places import packaged
+from outblas_lab.recordings.recording import Recording, packaged
 
-GUIDE, RECORDINGS, RECORDING = "outblas://guide", "outblas://recordings", "outblas://recording"
 MARKDOWN, JSON = "text/markdown", "application/json"
 #: Problem of the guide that names none.
-_EXAMPLE = Problem(4096, 4096, 4096)
+EXAMPLE = Problem(4096, 4096, 4096)
 #: Recorded kernels of a problem that a resource lists.
 _ROWS = 10
 
 
-@dataclass(frozen=True)
-class GuideResource:
+class GuideResource(NamedTuple):
     """A resource, or a family of resources with one per problem.
 
     Attributes:
@@ -32,85 +28,77 @@ class GuideResource:
         name: its name.
         description: its description for the agent.
         mime_type: type of its text.
+        text: function of the session and the problem that returns its text.
     """
 
     uri: str
     name: str
     description: str
     mime_type: str
+    text: Callable[[ToolSession, Problem], str]
 
 
-FIXED = (
+def _guide(session: ToolSession, problem: Problem) -> str:
+    return kernel_guide(problem, session.gpu)
+
+
+def _recordings(session: ToolSession, _: Problem) -> str:
+    """Return one JSON object per recording: the packaged ones, and the session's own if it is another."""
+    used = session.settings.recording
+    recordings = {
+        name: session.replay.recording if name == used else Recording.load(name)
+        for name in dict.fromkeys((used, *packaged()))
+    }
+    listed = [
+        {
+            "name": name,
+            "gpu": recording.gpu.name,
+            "suite": recording.suite,
+            "kinds": sorted({f"{p.layout}_{p.dtype}_{p.acc}" for p in recording.problems}),
+            "kernels": len(recording.catalogue),
+            "problems": sorted({p.mnk for p in recording.problems}),
+        }
+        for name, recording in recordings.items()
+    ]
+    return json.dumps({"used": session.replay.source, "recordings": listed}, indent=1)
+
+
+def _recorded(session: ToolSession, problem: Problem) -> str:
+    rows = recorded_rows(session, problem, _ROWS)
+    if rows is None:
+        raise UsageError(
+            f"problem {problem.key} is not in the recording", "a recorded problem", "see outblas://recordings"
+        )
+    return json.dumps({"problem": problem.key, **rows}, indent=1)
+
+
+RESOURCES = (
     GuideResource(
-        GUIDE,
+        "outblas://guide",
         "guide",
-        f"How to write a kernel: the proof, the entry contract, the knobs of the families. Example: {_EXAMPLE.key}.",
+        f"How to write a kernel: the proof, the entry contract, the knobs of the families. Example: {EXAMPLE.key}.",
         MARKDOWN,
+        _guide,
     ),
-    GuideResource(RECORDINGS, "recordings", "The recordings of this installation, and their problems.", JSON),
-)
-OF_A_PROBLEM = (
     GuideResource(
-        f"{GUIDE}/{{problem}}",
+        "outblas://recordings",
+        "recordings",
+        "The recordings of this installation, and their problems.",
+        JSON,
+        _recordings,
+    ),
+    GuideResource(
+        "outblas://guide/{problem}",
         "guide-of-a-problem",
         "The same guide for one problem, with its floor and notes. A problem is M_N_K_LAYOUT_DTYPE_ACC.",
         MARKDOWN,
+        _guide,
     ),
     GuideResource(
-        f"{RECORDING}/{{problem}}",
+        "outblas://recording/{problem}",
         "recorded-rows",
         f"The {_ROWS} fastest recorded kernels of one problem, and its baselines.",
         JSON,
+        _recorded,
     ),
 )
-
-
-def read_resource(session: ToolSession, uri: str) -> tuple[str, str]:
-    """Return (text, its type) of a resource.
-
-    Args:
-        uri: address of the resource.
-
-    Raises:
-        UsageError: there is no such resource, or the recording does not hold the problem.
-        ProblemError: the address names an invalid problem.
-        RecordError: the recording is damaged.
-    """
-    if uri == GUIDE:
-        return kernel_guide(_EXAMPLE, session.gpu), MARKDOWN
-    if uri == RECORDINGS:
-        return _text({"used": session.replay.source, "recordings": _recordings(session)}), JSON
-    place, _, key = uri.rpartition("/")
-    if place == GUIDE:
-        return kernel_guide(Problem.from_key(key), session.gpu), MARKDOWN
-    if place == RECORDING:
-        problem = Problem.from_key(key)
-        rows = recorded_rows(session, problem, _ROWS)
-        if rows is None:
-            raise UsageError(f"problem {key} is not in the recording", "a recorded problem", f"see {RECORDINGS}")
-        return _text({"problem": problem.key, **rows}), JSON
-    known = ", ".join(resource.uri for resource in (*FIXED, *OF_A_PROBLEM))
-    raise UsageError(f"no resource {uri[:200]!r}", known, "read one of them")
-
-
-def _recordings(session: ToolSession) -> list[dict[str, Any]]:
-    """Return one object per recording: the packaged ones, and the session's own if it is another."""
-    named = session.settings.recording
-    names = dict.fromkeys((named, *packaged()))
-    return [_about(name, session.replay.recording if name == named else Recording.load(name)) for name in names]
-
-
-def _about(name: str, recording: Recording) -> dict[str, Any]:
-    kinds = sorted({f"{p.layout}_{p.dtype}_{p.acc}" for p in recording.problems})
-    return {
-        "name": name,
-        "gpu": recording.gpu.name,
-        "suite": recording.suite,
-        "kinds": kinds,
-        "kernels": len(recording.catalogue),
-        "problems": sorted({p.mnk for p in recording.problems}),
-    }
-
-
-def _text(data: Mapping[str, Any]) -> str:
-    return json.dumps(data, indent=1)

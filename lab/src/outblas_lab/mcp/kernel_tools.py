@@ -1,190 +1,241 @@
-"""The tools themselves: each takes a session and checked arguments, and returns JSON values."""
+"""The tools themselves: each is a model of its arguments with a method ``run``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
 
 from outblas.core.config import LAUNCHES, KernelConfig, config_name
-from outblas.core.errors import DeviceError, UsageError
+from outblas.core.errors import DeviceError, RecordError, UsageError
 from outblas.core.problem import Problem
-from outblas.core.roofline import floor_us
+from outblas.core.roofline import Gpu, floor_us
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice
 from outblas_lab.custom.free_kernel import FreeKernel
-from outblas_lab.mcp.counter_profile import profiled_counters
 from outblas_lab.mcp.kernel_folder import listed
-from outblas_lab.mcp.tool_arguments import (
-    ArchiveArguments,
-    BestKnownArguments,
-    CandidateArguments,
-    CompileArguments,
-    SuggestArguments,
-    ToolArguments,
-    read_candidate,
-    target_gpu,
-)
+from outblas_lab.mcp.tool_arguments import CandidateTool, Count, Extents, ProblemTool, Tool, target_gpu
 from outblas_lab.mcp.tool_replies import compile_reply, config_reply, proof_reply, time_reply
 from outblas_lab.mcp.tool_session import ToolSession
+from outblas_lab.pool.counters import counters_of
 from outblas_lab.pool.ncu import find_ncu
+from outblas_lab.pool.ncu_target import Profiler, ProfileWork, cache_of
+
+#: Agents that propose at once: they need no server and no preparation.
+SuggestingAgent = Literal["heuristic", "regressor", "ppo", "transfer", "recorded", "random"]
+#: Seconds for each start of ncu.
+_NCU_S = 300.0
 
 
-@dataclass(frozen=True)
-class KernelTool:
-    """A tool as clients see it.
+class CompileTool(CandidateTool):
+    """Compile a kernel for a product and inspect its machine code; nothing runs. Returns registers, spills, shared
+    memory, counts of instructions and the compiler's log. Costs one compilation."""
 
-    Attributes:
-        name: its name.
-        description: its description for the agent.
-        arguments: model of its arguments, whose JSON schema clients get.
-        run: function of the session and the arguments that returns JSON values.
-        read_only: True if it keeps nothing.
-    """
+    architecture: str | None = Field(
+        None, description="Target: a GPU, e.g. h200, or an architecture, e.g. sm_90a. Default: the session's GPU."
+    )
 
-    name: str
-    description: str
-    arguments: type[ToolArguments]
-    run: Callable[[ToolSession, Any], dict[str, Any]]
-    read_only: bool = True
+    def run(self, session: ToolSession) -> dict[str, Any]:
+        """Return :func:`outblas_lab.mcp.tool_replies.compile_reply`."""
+        problem, candidate = self.problem(), self.candidate()
+        gpu = session.gpu if self.architecture is None else target_gpu(self.architecture)
+        return compile_reply(session.compiled(problem, candidate, gpu), gpu)
 
 
-def compile_kernel(session: ToolSession, arguments: CompileArguments) -> dict[str, Any]:
-    """Compile a candidate and inspect its machine code; nothing is run.
+class ProveTool(CandidateTool):
+    """Put a kernel through all gates of the proof. Returns the status and the failed gate's words. Needs a GPU;
+    without one, a template kernel is answered from the recording. Costs one evaluation."""
 
-    Returns:
-        Result of :func:`outblas_lab.mcp.tool_replies.compile_reply`.
-
-    Raises:
-        OutblasError: the arguments are wrong, the budget is spent, or a compiler is missing.
-    """
-    problem, candidate = arguments.problem(), arguments.candidate()
-    gpu = session.gpu if arguments.architecture is None else target_gpu(arguments.architecture)
-    return compile_reply(session.compiled(problem, candidate, gpu), gpu)
+    def run(self, session: ToolSession) -> dict[str, Any]:
+        """Return :func:`outblas_lab.mcp.tool_replies.proof_reply`."""
+        return proof_reply(session.evaluated(self.problem(), self.candidate()))
 
 
-def prove_kernel(session: ToolSession, arguments: CandidateArguments) -> dict[str, Any]:
-    """Put a candidate through the gates.
+class TimeTool(CandidateTool):
+    """Prove a kernel, then time it beside torch, cuBLAS and cuBLASLt. Returns microseconds and the speed-up with its
+    95% interval. A kernel that was proved in this session costs nothing more. Needs a GPU; without one, a template
+    kernel is answered from the recording. Costs one evaluation."""
 
-    Returns:
-        Result of :func:`outblas_lab.mcp.tool_replies.proof_reply`.
-
-    Raises:
-        OutblasError: the arguments are wrong, the budget is spent, or nothing here can run the candidate.
-    """
-    return proof_reply(session.evaluated(arguments.problem(), arguments.candidate()))
+    def run(self, session: ToolSession) -> dict[str, Any]:
+        """Return :func:`outblas_lab.mcp.tool_replies.time_reply`."""
+        return time_reply(session.evaluated(self.problem(), self.candidate()))
 
 
-def time_kernel(session: ToolSession, arguments: CandidateArguments) -> dict[str, Any]:
-    """Prove a candidate, then time it beside the baselines.
+class ProfileTool(CandidateTool):
+    """Read hardware counters of a proven template kernel with Nsight Compute. Needs a GPU and ncu."""
 
-    Returns:
-        Result of :func:`outblas_lab.mcp.tool_replies.time_reply`.
-
-    Raises:
-        OutblasError: the arguments are wrong, the budget is spent, or nothing here can run the candidate.
-    """
-    return time_reply(session.evaluated(arguments.problem(), arguments.candidate()))
-
-
-def profile_kernel(session: ToolSession, arguments: CandidateArguments) -> dict[str, Any]:
-    """Read hardware counters of a proven template kernel on the session's GPU.
-
-    Returns:
-        ``problem``, ``name`` and ``counters``.
-
-    Raises:
-        OutblasError: there is no GPU or no ncu, the candidate is a free kernel or not proven, or the budget is spent.
-    """
-    problem, candidate = arguments.problem(), arguments.candidate()
-    if not isinstance(candidate, KernelConfig):
-        raise UsageError(
-            "a free kernel cannot be profiled: ncu works outside the jail",
-            "a kernel of the template families",
-            "pass config; tool compile has the registers and instructions of a free kernel",
-        )
-    if session.gpu_index is None:
-        raise DeviceError(
-            "no counters: this session has no GPU",
-            "a GPU with Nsight Compute",
-            "ask the user to start the server on a machine with a GPU; a recording has no counters",
-        )
-    tool = find_ncu()
-    proof = proof_reply(session.evaluated(problem, candidate))
-    if not proof["proven"]:
-        raise UsageError(f"{proof['name']} is not proven ({proof['status']})", "a proven kernel", "see tool prove")
-    with session.budget.gpu_time():
-        counters = profiled_counters(problem, candidate, session.gpu, session.gpu_index, tool)
-    return {"problem": problem.key, "name": config_name(candidate), "counters": counters}
+    def run(self, session: ToolSession) -> dict[str, Any]:
+        """Return ``problem``, ``name`` and ``counters``."""
+        problem, candidate = self.problem(), self.candidate()
+        if not isinstance(candidate, KernelConfig):
+            raise UsageError(
+                "a free kernel cannot be profiled: ncu works outside the jail",
+                "a kernel of the template families",
+                "pass config; tool compile has the registers and instructions of a free kernel",
+            )
+        if session.gpu_index is None:
+            raise DeviceError(
+                "no counters: this session has no GPU",
+                "a GPU with Nsight Compute",
+                "ask the user to start the server on a machine with a GPU; a recording has no counters",
+            )
+        ncu = find_ncu()
+        proof = proof_reply(session.evaluated(problem, candidate))
+        if not proof["proven"]:
+            raise UsageError(f"{proof['name']} is not proven ({proof['status']})", "a proven kernel", "see tool prove")
+        with session.budget.gpu_time():
+            counters = profiled_counters(problem, candidate, session.gpu, session.gpu_index, ncu)
+        return {"problem": problem.key, "name": config_name(candidate), "counters": counters}
 
 
-def suggest_kernels(session: ToolSession, arguments: SuggestArguments) -> dict[str, Any]:
-    """Let a search agent propose template kernels that this session has not tried.
+class SuggestTool(ProblemTool):
+    """Ask a search agent for the most promising template kernels of a product. Kernels that this session has timed
+    are left out. Costs nothing."""
 
-    Without a GPU only recorded candidates are offered, so that tool ``time`` can answer for them.
+    count: Count = Field(4, ge=1, le=32, description="Number of candidates.")
+    agent: SuggestingAgent = Field(
+        "heuristic", description="Agent that proposes. heuristic ranks by the analytic cost model."
+    )
 
-    Returns:
-        ``problem``, ``agent``, ``offered`` (their number), ``source`` and ``suggestions``. A suggestion has ``name``,
-        ``config``, ``launch`` and ``predicted_us`` of the cost model.
+    def run(self, session: ToolSession) -> dict[str, Any]:
+        """Return ``problem``, ``agent``, ``offered`` (their number), ``source`` and ``suggestions``.
 
-    Raises:
-        OutblasError: the problem was not recorded and there is no GPU, or the agent lacks a package.
-    """
-    from outblas.kernels.cost.cost_model import predict_many
-    from outblas.tune.agents.agent_registry import make_agent
+        A suggestion has ``name``, ``config``, ``launch`` and ``predicted_us`` of the cost model. Without a GPU only
+        recorded candidates are offered, so that tool ``time`` can answer for them.
+        """
+        from outblas.kernels.cost.cost_model import predict_many
+        from outblas.tune.agents.agent_registry import make_agent
 
-    problem, evaluator = arguments.problem(), session.template_evaluator
-    offered = evaluator.candidates(problem)
-    agent = make_agent(arguments.agent, 0, evaluator.gpu)
-    chosen = agent.propose(problem, offered, session.history(problem), arguments.count)
-    predicted = predict_many(problem, chosen, evaluator.gpu)
-    suggestions = [
-        {**config_reply(config), "predicted_us": round(float(us), 3)}
-        for config, us in zip(chosen, predicted, strict=True)
-    ]
-    return {
-        "problem": problem.key,
-        "agent": arguments.agent,
-        "offered": len(offered),
-        "source": evaluator.source,
-        "suggestions": suggestions,
-    }
-
-
-def best_known(session: ToolSession, arguments: BestKnownArguments) -> dict[str, Any]:
-    """Return the decision of the packaged library and the best rows of the recording.
-
-    Returns:
-        ``problem``, ``floor_us``, ``library`` and ``recording``. The last two are null if they lack the problem.
-
-    Raises:
-        OutblasError: the recording or the library cannot be read.
-    """
-    problem = arguments.problem()
-    return {
-        "problem": problem.key,
-        "floor_us": round(floor_us(problem, session.gpu), 3),
-        "library": _library_row(session, problem),
-        "recording": recorded_rows(session, problem, arguments.count),
-    }
+        problem, evaluator = self.problem(), session.template_evaluator
+        offered = evaluator.candidates(problem)
+        agent = make_agent(self.agent, 0, evaluator.gpu)
+        chosen = agent.propose(problem, offered, session.history(problem), self.count)
+        predicted = predict_many(problem, chosen, evaluator.gpu)
+        suggestions = [
+            {**config_reply(config), "predicted_us": round(float(us), 3)}
+            for config, us in zip(chosen, predicted, strict=True)
+        ]
+        return {
+            "problem": problem.key,
+            "agent": self.agent,
+            "offered": len(offered),
+            "source": evaluator.source,
+            "suggestions": suggestions,
+        }
 
 
-def keep_kernels(session: ToolSession, arguments: ArchiveArguments) -> dict[str, Any]:
-    """List, read or store kernels of the session's archive.
+class BestKnownTool(ProblemTool):
+    """Return the best kernels known for a product: the packaged library's decision, and the fastest rows of the
+    recording with its baselines. Costs nothing."""
 
-    Returns:
+    count: Count = Field(3, ge=1, le=32, description="Number of recorded kernels, fastest first.")
+
+    def run(self, session: ToolSession) -> dict[str, Any]:
+        """Return ``problem``, ``floor_us``, ``library`` and ``recording``: null if they lack the problem."""
+        problem = self.problem()
+        return {
+            "problem": problem.key,
+            "floor_us": round(floor_us(problem, session.gpu), 3),
+            "library": _library_row(session, problem),
+            "recording": recorded_rows(session, problem, self.count),
+        }
+
+
+class ArchiveTool(Tool):
+    """List, read or store kernels in the session's folder. Only proven kernels are stored. A template kernel that
+    wins is also installed in the folder's library.json."""
+
+    read_only: ClassVar[bool] = False
+    action: Literal["list", "read", "store"] = Field(
+        description="list: names, times and scores. read: one kernel's text or knobs. store: keep a proven kernel."
+    )
+    name: str | None = Field(None, description="Name of the kernel; for action read.", max_length=400)
+    mnk: Extents | None = Field(None, description="Extents M_N_K; needed to store, optional to list.")
+    layout: Literal["tn", "nn"] = Field("tn", description="tn or nn.")
+    dtype: Literal["fp16", "bf16"] = Field("fp16", description="fp16 or bf16.")
+    acc: Literal["fp32", "fp16"] = Field("fp32", description="fp32 or fp16.")
+    kernel: str | None = Field(None, description="The free kernel to store.")
+    config: dict[str, Any] | str | None = Field(None, description="The template kernel to store.")
+
+    def run(self, session: ToolSession) -> dict[str, Any]:
+        """Return the answer to the action.
+
         ``list``: ``folder`` and ``kernels``. ``read``: the entry with ``kernel`` or ``config``. ``store``: ``stored``,
         ``name``, ``folder``, ``kernels`` (their number), and for a template kernel ``library``.
+        """
+        folder = session.folder
+        if self.action == "list":
+            problem = None if self.mnk is None else self._stored(self.mnk).problem()
+            return {"folder": str(folder.files.path), "kernels": listed(folder.entries(problem))}
+        return self._read(session) if self.action == "read" else self._store(session)
+
+    def _stored(self, mnk: str) -> CandidateTool:
+        return CandidateTool(
+            mnk=mnk, layout=self.layout, dtype=self.dtype, acc=self.acc, kernel=self.kernel, config=self.config
+        )
+
+    def _read(self, session: ToolSession) -> dict[str, Any]:
+        if self.name is None:
+            raise UsageError("action read without a name", "the name of a kernel", "use action list, then pass name")
+        entry = session.folder.entry(self.name)
+        free = entry.candidate.get("family") == FreeKernel.family
+        body = {"kernel": entry.candidate["text"]} if free else {"config": entry.candidate}
+        return {**listed([entry])[0], **body}
+
+    def _store(self, session: ToolSession) -> dict[str, Any]:
+        if self.mnk is None:
+            raise UsageError(
+                "action store without mnk", "the product M_N_K of the kernel", "pass mnk, layout and dtype"
+            )
+        folder, stored = session.folder, self._stored(self.mnk)
+        problem, candidate = stored.problem(), stored.candidate()
+        found = session.evaluated(problem, candidate)
+        reply: dict[str, Any] = {
+            "stored": folder.store(found),
+            "name": config_name(candidate),
+            "folder": str(folder.files.path),
+            "kernels": len(folder.entries(problem)),
+        }
+        if isinstance(candidate, KernelConfig):
+            installed = folder.install(problem, session.template_evaluator)
+            reply["library"] = None if installed is None else {"file": folder.library.name, "installed": installed}
+        return reply
+
+
+#: Tools by the names that clients call.
+TOOLS: Mapping[str, type[Tool]] = {
+    "compile": CompileTool,
+    "prove": ProveTool,
+    "time": TimeTool,
+    "profile": ProfileTool,
+    "suggest": SuggestTool,
+    "best-known": BestKnownTool,
+    "archive": ArchiveTool,
+}
+
+
+def profiled_counters(problem: Problem, config: KernelConfig, gpu: Gpu, gpu_index: int, tool: str) -> dict[str, float]:
+    """Return name -> value of the counters of one call of a kernel; the names are those of ``outblas list counters``.
+
+    Args:
+        config: a kernel that was proven on it.
+        gpu: properties of the GPU.
+        gpu_index: CUDA's index of the GPU.
+        tool: path of ncu.
 
     Raises:
-        OutblasError: the session has no archive, an argument is missing, or the kernel is not proven.
+        DeviceError: no permission to read counters, or a launch that failed.
+        RecordError: ncu's output cannot be read.
     """
-    if arguments.action == "list":
-        folder = session.folder
-        return {"folder": str(folder.files.path), "kernels": listed(folder.entries(arguments.problem()))}
-    if arguments.action == "read":
-        return _read_kernel(session, arguments)
-    return _store_kernel(session, arguments)
+    with tempfile.TemporaryDirectory(prefix="outblas-profile-") as scratch:
+        profiler = Profiler(tool, Path(scratch), _NCU_S, gpu_index)
+        ((kernels,),) = profiler.kernels([ProfileWork(problem, (config,), cache_of(problem, gpu))])
+    if len(kernels) != 1:
+        raise RecordError(f"{config_name(config)} launched {len(kernels)} kernels", "one per call", "profile again")
+    return counters_of(kernels[0])
 
 
 def recorded_rows(session: ToolSession, problem: Problem, count: int) -> dict[str, Any] | None:
@@ -224,86 +275,3 @@ def _choice(choice: LibraryChoice | None) -> dict[str, Any] | None:
         return None
     figures = {name: round(getattr(choice, name), 4) for name in ("speedup", "low", "high")}
     return {**config_reply(choice.config), **figures}
-
-
-def _read_kernel(session: ToolSession, arguments: ArchiveArguments) -> dict[str, Any]:
-    if arguments.name is None:
-        raise UsageError("action read without a name", "the name of a kernel", "use action list, then pass name")
-    entry = session.folder.entry(arguments.name)
-    free = entry.candidate.get("family") == FreeKernel.family
-    body = {"kernel": entry.candidate["text"]} if free else {"config": entry.candidate}
-    return {**listed([entry])[0], **body}
-
-
-def _store_kernel(session: ToolSession, arguments: ArchiveArguments) -> dict[str, Any]:
-    folder, problem = session.folder, arguments.problem()
-    if problem is None:
-        raise UsageError("action store without mnk", "the product M_N_K of the kernel", "pass mnk, layout and dtype")
-    found = session.evaluated(problem, read_candidate(arguments.kernel, arguments.config))
-    stored = folder.store(found)
-    reply: dict[str, Any] = {
-        "stored": stored,
-        "name": config_name(found.evaluation.config),
-        "folder": str(folder.files.path),
-        "kernels": len(folder.entries(problem)),
-    }
-    if isinstance(found.evaluation.config, KernelConfig):
-        installed = folder.install(problem, session.template_evaluator)
-        reply["library"] = None if installed is None else {"file": folder.library.name, "installed": installed}
-    return reply
-
-
-_RUNS = "Needs a GPU; without one, a template kernel is answered from the recording. Costs one evaluation."
-TOOLS: Mapping[str, KernelTool] = {
-    tool.name: tool
-    for tool in (
-        KernelTool(
-            "compile",
-            "Compile a kernel for a product and inspect its machine code; nothing runs. Returns registers, spills, "
-            "shared memory, counts of instructions and the compiler's log. Costs one compilation.",
-            CompileArguments,
-            compile_kernel,
-        ),
-        KernelTool(
-            "prove",
-            f"Put a kernel through all gates of the proof. Returns the status and the failed gate's words. {_RUNS}",
-            CandidateArguments,
-            prove_kernel,
-        ),
-        KernelTool(
-            "time",
-            "Prove a kernel, then time it beside torch, cuBLAS and cuBLASLt. Returns microseconds and the speed-up "
-            f"with its 95% interval. A kernel that was proved in this session costs nothing more. {_RUNS}",
-            CandidateArguments,
-            time_kernel,
-        ),
-        KernelTool(
-            "profile",
-            "Read hardware counters of a proven template kernel with Nsight Compute. Needs a GPU and ncu.",
-            CandidateArguments,
-            profile_kernel,
-        ),
-        KernelTool(
-            "suggest",
-            "Ask a search agent for the most promising template kernels of a product. Kernels that this session has "
-            "timed are left out. Costs nothing.",
-            SuggestArguments,
-            suggest_kernels,
-        ),
-        KernelTool(
-            "best-known",
-            "Return the best kernels known for a product: the packaged library's decision, and the fastest rows of "
-            "the recording with its baselines. Costs nothing.",
-            BestKnownArguments,
-            best_known,
-        ),
-        KernelTool(
-            "archive",
-            "List, read or store kernels in the session's folder. Only proven kernels are stored. A template kernel "
-            "that wins is also installed in the folder's library.json.",
-            ArchiveArguments,
-            keep_kernels,
-            read_only=False,
-        ),
-    )
-}

@@ -1,31 +1,34 @@
-"""The protocol: tools and resources over standard input and output, by the official SDK."""
+"""The protocol: tools and resources over standard input and output, by the official SDK's high-level server."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import logging
 import os
 import signal
 import sys
-from collections.abc import Iterator
-from types import FrameType
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import create_model
 
 from outblas.core.child_process import end_children
-from outblas.core.errors import OutblasError, ToolchainMissing
+from outblas.core.errors import OutblasError, ToolchainMissing, UsageError
 from outblas.core.install_hint import install_hint
+from outblas.core.problem import Problem
 from outblas.core.version import __version__
-from outblas_lab.mcp.call_thread import CallThread
-from outblas_lab.mcp.guide_resources import FIXED, OF_A_PROBLEM, read_resource
+from outblas_lab.mcp.guide_resources import EXAMPLE, RESOURCES, GuideResource
 from outblas_lab.mcp.kernel_tools import TOOLS
-from outblas_lab.mcp.tool_calls import answer_call
+from outblas_lab.mcp.tool_arguments import Tool
 from outblas_lab.mcp.tool_replies import error_text
 from outblas_lab.mcp.tool_session import ToolSession
-from outblas_lab.mcp.unreadable_lines import AnsweringStream
 
 if TYPE_CHECKING:
-    from mcp.server.lowlevel.server import Server
+    from mcp.server.mcpserver import MCPServer
 
+logger = logging.getLogger(__name__)
+_T = TypeVar("_T")
 #: Seconds that the end of a session waits for the running call. Clients kill a server after about two.
 GRACE_S = 0.5
 INSTRUCTIONS = (
@@ -42,7 +45,7 @@ def require_sdk() -> None:
         ToolchainMissing: it is not.
     """
     try:
-        import mcp.server.lowlevel.server  # noqa: F401
+        import mcp.server.mcpserver  # noqa: F401
     except ImportError as error:
         raise ToolchainMissing("the MCP SDK is not installed", "package mcp", install_hint("mcp")) from error
 
@@ -50,129 +53,118 @@ def require_sdk() -> None:
 def serve(session: ToolSession) -> None:
     """Serve one client on stdin and stdout until it closes stdin. Nothing else is written to stdout.
 
-    Calls run one after the other. A call that still runs shortly after the client has gone loses its processes. If
-    it runs on, this process ends at once. The archive keeps what was stored.
+    A call that still runs shortly after the client has gone loses its processes. If it runs on, this process ends at
+    once. The archive keeps what was stored.
 
-    Ctrl-C ends the process with status 130, even while the client keeps stdin open.
+    SIGINT, SIGTERM and SIGHUP end the process, even while the client keeps stdin open. Its status is then 128 and the
+    signal's number.
 
     Args:
         session: the session; the caller closes it.
     """
-    calls = CallThread()
-    with _ctrl_c_ends(session, calls):
-        asyncio.run(_serve(make_server(session, calls)))
+    calls = ThreadPoolExecutor(1, "outblas-tools")
+    asyncio.run(_serve(session, calls))
     if not _finish(calls):
         sys.stderr.flush()
         os._exit(0)  # an orderly end would wait for the call, up to minutes
 
 
-def _finish(calls: CallThread) -> bool:
-    """End the thread of the calls, and the processes of a call that runs on. Return False if it does so even then."""
-    if calls.finish(GRACE_S):
-        return True
-    end_children()  # a call that waits for its compiler ends then, and removes its files
-    return calls.finish(GRACE_S)
-
-
-@contextlib.contextmanager
-def _ctrl_c_ends(session: ToolSession, calls: CallThread) -> Iterator[None]:
-    """Let Ctrl-C close the session and end this process.
-
-    An orderly end would wait for the SDK's thread, which reads stdin until the client closes it.
-    """
-
-    def end(number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # once is enough
+async def _serve(session: ToolSession, calls: ThreadPoolExecutor) -> None:
+    def end(number: int) -> None:
+        # An orderly end would wait for the SDK's thread, which reads stdin until the client closes it.
         if _finish(calls):
             session.close()
         sys.stderr.write("\ninterrupted; the archive keeps what was stored\n")
         sys.stderr.flush()
         os._exit(128 + number)
 
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield  # it is ignored, or another thread serves
-        return
-    signal.signal(signal.SIGINT, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            asyncio.get_running_loop().add_signal_handler(number, end, number)
+    await make_server(session, calls).run_stdio_async()
 
 
-async def _serve(server: Server[Any]) -> None:
-    from mcp.server.stdio import stdio_server
+def _finish(calls: ThreadPoolExecutor) -> bool:
+    """Wait shortly for the running call, then end its processes. Return False if it runs on even then."""
+    last = calls.submit(int)
+    if not wait([last], GRACE_S).done:
+        end_children()  # a call that waits for its compiler ends then, and removes its files
+    return bool(wait([last], GRACE_S).done)
 
-    async with stdio_server() as (read, write):
-        answering: Any = AnsweringStream(read, write)
-        await server.run(answering, write, server.create_initialization_options())
 
-
-def make_server(session: ToolSession, calls: CallThread) -> Server[Any]:
-    """Return the SDK's server with the handlers of tools and resources.
+def make_server(session: ToolSession, calls: ThreadPoolExecutor) -> MCPServer[Any]:
+    """Return the SDK's server with all tools and resources.
 
     Args:
-        calls: thread on which the handlers use the session.
+        calls: the one thread that uses the session, so that calls run one after the other. A cancelled call that has
+            not begun is left out.
     """
-    import mcp_types as types
-    from mcp.server.lowlevel.server import Server
-    from mcp.shared.exceptions import MCPError
+    from mcp.server.mcpserver import MCPServer
+    from mcp.server.mcpserver.exceptions import ResourceError
 
-    async def list_tools(_: Any, __: Any) -> Any:
-        return types.ListToolsResult(
-            tools=[
-                types.Tool(
-                    name=tool.name,
-                    description=tool.description,
-                    input_schema=tool.arguments.model_json_schema(),
-                    annotations=types.ToolAnnotations(
-                        read_only_hint=tool.read_only, destructive_hint=False, open_world_hint=False
-                    ),
-                )
-                for tool in TOOLS.values()
-            ]
-        )
+    def reader(resource: GuideResource) -> Callable[..., Any]:
+        async def read_one(problem: str) -> str:
+            try:
+                return await _in_turn(calls, lambda: resource.text(session, Problem.from_key(problem)))
+            except OutblasError as error:
+                raise ResourceError(error_text(error)) from error
 
-    async def call_tool(_: Any, params: Any) -> Any:
-        answer = await asyncio.wrap_future(calls.submit(lambda: answer_call(session, params.name, params.arguments)))
-        return types.CallToolResult(
-            content=[types.TextContent(type="text", text=answer.text)],
-            structured_content=answer.data,
-            is_error=answer.failed,
-        )
+        async def read() -> str:
+            return await read_one(EXAMPLE.key)
 
-    async def list_resources(_: Any, __: Any) -> Any:
-        return types.ListResourcesResult(
-            resources=[
-                types.Resource(uri=one.uri, name=one.name, description=one.description, mime_type=one.mime_type)
-                for one in FIXED
-            ]
-        )
+        return read_one if "{problem}" in resource.uri else read
 
-    async def list_templates(_: Any, __: Any) -> Any:
-        return types.ListResourceTemplatesResult(
-            resource_templates=[
-                types.ResourceTemplate(
-                    uri_template=one.uri, name=one.name, description=one.description, mime_type=one.mime_type
-                )
-                for one in OF_A_PROBLEM
-            ]
-        )
+    tools = [_sdk_tool(name, tool, session, calls) for name, tool in TOOLS.items()]
+    server = MCPServer("outblas", version=__version__, instructions=INSTRUCTIONS, tools=tools, log_level="WARNING")
+    for one in RESOURCES:
+        server.resource(one.uri, name=one.name, description=one.description, mime_type=one.mime_type)(reader(one))
+    return server
 
-    async def read(_: Any, params: Any) -> Any:
-        uri = str(params.uri)
+
+def _sdk_tool(name: str, tool: type[Tool], session: ToolSession, calls: ThreadPoolExecutor) -> Any:
+    """Return the SDK's record of a tool. The SDK would derive the arguments from a function; here they are a model."""
+    from mcp.server.mcpserver.tools import Tool as SdkTool
+    from mcp.server.mcpserver.utilities.func_metadata import ArgModelBase, FuncMetadata
+    from mcp_types import CallToolResult, TextContent, ToolAnnotations
+
+    class WholeModel(ArgModelBase):
+        def model_dump_one_level(self) -> dict[str, Any]:
+            return {"arguments": self}
+
+    async def answer(arguments: Tool) -> Any:
         try:
-            text, mime_type = await asyncio.wrap_future(calls.submit(lambda: read_resource(session, uri)))
+            return await _in_turn(calls, lambda: _answer(session, arguments))
         except OutblasError as error:
-            raise MCPError(types.INVALID_PARAMS, error_text(error)) from error
-        return types.ReadResourceResult(contents=[types.TextResourceContents(uri=uri, mime_type=mime_type, text=text)])
+            return CallToolResult(content=[TextContent(type="text", text=error_text(error))], is_error=True)
 
-    return Server(
-        "outblas",
-        version=__version__,
-        instructions=INSTRUCTIONS,
-        on_list_tools=list_tools,
-        on_call_tool=call_tool,
-        on_list_resources=list_resources,
-        on_list_resource_templates=list_templates,
-        on_read_resource=read,
+    model: Any = create_model(name, __base__=(tool, WholeModel))
+    return SdkTool(
+        name=name,
+        description=tool.description(),
+        parameters=model.model_json_schema(),
+        fn=answer,
+        is_async=True,
+        fn_metadata=FuncMetadata(arg_model=model, output_model=dict[str, Any]),
+        annotations=ToolAnnotations(read_only_hint=tool.read_only, destructive_hint=False, open_world_hint=False),
     )
+
+
+async def _in_turn(calls: ThreadPoolExecutor, call: Callable[[], _T]) -> _T:
+    return await asyncio.get_running_loop().run_in_executor(calls, call)
+
+
+def _answer(session: ToolSession, tool: Tool) -> dict[str, Any]:
+    """Return the tool's keys and ``budget_left``. Raise OutblasError also for what the system or a package refuses."""
+    try:
+        return {**tool.run(session), "budget_left": session.budget.left()}
+    except OutblasError:
+        raise
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"{error.name} is not installed", "it beside the server", "ask the user to install it"
+        ) from error
+    except OSError as error:
+        logger.exception("tool %s", type(tool).__name__)
+        raise UsageError(
+            f"the system refused: {error.strerror}", "free space and permission", "ask the user"
+        ) from error

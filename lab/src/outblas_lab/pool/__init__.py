@@ -1,7 +1,6 @@
 """Several workers behind one evaluator: processes of this machine, or actors of a Ray cluster, one per GPU.
 
-``PoolEvaluator`` (gpu_pool.py) hands units of work (units.py) to the workers of its places (worker_slot.py). Between
-them is a ``Transport`` (transport.py; worker_plan.py, ray_actors.py). In each worker lives a ``WorkerHost``
-(worker_host.py) with an evaluator of its own.
+``PoolEvaluator`` (gpu_pool.py) hands units of work (units.py) to its workers. Between them is a ``Transport``
+(transport.py; worker_plan.py has both). In each worker lives a ``WorkerHost`` (worker_host.py) with its own evaluator.
 ``worker_plan.py`` makes a pool from what the command line says. Only the driver writes the store.
 """

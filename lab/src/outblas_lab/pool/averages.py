@@ -17,13 +17,9 @@ from outblas.records.result_rows import Row, launch_of_row, problem_of
 
 #: Mode -> its way of timing: rounds in which all entries alternate, blocks of one entry alone, or single requests.
 PROTOCOLS = {
-    "offline": "rounds",
-    "offline_cold": "rounds",
-    "block": "blocks",
-    "server": "requests",
-    "unmeasured": "rounds",
+    "offline": "rounds", "offline_cold": "rounds", "block": "blocks", "server": "requests", "unmeasured": "rounds",
     "learned": "rounds",
-}
+}  # fmt: skip
 #: A row below this is far behind: beyond the noise between starts.
 FAR_BELOW = 0.98
 #: Columns of a row of one layout that mean nothing for the best of two.
@@ -45,12 +41,7 @@ def launch_label(row: Mapping[str, Any]) -> str:
 
 
 def table_label(suite: str, row: Mapping[str, Any]) -> str:
-    """Return the name of a row's table for notes, e.g. ``llm TN fp16/fp32, offline``.
-
-    Args:
-        suite: name of the suite.
-        row: mapping with ``layout``, ``dtype``, ``acc`` and ``mode``.
-    """
+    """Return the name of a row's table for notes, e.g. ``llm TN fp16/fp32, offline``."""
     return f"{suite} {row['layout']} {row['dtype']}/{row['acc']}, {row['mode']}"
 
 
@@ -90,7 +81,6 @@ def extended_figures(rows: Sequence[Row], suite: str) -> Row:
 
     Args:
         rows: at least one row, all of the same mode.
-        suite: name of their suite.
 
     Returns:
         A dictionary of these entries.
@@ -143,9 +133,6 @@ def extended_figures(rows: Sequence[Row], suite: str) -> Row:
 def figures_of_drawn(rows: Sequence[Row]) -> Row:
     """Return what a mean over drawn shapes is worth, and what its aligned and unaligned shapes have.
 
-    Args:
-        rows: at least one row.
-
     Returns:
         ``{bootstrap, by_alignment}``. ``bootstrap`` is the 95% interval ``[low, high]`` of the geometric mean over
         shapes; None for fewer than three. ``by_alignment`` is ``{"aligned": ..., "unaligned": ...}``, see
@@ -188,7 +175,6 @@ def ratio_over(rows: Iterable[Row], column: str) -> float | None:
     """Return the geometric mean of (another's time / time of what ``outblas.matmul`` runs, :func:`published_us`).
 
     Args:
-        rows: result rows.
         column: column of the other's time, microseconds, e.g. ``torch_us``. Rows without it are left out.
 
     Returns:
@@ -202,7 +188,6 @@ def figures_by_start(rows: Sequence[Row], starts: int | None = None) -> Row:
     """Return the figures that say how far a mean can be trusted.
 
     Args:
-        rows: at least one row, all of the same mode.
         starts: number of different starts of the machine, as the provenance has it (``Result.starts``). None: each
             figure of ``by_start`` is of another start.
 
@@ -230,9 +215,7 @@ def figures_by_key(
     """Return ``{key: {n, geomean of published}}`` of rows grouped by a key.
 
     Args:
-        rows: result rows.
         key: function that returns a row's group.
-        order: sort key of the groups' names.
     """
     groups: dict[str, list[float]] = {}
     for row in rows:
@@ -267,7 +250,6 @@ def best_of_layouts(tn: Iterable[Row], nn: Iterable[Row]) -> list[Row]:
     of medians and not paired. A row falls back if the best time belongs to a baseline.
 
     Args:
-        tn: result rows of layout TN.
         nn: result rows of layout NN. Problems that are missing on either side are left out.
     """
     other = {(r["m"], r["n"], r["k"]): r for r in nn}

@@ -26,8 +26,6 @@ def drawn_batches(count: int, seed: int, most: int = MOST_ROWS) -> list[int]:
     """Return the numbers of rows to try: those of :data:`EDGES`, the largest, and log-uniformly drawn ones.
 
     Args:
-        count: number of drawn ones.
-        seed: of the draw.
         most: largest number of rows, 1 or more.
     """
     rng = random.Random(seed)
@@ -36,11 +34,7 @@ def drawn_batches(count: int, seed: int, most: int = MOST_ROWS) -> list[int]:
 
 
 def check_batch_invariance(
-    product: Callable[[Any, Any], Any],
-    weight: Problem,
-    batches: Sequence[int],
-    device: str = "cuda",
-    seed: int = 0,
+    product: Callable[[Any, Any], Any], weight: Problem, batches: Sequence[int], device: str = "cuda", seed: int = 0
 ) -> Verdict:
     """Compare the rows of products of many batches with those of the largest one, bit by bit.
 
@@ -48,8 +42,6 @@ def check_batch_invariance(
         product: returns the product of (M, K) and (K, N) tensors.
         weight: gives N, K, layout and dtype; its M does not matter.
         batches: numbers of rows, at least two different ones.
-        device: torch device.
-        seed: of operands and batches.
 
     Returns:
         PASSED, or NOT_REPEATABLE with the first batch that differs, the number of its rows that do, and the first of

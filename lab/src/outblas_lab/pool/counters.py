@@ -23,11 +23,9 @@ class Counter:
     ``stall_wait``.
 
     Attributes:
-        name: key in ``Evaluation.counters``.
         unit: unit of its value, e.g. ``0 to 1``, ``bytes`` or ``SM cycles``.
         metrics: ncu's names; the first one that ncu reports counts.
         scale: factor from ncu's value (percent or a plain count) to the counter's value.
-        meaning: description.
     """
 
     name: str

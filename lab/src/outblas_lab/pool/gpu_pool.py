@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from outblas.core.config import KernelConfig, KernelKind, kernel_kind
@@ -15,10 +16,8 @@ from outblas.core.phase_times import PhaseTimer, PhaseTotals, sum_totals
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.workers.sandbox import START_TIMEOUT_S
-from outblas_lab.pool.compile_queue import Compile, CompileQueue
 from outblas_lab.pool.transport import BaselineNotes, EvaluateTask, Event, Pair, QuestionTask, Transport, WorkerAbout
-from outblas_lab.pool.units import WorkUnit, WorkUnits
-from outblas_lab.pool.worker_slot import WorkerSlot
+from outblas_lab.pool.units import Compile, CompileQueue, WorkUnit, WorkUnits
 
 #: Workers that one unit may cost before its candidates are given up.
 MAX_WORKERS_PER_UNIT = 3
@@ -30,6 +29,40 @@ MAX_SILENCE_S = 900.0
 _LOOK_S, _SOON_S = 1.0, 0.01
 #: Problems per request for candidates.
 _LISTED = 8
+
+
+@dataclass
+class WorkerSlot:
+    """A place for a worker; if its worker is lost, a new one takes the place.
+
+    Attributes:
+        state: ``stopped``, ``starting``, ``idle``, ``busy``, or ``gone``: given up.
+        unit: unit in hand; None: no unit.
+        since: time of its last message, or of its task, in seconds of ``time.monotonic``.
+        losses: workers lost here in a row.
+        expected: number of expected problems that were sent to it.
+        proved: number of proved kernels that were sent to it.
+        kernels: template kernels that its worker was given.
+    """
+
+    state: str = "stopped"
+    unit: WorkUnit | None = None
+    since: float = 0.0
+    losses: int = 0
+    expected: int = 0
+    proved: int = 0
+    kernels: set[KernelKind] = field(default_factory=set)
+
+    def is_overdue(self, now: float, limits: Mapping[str, float]) -> bool:
+        """Return True if the worker's next message is overdue.
+
+        Args:
+            now: time, in seconds of ``time.monotonic``.
+            limits: state -> seconds of silence. A unit of free kernels may be silent for longer. Other states may be
+                silent for ever.
+        """
+        more = 0.0 if self.unit is None else self.unit.silence_s
+        return self.state in limits and now - self.since > limits[self.state] + more
 
 
 class PoolEvaluator(Evaluator):
@@ -189,11 +222,7 @@ class PoolEvaluator(Evaluator):
         return self._notes_of(problem).details.get(name, "")
 
     def provenance(self, command: str) -> dict[str, Any]:
-        """Return the provenance of one worker's machine; the key ``workers`` has one line per worker.
-
-        Args:
-            command: the command line to record.
-        """
+        """Return the provenance of one worker's machine; the key ``workers`` has one line per worker."""
         return {**self._ask("provenance", [command])[0], "workers": self.workers}
 
     def _open(self) -> None:

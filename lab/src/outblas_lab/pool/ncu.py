@@ -76,7 +76,6 @@ class ProfiledLaunch:
     """A profiled launch of a kernel.
 
     Attributes:
-        kernel: its name as ncu writes it.
         block: extents of a block as text, e.g. ``(128, 1, 1)``.
         grid: extents of the grid as text.
         metrics: ncu's name -> value in nanoseconds, bytes, percent, or a plain count, e.g.
@@ -129,11 +128,7 @@ def command(ncu: str, target: Sequence[str], metrics: Sequence[str], cache: Cach
     It ends with ``--log-file``, the log and the words of ``target``. Nothing is run.
 
     Args:
-        ncu: path of ncu.
-        target: the program and its arguments, e.g. ``["python", "t.py"]``.
-        metrics: ncu's names.
         cache: content of the caches before each replay: ``flushed`` or ``warm``; KeyError for another.
-        log: file for the CSV.
     """
     options = ["--profile-from-start", "off", "--clock-control", "none", "--cache-control", _CACHE_CONTROL[cache]]
     options += ["--csv", "--page", "raw", "--print-units", "base", "--metrics", ",".join(metrics)]
@@ -150,9 +145,6 @@ def profile(
     start and stop are not profiled.
 
     Args:
-        ncu: path of ncu.
-        target: the program and its arguments.
-        metrics: ncu's names, e.g. ``["dram__bytes_read.sum"]``.
         cache: content of the caches before each replay: ``flushed``, or ``warm``, as the replay before left them.
         timeout_s: time limit, seconds.
         log: file for ncu's own output, written also after a failure or a timeout; None: none.
@@ -182,11 +174,8 @@ def known_metrics(
     ncu does not list them; it refuses a profile with an unknown one. So the target runs again without the unknown ones.
 
     Args:
-        ncu: path of ncu.
         target: a short program that profiles any kernel.
-        metrics: ncu's names to try.
         timeout_s: time limit of each run, seconds.
-        log: as for :func:`profile`.
 
     Raises:
         DeviceError: as :func:`profile`, or ncu knows none of the metrics.
@@ -208,10 +197,7 @@ def known_metrics(
 
 
 def unknown_metrics(output: str) -> list[str]:
-    """Return the sorted names, without suffix, of metrics that ncu's output calls unknown.
-
-    Example: ``unknown_metrics("==ERROR== Failed to find metric dram__nope.sum")`` returns ``["dram__nope"]``.
-    """
+    """Return the sorted names, without suffix, of metrics that ncu's output calls unknown."""
     lines = re.findall(r"Failed to find metrics?:? (.*)", output)
     return sorted({name for line in lines for name in re.findall(r"[a-z0-9]+__[a-z0-9_]+", line)})
 
@@ -275,7 +261,6 @@ def between_marks(launches: Iterable[ProfiledLaunch], mark: str = MARK_KERNEL) -
     Example: the kernels spin_kernel, gemm, spin_kernel give ``[[gemm], []]``. No kernel at all gives ``[]``.
 
     Args:
-        launches: kernels in order.
         mark: text that a marking kernel's name contains, by default ``spin_kernel``.
 
     Raises:
@@ -293,10 +278,7 @@ def between_marks(launches: Iterable[ProfiledLaunch], mark: str = MARK_KERNEL) -
 
 
 def stall_metric(reason: str) -> str:
-    """Return ncu's name of the metric for one of :data:`STALL_REASONS`: stalled warps per issued instruction.
-
-    Example: ``stall_metric("wait")`` is ``"smsp__average_warps_issue_stalled_wait_per_issue_active.ratio"``.
-    """
+    """Return ncu's name of the metric for one of :data:`STALL_REASONS`: stalled warps per issued instruction."""
     return _STALL.format(reason)
 
 

@@ -17,7 +17,7 @@ from typing import Any, get_args
 from outblas.core.config import KernelConfig, config_name
 from outblas.core.errors import OutblasError, RecordError
 from outblas.core.problem import Problem
-from outblas.core.roofline import Gpu, architecture, floor_us, operand_sets
+from outblas.core.roofline import Gpu, floor_us, operand_sets
 from outblas.kernels.config_text import config_from_name
 from outblas_lab.pool import ncu
 
@@ -29,7 +29,6 @@ class ProfiledAlgorithm:
 
     Attributes:
         algo: the 64 bytes of the cublasLtMatmulAlgo_t.
-        detail: its description.
     """
 
     algo: bytes
@@ -41,7 +40,6 @@ class ProfileWork:
     """The entries to profile on one problem.
 
     Attributes:
-        entries: kernels and algorithms.
         l2: content of L2 before each of ncu's passes, see :data:`outblas_lab.pool.ncu.CacheControl`.
     """
 
@@ -80,10 +78,7 @@ class Profiler:
     """Launch works under ncu. ``metrics`` holds the metrics of this GPU, read first, because a refusal is quick.
 
     Args:
-        tool: path of ncu.
-        scratch: folder for the input and output files of ncu.
         timeout_s: limit of each run, in seconds.
-        gpu_index: CUDA ordinal.
 
     Raises:
         DeviceError: as :func:`outblas_lab.pool.ncu.profile`.
@@ -139,10 +134,6 @@ def launch(works: Sequence[ProfileWork], gpu_index: int = 0) -> None:
 
     For every entry of every work there is one call outside of the profile, then a mark (a sleep kernel) and one
     profiled call. Without works there is a single mark.
-
-    Args:
-        works: problems with their entries.
-        gpu_index: CUDA's index of the GPU.
     """
     import torch
 
@@ -168,7 +159,7 @@ def launch(works: Sequence[ProfileWork], gpu_index: int = 0) -> None:
                     entry = LtAuto(gpu_index)
                     entry.set_algorithm(work.problem, one.algo, one.detail)
                 else:
-                    entry = load_kernel(work.problem, one, architecture(gpu_of_device(gpu_index)))[0]
+                    entry = load_kernel(work.problem, one, gpu_of_device(gpu_index))[0]
                 call = entry.bind(work.problem, *bench.operands(0))
                 call(bench.stream)
                 bench.synchronize()

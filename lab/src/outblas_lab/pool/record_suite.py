@@ -5,14 +5,16 @@ cell. All cells of a problem are timed in the same rounds as the baselines. Cell
 over :data:`LEAVE_OUT_BEYOND` x the best are marked as left out. Problems whose calls are long are measured in fewer
 rounds, of fewer cells.
 
-A recording for learning gives each problem candidates of its own (:mod:`outblas_lab.pool.record_candidates`). None of
-them is left out by a prediction.
+A recording for learning gives each problem candidates of its own (:func:`choose_candidates`). None of them
+is left out by a prediction.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+import random
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from outblas.core.config import KernelConfig, config_name
+from outblas.core.config import LAUNCHES, KernelConfig, config_name, launch_of
 from outblas.core.errors import UsageError
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.gpu_records import packaged_records
@@ -28,14 +30,13 @@ from outblas.core.journal import Journal
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu, floor_us, repeats
 from outblas.judge.bench_cell import Options
-from outblas.kernels.cost.cost_model import pruned_mask
+from outblas.kernels.cost.cost_model import predict_many, pruned_mask
 from outblas.kernels.kernel_hash import kernels_sha
 from outblas.kernels.legality import why_illegal
 from outblas.records.parquet import check_parquet
 from outblas.records.provenance import collect_provenance
 from outblas.runtime.device import gpu_of_device, record_of_device
 from outblas.tune.live_evaluator import LiveEvaluator
-from outblas_lab.pool.record_candidates import CandidateDraw, choose_candidates
 from outblas_lab.recordings.recording import Recording, stem_of
 from outblas_lab.recordings.recording_files import CELLS, CHOICE_CODES, STATUS_CODES
 
@@ -87,29 +88,19 @@ class RecordSettings:
 
 
 def run_record(
-    problems: Sequence[Problem],
-    suite: str,
-    catalogue: Sequence[KernelConfig],
-    out_dir: Path,
-    gpu_index: int = 0,
-    progress: Progress | None = None,
-    seconds: float = math.inf,
-    how: RecordSettings = RecordSettings(),
-) -> Path | None:
+    problems: Sequence[Problem], suite: str, catalogue: Sequence[KernelConfig], out_dir: Path, gpu_index: int = 0,
+    progress: Progress | None = None, seconds: float = math.inf, how: RecordSettings = RecordSettings(),
+) -> Path | None:  # fmt: skip
     """Measure kernels of a catalogue on every problem, and write the recording.
 
     A killed run resumes at the first problem that is not in its journal, ``<stem>_record.jsonl`` in ``out_dir``.
 
     Args:
         problems: problems to measure, in the order of the recording's rows.
-        suite: name of their suite.
         catalogue: kernels, in the order of the recording's columns. If problems have candidates of their own, the
             columns are the kernels that some problem has.
-        out_dir: folder of the recording and its journal.
-        gpu_index: CUDA ordinal.
         progress: called with (problems done, number of problems) after each problem.
         seconds: time limit; it is checked before each problem.
-        how: settings of candidates and rounds.
 
     Returns:
         The path of the cells file; None if the time limit came first. The next call then resumes.
@@ -150,19 +141,11 @@ def run_record(
         if cell[0] == Status.PASSED.value
     }
     options = Options(
-        gpu_index,
-        gpu,
-        rounds=ROUNDS,
-        long_rounds=LONG_ROUNDS,
-        recheck=False,
-        proved=frozenset(proved),
-        chunk=(len(catalogue) if how.draw is None else how.draw.count) or 1,
-        speedups=False,
-        drop_beyond=SINGLE_SAMPLE_BEYOND,
-        rounds_before_drop=1,
-        near_rounds=how.near_rounds,
+        gpu_index, gpu, rounds=ROUNDS, long_rounds=LONG_ROUNDS, recheck=False, proved=frozenset(proved),
+        chunk=(len(catalogue) if how.draw is None else how.draw.count) or 1, speedups=False,
+        drop_beyond=SINGLE_SAMPLE_BEYOND, rounds_before_drop=1, near_rounds=how.near_rounds,
         near_factor=1 + how.near,
-    )
+    )  # fmt: skip
     end = monotonic() + seconds
     try:
         with LiveEvaluator(gpu_index, options) as evaluator:
@@ -211,7 +194,7 @@ def _chooser(catalogue: Sequence[KernelConfig], gpu: Gpu, draw: CandidateDraw | 
 def _measure(
     evaluator: LiveEvaluator, problem: Problem, catalogue: Sequence[KernelConfig], choose: Chooser | None
 ) -> dict[str, Any]:
-    """Measure a problem; return its journal entry, as :func:`outblas_lab.pool.record_suite.matrix_of` reads it."""
+    """Measure a problem; return its journal entry, as :func:`matrix_of` reads it."""
     if choose is not None:
         chosen = choose(problem)
         cells, baselines = _measured(evaluator, problem, list(chosen))
@@ -268,12 +251,9 @@ _NOT_CHOSEN = (Status.LEFT_OUT.value, None, None, 0)
 
 
 def matrix_of(
-    problems: Sequence[Problem],
-    suite: str,
-    catalogue: Sequence[KernelConfig],
-    entries: Mapping[str, Mapping[str, Any]],
-    provenance: dict[str, Any],
-) -> Recording:
+    problems: Sequence[Problem], suite: str, catalogue: Sequence[KernelConfig],
+    entries: Mapping[str, Mapping[str, Any]], provenance: dict[str, Any],
+) -> Recording:  # fmt: skip
     """Return the recording of journal entries.
 
     An entry has ``cells``, each with status, median and spread (None unless passed) and rounds, and ``baselines``. The
@@ -282,10 +262,7 @@ def matrix_of(
 
     Args:
         problems: the rows; each has an entry.
-        suite: name of the suite.
         catalogue: the candidates, in the order of the columns.
-        entries: key of the problem -> entry.
-        provenance: of the recording.
 
     Raises:
         RecordError: the entries contradict each other.
@@ -324,3 +301,59 @@ def _by_name(entry: Mapping[str, Any], catalogue: Sequence[str]) -> dict[str, tu
     names = entry.get("candidates", catalogue)
     chosen = entry.get("chosen", ["catalogue"] * len(names))
     return {name: (cell, how) for name, cell, how in zip(names, entry["cells"], chosen, strict=True)}
+
+
+@dataclass(frozen=True)
+class CandidateDraw:
+    """Number and kind of each problem's candidates.
+
+    Attributes:
+        count: candidates of a problem; all legal ones if they are fewer.
+        random: number of them that are drawn from all legal ones, each as likely.
+
+    Raises:
+        UsageError: ``count`` is below 1, or ``random`` is not from 0 to ``count``.
+    """
+
+    count: int
+    random: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise UsageError(f"{self.count} candidates", "1 or more", "pass a larger --candidates")
+        if not 0 <= self.random <= self.count:
+            raise UsageError(f"{self.random} random ones of {self.count} candidates", "0 to all", "correct --random")
+
+
+def choose_candidates(
+    problem: Problem, catalogue: Sequence[KernelConfig], gpu: Gpu, draw: CandidateDraw
+) -> dict[KernelConfig, str]:
+    """Return candidate -> ``random`` or ``model``, the way in which it was chosen; random ones come first.
+
+    The draw depends on the seed, the problem and the legal candidates alone. The model's part has the candidates that
+    it predicts to be fastest, without those that were drawn. Launch options take turns in it, because each has a best
+    kernel of its own.
+
+    Args:
+        catalogue: the candidates to choose from, legal ones or not.
+    """
+    legal = [config for config in catalogue if why_illegal(problem, config, gpu) is None]
+    rng = random.Random(f"{draw.seed}/{problem.key}")
+    drawn = rng.sample(legal, min(draw.random, len(legal)))
+    taken = set(drawn)
+    others = [config for config in legal if config not in taken]
+    ranked = _ranked_in_turns(problem, others, gpu)[: draw.count - len(drawn)]
+    return dict.fromkeys(drawn, "random") | dict.fromkeys(ranked, "model")
+
+
+def _ranked_in_turns(problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu) -> list[KernelConfig]:
+    """Return the configs by their place among those of their launch option, fastest prediction first."""
+    times = predict_many(problem, configs, gpu) if configs else np.empty(0)
+    seen: Counter[str] = Counter()
+    places: dict[KernelConfig, tuple[int, int]] = {}
+    for config in (configs[i] for i in np.argsort(times, kind="stable")):
+        launch = launch_of(config)
+        places[config] = seen[launch], LAUNCHES.index(launch)
+        seen[launch] += 1
+    return sorted(places, key=places.__getitem__)

@@ -18,7 +18,6 @@ def retune_record(library: Library, seconds_of_making: dict[str, float]) -> dict
     """Return the record of a library that was tuned from nothing.
 
     Args:
-        library: the finished library.
         seconds_of_making: job (e.g. ``"tune grid1000:TN:fp16:fp32"``) -> seconds, start-up and shut-down included.
 
     Returns:

@@ -7,13 +7,18 @@ rounds.
 
 from __future__ import annotations
 
+import os
+import queue
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
+from outblas.core.child_process import LoneContext, end_with_parent
 from outblas.core.config import LAUNCHES, KernelConfig, Launch, config_name
 from outblas.core.errors import UsageError
 from outblas.core.evaluation import Evaluation, Status
@@ -30,19 +35,11 @@ from outblas.kernels.kernel_hash import kernels_sha
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryRow
 from outblas.records.parquet import check_parquet
-from outblas.records.provenance import (
-    collect_provenance,
-    gpu_state,
-    shared_conditions,
-    source_commit,
-    start_of_machine,
-)
+from outblas.records.provenance import collect_provenance, gpu_state, shared_conditions, source_commit, start_of_machine
 from outblas.records.result_rows import launch_columns
 from outblas.records.results import COLUMNS, Row, write_result
 from outblas.runtime.device import gpu_of_device
 from outblas.tune.live_evaluator import Baselines, LiveEvaluator
-from outblas_lab.pool.request_process import caller, serving_gpus
-from outblas_lab.pool.share_gpus import entries_of_gpus
 
 #: Called as (problems done, number of problems, geometric mean of the published speed-ups so far).
 Progress = Callable[[int, int, float], None]
@@ -53,16 +50,10 @@ class BenchRequest:
     """The settings of one run of :func:`run_bench`.
 
     Attributes:
-        problems: problems to time.
-        suite: name of their suite.
         library: a library or its file; None: the packaged one.
-        out_path: the result file to write.
         gpu_indices: CUDA indices of the GPUs, which share the problems. Mode ``server`` uses those for which the host
-            has enough cores (:func:`outblas_lab.pool.request_process.serving_gpus`).
-        mode: ``offline``, ``offline_cold``, ``block`` or ``server``.
-        rounds: interleaved rounds per problem.
+            has enough cores (:func:`serving_gpus`).
         resume: continue from an interrupted run's journal; False: begin anew.
-        target_qps: requests per second, at most, in server mode.
         seed: seed of the operands and of the order within a round.
         baselines: names of the baselines to time. A run without those that are no rivals is quicker.
         one_start: all figures must be of one start of the machine. A journal of an earlier start is refused then.
@@ -93,7 +84,6 @@ def run_bench(request: BenchRequest, progress: Progress | None = None) -> Path:
     provenance names all of them, joined by ``; ``. Several GPUs share the problems.
 
     Args:
-        request: what to time, against what and how.
         progress: called after every newly timed problem with (problems done, all problems, geometric mean so far).
 
     Returns:
@@ -178,15 +168,9 @@ def _settings(request: BenchRequest, library: Library, gpu: Gpu) -> dict[str, ob
 
 def _options(request: BenchRequest, gpu: Gpu) -> Options:
     return Options(
-        0,
-        gpu,
-        rounds=request.rounds,
-        seed=request.seed,
-        level="full",
-        mode=request.mode,
-        baselines=tuple(request.baselines),
-        proved=request.proved,
-    )
+        0, gpu, rounds=request.rounds, seed=request.seed, level="full", mode=request.mode,
+        baselines=tuple(request.baselines), proved=request.proved,
+    )  # fmt: skip
 
 
 def _entries(
@@ -295,13 +279,11 @@ class _Station:
                 _row(problem, launch, self._mode, pick if isinstance(pick, str) else found[pick], report, self._gpu)
                 for pick in picked
             )
-            out.append({**ran, **(_plain_columns(plain[0]) if plain else {}), **state})
+            for other in plain:  # the plain choice, beside its second winner
+                ran |= {"plain_config": other["config"], "plain_us": other.get("ours_us")}
+                ran["plain_speedup"] = other["published"]
+            out.append({**ran, **state})
         return out
-
-
-def _plain_columns(plain: Row) -> Row:
-    """Return the columns of a row's plain choice, beside its second winner, from the row that it would make."""
-    return {"plain_config": plain["config"], "plain_us": plain.get("ours_us"), "plain_speedup": plain["published"]}
 
 
 def _row(problem: Problem, launch: Launch, mode: str, ran: Evaluation | str, report: Baselines, gpu: Gpu) -> Row:
@@ -373,3 +355,99 @@ def _fallback_columns(report: Baselines, name: str) -> Row:
         "high": found.high,
         "published": found.ratio,
     }
+
+
+#: Opened for a GPU's index; yields a function that times one problem and returns the entry of its journal.
+Station = Callable[[int], AbstractContextManager[Callable[[Problem], dict[str, Any]]]]
+
+
+def entries_of_gpus(todo: Sequence[Problem], gpus: Sequence[int], station: Station) -> Iterator[dict[str, Any]]:
+    """Yield the entries of problems as they finish, in no fixed order.
+
+    Args:
+        station: opened once for each GPU, in that GPU's thread.
+
+    Raises:
+        Exception: a station raised it. What the others had finished is yielded before.
+    """
+    work: queue.SimpleQueue[Problem] = queue.SimpleQueue()
+    for problem in todo:
+        work.put(problem)
+    results: queue.SimpleQueue[dict[str, Any] | BaseException | None] = queue.SimpleQueue()
+    stop = threading.Event()
+
+    def serve(index: int) -> None:
+        try:
+            with station(index) as entry_of:
+                while not stop.is_set():
+                    try:
+                        problem = work.get_nowait()
+                    except queue.Empty:
+                        break
+                    results.put(entry_of(problem))
+            results.put(None)
+        except BaseException as error:  # handed to the main thread, which raises it
+            results.put(error)
+
+    threads = [threading.Thread(target=serve, args=(index,), daemon=True) for index in gpus]
+    for thread in threads:
+        thread.start()
+
+    def end() -> None:
+        stop.set()
+        for thread in threads:
+            thread.join(timeout=30)
+
+    try:
+        running = len(threads)
+        while running:
+            item = results.get()
+            if item is None:
+                running -= 1
+            elif isinstance(item, BaseException):
+                end()
+                yield from _finished(results)
+                raise item
+            else:
+                yield item
+    finally:
+        end()
+
+
+def _finished(results: queue.SimpleQueue[dict[str, Any] | BaseException | None]) -> Iterator[dict[str, Any]]:
+    """Yield the results that the other GPUs finished after one GPU had failed; a resumed run then keeps them."""
+    while not results.empty():
+        item = results.get()
+        if isinstance(item, dict):
+            yield item
+
+
+T = TypeVar("T")
+#: Cores of the host for each GPU that serves. One polls for completions; threads of torch and the driver need others.
+CORES_PER_GPU = 4
+
+
+def serving_gpus(gpus: Sequence[int], cores: int | None = None) -> tuple[int, ...]:
+    """Return the GPUs that may serve requests at the same time: the first ones, at least one.
+
+    Args:
+        gpus: CUDA indices; at least one.
+        cores: cores that this process may use; None: as the system says.
+    """
+    usable = len(os.sched_getaffinity(0)) if cores is None else cores
+    return tuple(gpus[: max(1, usable // CORES_PER_GPU)])
+
+
+@contextmanager
+def caller(alone: bool) -> Iterator[Callable[..., T]]:
+    """Yield ``call(function, *arguments)``, which returns what the function does, or raises what it raises.
+
+    Args:
+        alone: True calls in this process. False calls in a process of its own, which starts at the first call and ends
+            with the block. Function, arguments and result must pickle then.
+    """
+    if alone:
+        yield lambda function, *arguments: function(*arguments)
+        return
+    with ProcessPoolExecutor(1, LoneContext(), end_with_parent, (os.getpid(),)) as process:
+        yield lambda function, *arguments: process.submit(function, *arguments).result()

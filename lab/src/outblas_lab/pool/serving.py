@@ -35,7 +35,6 @@ class PublicApi:
     It runs on torch's current stream, which must be the one passed to a bound call.
 
     Args:
-        gpu_index: CUDA ordinal.
         library: library of matmul during the blocks of this entry; None: the one that matmul uses already.
         workload: workload of the process during the blocks of this entry.
     """
@@ -64,7 +63,7 @@ class PublicApi:
 
     def begin(self) -> None:
         """Let matmul decide by this entry's library and workload, and repeat this entry's own earlier decisions."""
-        from outblas.dispatch.kept_decisions import new_decisions, use_decisions
+        from outblas.dispatch.device_registry import new_decisions, use_decisions
 
         if self._decisions is None:
             self._decisions = new_decisions(self._gpu, self._library, self._workload)
@@ -99,9 +98,6 @@ def serve(
     """Time ``outblas.matmul`` and the baselines on requests that arrive at a rate.
 
     Args:
-        problem: the product to compute.
-        gpu_index: CUDA ordinal.
-        plan: number and rate of the requests.
         library: library for ``outblas.matmul``; None: the library that it uses already.
         with_plain: also time the library's plain choice, as entry ``plain``.
 
@@ -129,7 +125,7 @@ def time_public_api(entries: Mapping[str, Any], problem: Problem, plan: RequestP
     Raises:
         DeviceError: a result of a kernel is wrong.
     """
-    from outblas.dispatch.kept_decisions import current_decisions, use_decisions
+    from outblas.dispatch.device_registry import current_decisions, use_decisions
 
     before = current_decisions(gpu_index)
     try:
@@ -170,10 +166,6 @@ def over_chosen_rival(times: ServerTimes, name: str) -> Speedup:
     """Return the speed-up of an entry over the baseline of the least median on the half that chooses.
 
     The figures are of the half that judges: no luck of the choice is in them.
-
-    Args:
-        times: both halves.
-        name: the entry.
     """
     medians = {each: times.choosing[each].median_us for each in SERVER_BASELINES if each in times.choosing}
     return speedup(times.judging, name, (fastest_baseline(medians),))

@@ -18,7 +18,6 @@ class EvaluatorSpec(NamedTuple):
 
     Attributes:
         factory: function that returns it, as ``module:callable``.
-        args: picklable arguments of the function.
     """
 
     factory: str
@@ -43,12 +42,7 @@ class EvaluateTask:
 
 @dataclass(frozen=True)
 class QuestionTask:
-    """A task: call a method of :class:`outblas_lab.pool.worker_host.WorkerHost` and send its result.
-
-    Attributes:
-        method: name of the method.
-        args: its arguments.
-    """
+    """A task: call a method of :class:`outblas_lab.pool.worker_host.WorkerHost` and send its result."""
 
     method: str
     args: tuple[Any, ...] = ()
@@ -62,9 +56,6 @@ class WorkerAbout:
     """The content of a worker's first message.
 
     Attributes:
-        gpu: its GPU.
-        source: its evaluator's source, e.g. ``cuda:0``.
-        place: its machine and device, in words.
         build: its build of OutBLAS; workers of one run must agree in it.
     """
 
@@ -102,8 +93,6 @@ class Event(NamedTuple):
     """A message of a worker, or the news that it was lost.
 
     Attributes:
-        worker: number of the worker.
-        kind: kind of the message, see :data:`EventKind`.
         value: what belongs to the kind; None if nothing does.
     """
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, MutableMapping, Sequence
+import queue
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 
@@ -12,7 +14,6 @@ from outblas.core.problem import Problem
 from outblas.core.roofline import work_us
 from outblas_lab.custom.free_kernel import FreeKernel
 from outblas_lab.jail.jailed_evaluator import FreeOptions
-from outblas_lab.pool.compile_queue import CompileQueue
 from outblas_lab.pool.transport import Pair
 
 #: Units of other workers' problems that wait, above which one is taken even though units of its own may come.
@@ -61,12 +62,9 @@ class WorkUnits:
     """
 
     def __init__(
-        self,
-        pairs: Iterable[Pair | None],
-        compiling: CompileQueue | None = None,
-        homes: MutableMapping[Problem, int] | None = None,
-        workers: int = 1,
-    ) -> None:
+        self, pairs: Iterable[Pair | None], compiling: CompileQueue | None = None,
+        homes: MutableMapping[Problem, int] | None = None, workers: int = 1,
+    ) -> None:  # fmt: skip
         self._source = _groups(pairs)
         self._compiling, self._workers = compiling, workers
         self._homes = {} if homes is None else homes
@@ -121,7 +119,6 @@ class WorkUnits:
         A unit that has cost ``worker`` is left to ``others``, if one of them was not lost by it yet.
 
         Args:
-            worker: number of the worker.
             others: the other workers that are not given up.
             elsewhere: kernels that other workers have loaded.
         """
@@ -172,3 +169,73 @@ def _by_form(group: Iterable[Pair]) -> dict[str, list[Pair]]:
         form = pair[1].launch.form if isinstance(pair[1], FreeKernel) else ""
         found.setdefault(form, []).append(pair)
     return found
+
+
+#: Compiles the kernels of pairs into a cache; yields now and then.
+Compile = Callable[[Sequence[Pair]], Iterator[object]]
+#: Units compiled together at most: the first are wanted soon.
+MAX_UNITS_TOGETHER = 8
+
+
+class CompileQueue:
+    """A queue that compiles the kernels of units in a background thread and gives the units back in their order.
+
+    Args:
+        compile: function that fills the compile cache that the workers share.
+    """
+
+    def __init__(self, compile: Compile) -> None:
+        self._compile = compile
+        self._todo: queue.SimpleQueue[WorkUnit | None] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[WorkUnit | Exception] = queue.SimpleQueue()
+        self._stop = threading.Event()
+        #: Units put and not given back; of the driver's thread alone.
+        self._inside = 0
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread.start()
+
+    @property
+    def pending(self) -> bool:
+        return self._inside > 0
+
+    def put(self, unit: WorkUnit) -> None:
+        self._inside += 1
+        self._todo.put(unit)
+
+    def done(self) -> list[WorkUnit]:
+        """Return the units compiled since the last call.
+
+        Raises:
+            ToolchainMissing: NVRTC is not installed; or whatever else ended the thread.
+        """
+        found: list[WorkUnit] = []
+        while not self._done.empty():
+            item = self._done.get()
+            if isinstance(item, Exception):
+                raise item
+            found.append(item)
+        self._inside -= len(found)
+        return found
+
+    def close(self) -> None:
+        """Cancel all waiting compilations; running ones finish in their processes."""
+        self._stop.set()
+        self._todo.put(None)
+        self._thread.join()
+
+    def _work(self) -> None:
+        while (unit := self._todo.get()) is not None and not self._stop.is_set():
+            units = [unit]
+            while len(units) < MAX_UNITS_TOGETHER and not self._todo.empty() and (more := self._todo.get()) is not None:
+                units.append(more)
+            try:
+                for _ in self._compile([pair for one in units for pair in one.pairs]):
+                    if self._stop.is_set():
+                        return
+            except Exception as error:  # the driver's to raise
+                self._done.put(error)
+                return
+            for one in units:
+                self._done.put(one)
+            if self._stop.is_set():  # the None that ends the outer loop may have ended the inner one
+                return

@@ -35,10 +35,8 @@ def make_live_evaluator(
     """Return a live evaluator for a GPU of this machine.
 
     Args:
-        gpu_index: CUDA ordinal.
         compile_ahead: fill the compile cache with templates' kernels, see
             :class:`outblas.tune.live_evaluator.LiveEvaluator`.
-        judging: extent of the proof, and baselines.
         compilers: compilers of free kernels that run at once; None: one per usable core.
     """
     from outblas.tune.live_evaluator import LiveEvaluator

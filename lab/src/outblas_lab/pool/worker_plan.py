@@ -1,4 +1,4 @@
-"""Build the pool from the workers that the command line names."""
+"""Build the pool from the workers that the command line names: local processes, or actors of Ray."""
 
 from __future__ import annotations
 
@@ -9,19 +9,22 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
 
-from outblas.core.child_process import ChildProcess
+from outblas.core.child_process import JOIN_TIMEOUT_S, ChildProcess
 from outblas.core.config import KernelConfig
-from outblas.core.errors import UsageError, unknown_name
+from outblas.core.errors import DeviceError, ToolchainMissing, UsageError, unknown_name
+from outblas.core.install_hint import install_hint
 from outblas.core.roofline import Gpu
 from outblas.runtime.device import Device, gpu_count, parse_device, require_gpus
 from outblas.tune.judged_workers import DEFAULT_JUDGING, Judging, Workers
 from outblas.workers.sandbox import factory_name
 from outblas_lab.pool import worker_host
-from outblas_lab.pool.compile_queue import Compile
 from outblas_lab.pool.gpu_pool import PoolEvaluator
 from outblas_lab.pool.transport import EvaluatorSpec, Event, Pair, Task, Transport
-from outblas_lab.pool.worker_host import serve_connection
+from outblas_lab.pool.units import Compile
+from outblas_lab.pool.worker_host import WorkerHost, serve_connection
 
 WORKER_KINDS = ("local", "ray")
 #: Each worker of a replay is a process, or an actor, that reads the recording.
@@ -101,11 +104,8 @@ class WorkerPlan(Workers):
     """The workers of a run.
 
     Attributes:
-        kind: ``local`` or ``ray``.
         device: what each worker works on; a GPU stands for any GPU.
-        gpus: CUDA ordinals of local workers.
         count: number of workers of a replay or of a cluster; None: one per GPU of the cluster.
-        ray_address: address of the cluster.
         judging: what live workers prove and time.
     """
 
@@ -128,20 +128,14 @@ class WorkerPlan(Workers):
 
 
 def make_plan(
-    kind: str,
-    device: str | None = None,
-    gpus: Sequence[int] | None = None,
-    count: int | None = None,
+    kind: str, device: str | None = None, gpus: Sequence[int] | None = None, count: int | None = None,
     ray_address: str | None = None,
-) -> WorkerPlan:
+) -> WorkerPlan:  # fmt: skip
     """Check the options of the command line and return the plan of the pool.
 
     Args:
-        kind: ``local`` or ``ray``.
-        device: text of ``--device``; None: GPUs.
         gpus: CUDA ordinals of local workers; None: all.
         count: number of workers of a replay or of a cluster; None: the default.
-        ray_address: address of the cluster; None: the running one.
 
     Raises:
         UsageError: the options contradict each other.
@@ -197,8 +191,6 @@ def _transport(plan: WorkerPlan) -> Transport:
         share = max(1, _free_cores(plan) // max(1, len(plan.gpus)))
         specs = [EvaluatorSpec(live, (index, False, plan.judging, share)) for index in plan.gpus]
         return LocalTransport(specs if replay is None else [replay] * (plan.count or REPLAYS))
-    from outblas_lab.pool.ray_actors import RayTransport
-
     if replay is not None:
         return RayTransport(replay, plan.count, 0, plan.ray_address)
     spec = EvaluatorSpec(factory_name(worker_host.make_live_evaluator), (0, True, plan.judging))
@@ -230,3 +222,114 @@ def _compiler(plan: WorkerPlan) -> Callable[[Gpu], Compile] | None:
         return compile_templates
 
     return make
+
+
+class RayTransport:
+    """A transport with one Ray actor per worker (the contract of outblas_lab.pool.transport).
+
+    An actor is asked for one message at a time, so answers arrive promptly with any version of Ray.
+
+    Args:
+        size: number of workers; None: one per GPU of the cluster.
+        gpus: GPUs per worker, 1 or 0.
+        address: ``auto`` for the running cluster, ``local`` for a new one for this run. A process that is in a cluster
+            already stays there.
+
+    Raises:
+        ToolchainMissing: ray is not installed.
+        DeviceError: no cluster answers, or it has no GPU.
+        UsageError: the cluster has fewer GPUs than workers.
+    """
+
+    def __init__(self, spec: EvaluatorSpec, size: int | None, gpus: int, address: str = "auto") -> None:
+        self._ray = _ray()
+        self._leave = _join(self._ray, address)
+        self._actors: dict[int, Any] = {}
+        self._words: dict[Any, int] = {}
+        try:
+            self._size = _gpu_count(self._ray, size) if gpus or size is None else size
+        except BaseException:
+            self.close()
+            raise
+        self._spec = spec
+        paths = os.pathsep.join(str(Path(p).resolve()) for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p)
+        environment = {"env_vars": {"PYTHONPATH": paths}} if paths else {}  # a source tree, on a cluster of this host
+        self._actor = self._ray.remote(WorkerHost).options(num_gpus=gpus, max_restarts=0, runtime_env=environment)
+
+    @property
+    def size(self) -> int:
+        return self._size
+
+    def start(self, worker: int) -> None:
+        self.stop(worker)
+        self._actors[worker] = self._actor.remote(self._spec)
+        self._words[self._actors[worker].hello.remote()] = worker
+
+    def send(self, worker: int, task: Task | None) -> None:
+        self._words[self._actors[worker].step.remote(task)] = worker
+
+    def wait(self, timeout_s: float) -> list[Event]:
+        said, _ = self._ray.wait(list(self._words), num_returns=1, timeout=timeout_s) if self._words else ([], [])
+        return [self._heard(word) for word in said]
+
+    def stop(self, worker: int) -> None:
+        actor = self._actors.pop(worker, None)
+        self._words = {word: w for word, w in self._words.items() if w != worker}
+        if actor is not None:
+            self._ray.kill(actor)
+
+    def close(self) -> None:
+        busy = set(self._words.values())
+        idle = [actor.close.remote() for worker, actor in self._actors.items() if worker not in busy]
+        if idle:
+            with contextlib.suppress(self._ray.exceptions.RayError):
+                self._ray.wait(idle, num_returns=len(idle), timeout=JOIN_TIMEOUT_S)
+        for worker in list(self._actors):
+            self.stop(worker)
+        if self._leave:
+            self._leave = False
+            self._ray.shutdown()
+
+    def _heard(self, word: Any) -> Event:
+        worker = self._words.pop(word)
+        try:
+            kind, value = self._ray.get(word)
+        except self._ray.exceptions.RayError as error:  # the actor died, or its host is gone
+            self.stop(worker)
+            return Event(worker, "lost", f"its actor is gone: {(str(error).split(chr(10)) or [''])[0][:200]}")
+        if kind == "answer":
+            self.send(worker, None)
+        return Event(worker, kind, value)
+
+
+def _ray() -> Any:
+    try:
+        import ray
+    except ImportError as error:
+        raise ToolchainMissing("ray is not installed", "ray for --workers ray", install_hint("ray")) from error
+    return ray
+
+
+def _join(ray: Any, address: str) -> bool:
+    """Join a cluster; False where this process is in one already."""
+    if ray.is_initialized():
+        return False
+    own = {"include_dashboard": False} if address == "local" else {}
+    try:
+        ray.init(address=address, log_to_driver=False, **own)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise DeviceError(
+            f"no Ray cluster answers at {address!r} ({str(error).splitlines()[0][:200]})",
+            "a running one",
+            "start it with `ray start --head`, or pass --ray-address local",
+        ) from error
+    return True
+
+
+def _gpu_count(ray: Any, size: int | None) -> int:
+    there = int(ray.cluster_resources().get("GPU", 0))
+    if there == 0:
+        raise DeviceError("the Ray cluster has no GPU", "one or more", "start Ray on hosts with a GPU (`ray start`)")
+    if size is not None and size > there:
+        raise UsageError(f"--worker-count is {size}", f"at most {there}, the GPUs of the cluster", "pass a smaller one")
+    return size or there

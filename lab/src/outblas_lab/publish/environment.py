@@ -128,15 +128,8 @@ VARIABLES = (
         "OUTBLAS_POLICY",
         "a file of `outblas train`",
         "the packaged policy of the GPU",
-        "The policy of agents `ppo` and `ppo-oneshot`; the regressor in it, of agent `regressor`.",
+        "The policy of agent `ppo`; the regressor in it, of agent `regressor`.",
         "when the agent is made",
-    ),
-    Variable(
-        "OUTBLAS_KNOB_POLICY",
-        "a file of `outblas train --env knobs`",
-        "not set",
-        "The policy of agent `knob`, which needs it.",
-        "at the agent's first proposal",
     ),
     Variable(
         "OUTBLAS_RECORDING",

@@ -1,13 +1,15 @@
-"""Colours, dashes and ticks that the HTML pages and the published pictures share."""
+"""Colours, lines and ticks that the HTML pages and the published pictures share."""
 
 from __future__ import annotations
 
 GREY, INK, GRID = "#6e7781", "#1f2328", "#e3e7eb"
+#: Colours of the launch options, without and with PDL.
+LAUNCH_COLOURS = {False: "#c2570c", True: "#0b5fcc"}
 #: Okabe and Ito's colours, which readers with every common colour blindness can tell apart. Yellow is left out: it is
 #: too light on white. The eighth agent has the first colour again, dashed.
 AGENT_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#4d4d4d")
-#: Dashes of the first, second and third use of the colours, in pixels.
-AGENT_DASHES = ("", "7 4", "2 4")
+#: Matplotlib's styles of lines for the first, second and third use of the colours.
+AGENT_STYLES = ("-", "--", ":")
 #: Agents whose lines stand out: learned, ranked by a model, Optuna's, and chance.
 SHOWN_AGENTS = ("regressor", "heuristic", "tpe", "random")
 

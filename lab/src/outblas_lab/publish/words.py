@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from outblas.core.config import KernelConfig
@@ -24,11 +25,6 @@ BASELINE_WORDS = {
 
 _REGIME = re.compile(r"(memory|compute)_1e(\d+)")
 _UNITS = ("", "k", "M", "G", "T", "P", "E")
-_ISO_TIME = re.compile(r"(\d{4})-(\d\d)-(\d\d)(?:T(\d\d:\d\d):\d\d(?:\.\d+)?(?:\+00:00|Z))?")
-_MONTHS = (
-    *("January", "February", "March", "April", "May", "June"),
-    *("July", "August", "September", "October", "November", "December"),
-)
 
 
 def short_config(config: KernelConfig) -> str:
@@ -85,23 +81,19 @@ def date_words(date: Any) -> str:
     Args:
         date: one date, or several with ``;`` between. Anything else is returned as it is.
     """
-    found = [_ISO_TIME.fullmatch(part.strip()) for part in str(date).split(";")]
-    if not all(found):
+    parts = [part.strip() for part in str(date).split(";")]
+    try:
+        times = [datetime.fromisoformat(part) for part in parts]
+    except ValueError:
         return str(date)
-    days = sorted({(int(m[1]), int(m[2]), int(m[3])) for m in found if m})
-    if not all(1 <= month <= 12 for _, month, _ in days):
-        return str(date)
-    times = [m[4] for m in found if m]
-    if len(times) == 1 and times[0]:
-        return f"{_day(days[0])}, {times[0]} UTC"
-    if len(days) == 1:
-        return _day(days[0])
-    first = str(days[0][2]) if days[0][:2] == days[-1][:2] else _day(days[0])
-    return f"{first} to {_day(days[-1])}"
-
-
-def _day(day: tuple[int, int, int]) -> str:
-    return f"{day[2]} {_MONTHS[day[1] - 1]} {day[0]}"
+    if len(times) == 1 and "T" in parts[0]:
+        utc = times[0].astimezone(UTC) if times[0].tzinfo else times[0]
+        return f"{utc.day} {utc:%B %Y, %H:%M} UTC"
+    first, last = min(times, key=datetime.date), max(times, key=datetime.date)
+    whole = f"{last.day} {last:%B %Y}"
+    if first.date() == last.date():
+        return whole
+    return f"{first.day} to {whole}" if f"{first:%Y%m}" == f"{last:%Y%m}" else f"{first.day} {first:%B %Y} to {whole}"
 
 
 def mean_in_words(geomean: float, starts: Sequence[float] | None, bootstrap: Sequence[float] | None = None) -> str:
@@ -117,6 +109,12 @@ def mean_in_words(geomean: float, starts: Sequence[float] | None, bootstrap: Seq
     found = [("starts", starts), ("95%", bootstrap)]
     inner = ", ".join(f"{name} {ends[0]:.3f}–{ends[1]:.3f}" for name, ends in found if ends)
     return f"{geomean:.3f}× ({inner})" if inner else f"{geomean:.3f}×"
+
+
+def table_lines(head: Sequence[object], words: int, rows: Iterable[Sequence[object]]) -> list[str]:
+    """Return the lines of a Markdown table. The columns after the first ``words`` hold figures."""
+    rule = [*["---"] * words, *["---:"] * (len(head) - words)]
+    return [f"| {' | '.join(map(str, row))} |" for row in (head, rule, *rows)]
 
 
 def step_words(name: str) -> str:

@@ -1,12 +1,41 @@
-"""The table of the recipe's result file, and the notes under it."""
+"""The result file of ``outblas recipe``: its table, and the notes under it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-#: Names of the rewards in the table.
+from outblas.core.errors import RecordError
+from outblas.core.plain_files import read_json
+
+FORMAT = 1
+KIND = "recipe"
+#: Fields of a result that readers need.
+_FIELDS = ("provenance", "recording", "settings", "problems", "hit_rates", "faults", "rows", "curves")
+#: Outcomes of a choice, see :class:`outblas_lab.recipe.recipe.Choice`.
+OUTCOMES = ("faster", "level", "wrong", "none")
+#: The compared rewards, the published one first, and their names in the table.
 REWARD_NAMES = {"additive": "published", "gated": "gated"}
+
+
+def read_recipe(path: Path) -> dict[str, Any]:
+    """Return the content of a result file of ``outblas recipe``.
+
+    Raises:
+        RecordError: it cannot be read, is of another kind or version, or lacks a field.
+    """
+    do = "make it again: outblas recipe"
+    try:
+        data = read_json(path)
+    except (OSError, ValueError) as error:
+        raise RecordError(f"{path} cannot be read ({error})", "a whole JSON file", do) from error
+    if not isinstance(data, dict) or (data.get("format"), data.get("kind")) != (FORMAT, KIND):
+        raise RecordError(f"{path} is of another kind or version", f"kind {KIND}, format {FORMAT}", do)
+    missing = [name for name in _FIELDS if name not in data]
+    if missing:
+        raise RecordError(f"{path} lacks {', '.join(missing)}", "every field", do)
+    return data
 
 
 def recipe_rows(result: Mapping[str, Any]) -> list[list[str]]:
@@ -34,10 +63,9 @@ def recipe_notes(result: Mapping[str, Any]) -> list[str]:
     """
     settings, problems = result["settings"], result["problems"]
     times = f"{settings['seeds']} training{'s' if settings['seeds'] > 1 else ''} of each reward"
-    trials = f"; {settings['trials']} trials of Optuna chose the settings" if settings["trials"] else ""
     return [
         f"Trained on {problems['trained']} problems ({problems['layout']}), {settings['episodes']} episodes of each, "
-        f"{settings['budget']} measurements an episode, {times}{trials}.",
+        f"{settings['budget']} measurements an episode, {times}.",
         f"Judged on {problems['judged']} problems with other (M, N, K), {problems['tasks']} tasks with launch options.",
         "Shares are of the choices after the last number of measurements.",
         _hit_rate_note(result["hit_rates"]),

@@ -12,9 +12,8 @@ from outblas.core.evaluation import Status
 from outblas.core.gpu_records import nearest_with_data
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
-from outblas_lab.recordings.recording import Recording
+from outblas_lab.recordings.recording import Recording, packaged
 from outblas_lab.recordings.recording_files import STATUS_CODES
-from outblas_lab.recordings.recording_places import packaged
 from outblas_lab.recordings.replay import ReplayEvaluator
 
 #: Environment variable: name or path of the recording to follow, instead of the GPU's packaged one.

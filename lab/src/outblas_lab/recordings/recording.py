@@ -7,11 +7,14 @@ different runs are never mixed. The matrix is dense: each cell has a verdict, or
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +22,8 @@ from numpy.typing import NDArray
 from outblas.core.config import LAUNCHES, Candidate, KernelConfig, Launch, config_name, launch_of
 from outblas.core.errors import OutblasError, RecordError, UsageError
 from outblas.core.evaluation import Status
-from outblas.core.gpu_records import recorded_gpu
+from outblas.core.gpu_records import packaged_data, recorded_gpu
+from outblas.core.install_hint import lab_hint
 from outblas.core.problem import Problem
 from outblas.core.rivals import fastest_baseline
 from outblas.core.roofline import Gpu
@@ -37,11 +41,8 @@ from outblas_lab.recordings.recording_files import (
     read_table,
     write_table,
 )
-from outblas_lab.recordings.recording_places import find_recordings
 
 if TYPE_CHECKING:
-    from importlib.resources.abc import Traversable
-
     import pyarrow as pa
 
 _NOT_OFFERED = (STATUS_CODES[Status.LEFT_OUT], STATUS_CODES[Status.ILLEGAL])
@@ -52,8 +53,6 @@ class Recording:
     """The matrix in memory, with P problems and C candidates.
 
     Attributes:
-        suite: name of the suite of problems.
-        problems: the rows.
         catalogue: the candidates; the columns.
         status: int8[P, C], indices into :data:`outblas_lab.recordings.recording_files.STATUSES`.
         median_us: float32[P, C], GPU time per call, microseconds; NaN unless passed.
@@ -62,7 +61,6 @@ class Recording:
         baselines: name -> float32[P], microseconds per call; NaN if not measured.
         baseline_spread: name -> float32[P], (p75 - p25) / median; NaN if not measured.
         baseline_detail: name -> one line per problem (the chosen algorithm).
-        provenance: gpu, driver, toolchain, date, commit, command.
         chosen: int8[P, C], indices into :data:`outblas_lab.recordings.recording_files.CHOICES`, which says how each
             cell was chosen. By default every cell is of the catalogue.
 
@@ -281,17 +279,9 @@ def _load_part(folder: Traversable, stem: str) -> Recording:
         catalogue = tuple(config_from_name(name) for name in metadata["catalogue"])
         status, median, spread, rounds, chosen = cells_to_arrays(cells, len(problems), len(catalogue))
         return Recording(
-            str(metadata["suite"]),
-            problems,
-            catalogue,
-            status,
-            median,
-            spread,
-            rounds,
-            *baselines_to_arrays(baselines, len(problems)),
-            dict(metadata["provenance"]),
-            chosen=chosen,
-        )
+            str(metadata["suite"]), problems, catalogue, status, median, spread, rounds,
+            *baselines_to_arrays(baselines, len(problems)), dict(metadata["provenance"]), chosen=chosen,
+        )  # fmt: skip
     except (
         OutblasError, pa.ArrowException, AttributeError, KeyError, TypeError, ValueError, IndexError, OverflowError
     ) as error:  # fmt: skip
@@ -389,3 +379,58 @@ class TrainingPart:
 
     recording: Recording
     problems: tuple[Problem, ...]
+
+
+def packaged() -> list[str]:
+    """Return the sorted names of the recordings that come with outblas-lab: ``["h100", "h200"]``."""
+    root = _package_root()
+    return sorted(d.name for d in root.iterdir() if d.is_dir()) if root.is_dir() else []
+
+
+def _package_root() -> Traversable:
+    return packaged_data("recordings")
+
+
+def find_recordings(path_or_name: str | os.PathLike[str]) -> list[tuple[Traversable, str]]:
+    """Return (folder, stem) of each recording at a path or packaged name.
+
+    Args:
+        path_or_name: a folder, a ``_cells.parquet`` file, or a packaged name, which wins over a path.
+
+    Raises:
+        UsageError: no such recording.
+    """
+    text = os.fspath(path_or_name)
+    folder: Traversable
+    if text in packaged():
+        folder = _package_root().joinpath(text)
+    else:
+        path = Path(text)
+        if path.is_file() and path.name.endswith(CELLS):
+            return [(cast("Traversable", path.parent), path.name.removesuffix(CELLS))]
+        folder = cast("Traversable", path)
+    names = sorted(f.name for f in folder.iterdir()) if folder.is_dir() else []
+    # A name that starts with a dot belongs to an interrupted write.
+    stems = [n.removesuffix(CELLS) for n in names if n.endswith(CELLS) and not n.startswith(".")]
+    if not stems:
+        known = packaged()
+        raise UsageError(
+            f"no recording {text!r}",
+            f"a packaged name ({', '.join(known)}) or a folder of *{CELLS}" if known else f"a folder of *{CELLS}",
+            "check the name, or make one with: outblas record" if known else f"for packaged ones {lab_hint()}",
+        )
+    return [(folder, stem) for stem in stems]
+
+
+def recording_sha(recording: Recording) -> str:
+    """Return the SHA-256 of the matrix, 64 hex digits: problems, candidates, statuses, times, spreads and rounds.
+
+    The choices count, too, if a problem had candidates of its own.
+    """
+    names = [[p.key for p in recording.problems], [config_name(c) for c in recording.catalogue]]
+    digest = hashlib.sha256(json.dumps(names).encode())
+    for array in (recording.status, recording.median_us, recording.spread, recording.rounds):
+        digest.update(np.nan_to_num(array, nan=-1.0).tobytes())
+    if (recording.chosen != CHOICE_CODES["catalogue"]).any():
+        digest.update(recording.chosen.tobytes())
+    return digest.hexdigest()

@@ -49,7 +49,6 @@ def write_table(path: Path, suffix: str, columns: list[Any], metadata: Mapping[s
     """Write one of the two files atomically.
 
     Args:
-        path: the file.
         suffix: :data:`CELLS` or :data:`BASELINES`; decides the columns' names.
         columns: Arrow arrays in the order of :data:`COLUMNS`; one more is :data:`CHOSEN_COLUMN`.
         metadata: stored as JSON in the schema, with the format and the kind of file.
@@ -68,10 +67,6 @@ def write_table(path: Path, suffix: str, columns: list[Any], metadata: Mapping[s
 
 def read_table(path: Traversable, suffix: str) -> tuple[pa.Table, dict[str, Any]]:
     """Return (table, metadata) of one of the two files. The table has at least the columns of its kind.
-
-    Args:
-        path: the file.
-        suffix: :data:`CELLS` or :data:`BASELINES`.
 
     Raises:
         RecordError: the file is missing, truncated, of another kind or version, or lacks a column.
@@ -108,11 +103,6 @@ def read_table(path: Traversable, suffix: str) -> tuple[pa.Table, dict[str, Any]
 
 def cells_to_arrays(table: pa.Table, rows: int, columns: int) -> tuple[Any, Any, Any, Any, Any]:
     """Return (status int8, median_us float32, spread float32, rounds int16, chosen int8) of shape (rows, columns) each.
-
-    Args:
-        table: one line per cell, in any order.
-        rows: number of problems.
-        columns: number of candidates.
 
     Raises:
         ValueError: a cell is missing, doubled or outside the matrix, or a value is invalid.

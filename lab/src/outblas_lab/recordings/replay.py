@@ -74,7 +74,6 @@ class ReplayEvaluator(Evaluator):
         """Return one line on a baseline, e.g. the chosen algorithm; empty if it was not measured for the problem.
 
         Args:
-            problem: a recorded problem.
             name: a name of :data:`outblas.core.rivals.BASELINE_NAMES`, e.g. ``lt_auto``. Another raises KeyError.
         """
         return self.recording.baseline_detail[name][self.recording.row(problem)]
@@ -101,14 +100,9 @@ class ReplayEvaluator(Evaluator):
         )
         ratio, width = baselines[name] / median, math.exp(_Z95 * error)
         return Evaluation(
-            problem,
-            config,
-            status,
-            verdict=Verdict(status),
-            timing=Timing("offline", (), median, spread),
-            baselines_us=baselines,
-            speedup=Speedup(name, ratio, ratio / width, ratio * width),
-        )
+            problem, config, status, verdict=Verdict(status), timing=Timing("offline", (), median, spread),
+            baselines_us=baselines, speedup=Speedup(name, ratio, ratio / width, ratio * width),
+        )  # fmt: skip
 
 
 def standard_error(spread: float, rounds: int) -> float:

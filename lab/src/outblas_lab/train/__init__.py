@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from outblas_lab.train.env import TuningEnv
-    from outblas_lab.train.knob_env import KnobEnv
     from outblas_lab.train.policy import Policy
-    from outblas_lab.train.samplers import sampler
 
-__all__ = ["KnobEnv", "Policy", "TuningEnv", "sampler"]
+__all__ = ["Policy", "TuningEnv"]
 #: Public name -> the module that defines it.
-_LATER = {"KnobEnv": "knob_env", "Policy": "policy", "TuningEnv": "env", "sampler": "samplers"}
+_LATER = {"Policy": "policy", "TuningEnv": "env"}
 
 
 def __getattr__(name: str) -> Any:

@@ -28,8 +28,7 @@ from outblas.core.roofline import Gpu
 from outblas.kernels.catalogue import catalogue, special_candidates
 from outblas.kernels.families.registry import FAMILIES
 from outblas_lab.recordings.recording import Recording
-from outblas_lab.train.fit_cost_model import MeasuredRow, rows_of_recording
-from outblas_lab.train.measured_times import rows_of_store
+from outblas_lab.train.fit_cost_model import MeasuredRow, rows_of_recording, rows_of_store
 
 #: A kernel that gains less (sum over problems of log time) does not earn a place in a cover.
 MIN_GAIN = 1e-3
@@ -66,7 +65,6 @@ def time_matrix(rows: Sequence[MeasuredRow], gpu: Gpu) -> MeasuredTimes:
     but cannot be chosen.
 
     Args:
-        rows: measured rows.
         gpu: the GPU that was measured.
     """
     kernels = tuple(dict.fromkeys(c.with_knobs(pdl=False) for row in rows for c in row.configs if _is_choosable(c)))
@@ -112,7 +110,6 @@ def greedy_cover(times: np.ndarray, start: np.ndarray, taken: list[int], limit: 
         times: [P, K, 2] microseconds, inf if unknown.
         start: [P, 2] best times before the first kernel.
         taken: indices that must not be chosen.
-        limit: most indices to return.
     """
     best, chosen = start.copy(), list[int]()
     while len(chosen) < limit:
@@ -162,8 +159,6 @@ def report_gaps(name: str, known: MeasuredTimes, kernels: Sequence[KernelConfig]
     """Return the gaps to the best known times as text, one line per source, without a newline at the end.
 
     Args:
-        name: first words of each line.
-        known: the measured times.
         kernels: the kernels to judge.
     """
     gaps, sources = log_gaps(known, kernels), [row.source for row in known.problems]
@@ -199,9 +194,6 @@ def write_catalogue(
     """Choose a catalogue and write it.
 
     Args:
-        rows: measured rows.
-        limit: most kernels to choose.
-        out: the file to write.
         report: receives the gaps of the present catalogue, then those of the new one.
 
     Returns:

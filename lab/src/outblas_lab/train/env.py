@@ -24,7 +24,6 @@ from outblas.core.problem import Problem
 from outblas.predict.features import CANDIDATE_FEATURES, PROBLEM_FEATURES, Features
 from outblas_lab.train.policy import POSTERIOR_INPUTS, SEARCH_INPUTS, CandidateView, Policy
 from outblas_lab.train.reward import reward
-from outblas_lab.train.samplers import Sampler
 
 try:
     import gymnasium
@@ -66,26 +65,27 @@ class TuningEnv(gymnasium.Env[dict[str, NDArray[np.float32]], np.int64]):
     Args:
         evaluator: measures candidates; on a recording, a replay.
         catalogue: the candidates that actions index.
-        sampler: draws the problems.
+        problems: the problems, one or more; each episode draws one, all with equal chance.
         budget: measurements per episode, at least 1.
         policy: its regressor provides the guesses; its scores are not used.
         launches: launch options. Each episode draws one of those in which the problem is offered a candidate.
-        preset: preset of the reward.
 
     Raises:
-        UsageError: the budget is below 1. An unknown preset raises it at the first step.
+        UsageError: the budget is below 1, or there are no problems. An unknown preset raises it at the first step.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}
 
     def __init__(
-        self, evaluator: Evaluator, catalogue: Sequence[KernelConfig], sampler: Sampler, policy: Policy,
+        self, evaluator: Evaluator, catalogue: Sequence[KernelConfig], problems: Sequence[Problem], policy: Policy,
         budget: int = 8, launches: Sequence[Launch] = LAUNCHES[:2], preset: str = "gated",
     ) -> None:  # fmt: skip
         if budget < 1:
             raise UsageError(f"budget is {budget}", "1 or more measurements per episode", "pass another")
         self.evaluator, self.catalogue, self.budget = evaluator, tuple(catalogue), budget
-        self._sampler, self._policy, self._launches, self._preset = sampler, policy, tuple(launches), preset
+        if not problems:
+            raise UsageError("no problem to draw from", "at least one", "name more problems")
+        self._problems, self._policy, self._launches, self._preset = problems, policy, tuple(launches), preset
         self._column = {config: i for i, config in enumerate(self.catalogue)}
         self._views: dict[tuple[Problem, Launch], tuple[CandidateView, NDArray[np.intp]]] = {}
         self._drawn_launches: dict[Problem, tuple[Launch, ...]] = {}
@@ -122,7 +122,7 @@ class TuningEnv(gymnasium.Env[dict[str, NDArray[np.float32]], np.int64]):
         if seed is not None:
             self._rng = random.Random(seed)
         options = options or {}
-        self.problem: Problem = options.get("problem") or self._sampler(self._rng)
+        self.problem: Problem = options.get("problem") or self._rng.choice(self._problems)
         launch: Launch = options.get("launch") or self._rng.choice(self._launches_of(self.problem))
         self._view, self._columns = self._seen(self.problem, launch)
         self._place = {int(column): i for i, column in enumerate(self._columns)}

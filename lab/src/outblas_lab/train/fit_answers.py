@@ -1,13 +1,12 @@
 """Fit the choice among cuBLASLt's answers (:mod:`outblas.predict.answer_choice`) on recorded times of all answers.
 
-``outblas_lab.build.answer_record`` records; the command is ``outblas fit any-shape fit``.
+``outblas_lab.build.any_shape_run`` records; the command is ``outblas fit any-shape fit``.
 """
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,15 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from outblas.core.errors import OutblasError, RecordError
-from outblas.core.gpu_records import gpu_of_product, reference_gpu
+from outblas.core.errors import OutblasError
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.predict.answer_choice import AnswerModel, network_inputs, other_answers
 from outblas.predict.features import Features
 from outblas.predict.posterior import Floats, Regressor
-from outblas.records.parquet import read_whole
-from outblas_lab.train.fit_any_shape import NetSettings, fit_nets
+from outblas_lab.train.fit_any_shape import NetSettings, fit_nets, read_problems
 
 #: Nets of a fit: wide enough for about a hundred inputs.
 SETTINGS = NetSettings(width=128, epochs=28, batch=1024, huber=0.05)
@@ -49,7 +46,7 @@ class Answers:
 
 
 def read_answers(path: Path) -> tuple[list[Answers], dict[str, Any]]:
-    """Read a file of :func:`outblas_lab.build.answer_record.record_answers`.
+    """Read a file of :func:`outblas_lab.build.any_shape_run.record_answers`.
 
     Returns:
         (one :class:`Answers` per problem with two answers or more, the provenance).
@@ -57,22 +54,12 @@ def read_answers(path: Path) -> tuple[list[Answers], dict[str, Any]]:
     Raises:
         RecordError: there is no such file, or it is damaged.
     """
-    import pyarrow as pa
 
-    if not path.is_file():
-        raise RecordError(f"no file {path}", "recorded answers", "make them: outblas fit any-shape answers")
-    try:
-        table = read_whole(path)
-        grouped: dict[str, list[tuple[str, float]]] = {}
-        for row in table.to_pylist():
-            grouped.setdefault(row["problem"], []).append((row["answer"], row["median_us"]))
-        provenance = json.loads(table.schema.metadata[b"provenance"])
-        gpu = gpu_of_product(str(provenance["gpu"])) or reference_gpu()
-        found = [Answers(gpu, Problem.from_key(key), *zip(*rows, strict=True)) for key, rows in grouped.items()]
-        return [each for each in found if len(each.names) > 1], provenance
-    except (pa.ArrowException, OSError, ValueError, LookupError, TypeError, OutblasError) as error:
-        wrong, do = f"{path} cannot be read ({error})", "make it again: outblas fit any-shape answers"
-        raise RecordError(wrong, "a whole table of answers", do) from error
+    def answers_of(problem: Problem, gpu: Gpu, rows: Sequence[Mapping[str, Any]]) -> Answers:
+        return Answers(gpu, problem, *zip(*((row["answer"], row["median_us"]) for row in rows), strict=True))
+
+    every, provenance = read_problems(path, "recorded answers", "answers", answers_of)
+    return [answers for answers in every if len(answers.names) > 1], provenance
 
 
 def fit_answers(paths: Sequence[Path], folder: Path, report: Callable[[str], None]) -> list[str]:

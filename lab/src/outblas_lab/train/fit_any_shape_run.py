@@ -17,36 +17,34 @@ from typing import Any
 import numpy as np
 
 from outblas.core.config import KernelConfig, config_name
-from outblas.core.errors import OutblasError, RecordError
 from outblas.core.files import write_atomic, write_json
-from outblas.core.gpu_records import gpu_of_product, reference_gpu
+from outblas.core.gpu_records import reference_gpu
 from outblas.core.plain_files import read_object
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.kernels.config_text import config_from_name
 from outblas.predict.any_shape import AnyShapeModel
-from outblas.records.parquet import parquet_bytes, read_whole
+from outblas.records.parquet import parquet_bytes
 from outblas.records.provenance import collect_provenance
 from outblas.records.store import Store
 from outblas_lab.recordings.recording import Recording
 from outblas_lab.train.fit_any_shape import (
-    RANDOM,
-    OfferedCells,
-    cells_of_recording,
-    fit,
-    general_kernels,
-    unaligned_kernels,
-)
-from outblas_lab.train.held_out_choices import (
     KEPT_SUITE,
+    RANDOM,
     SLOW,
     SPLITS,
     Guess,
+    OfferedCells,
+    cells_of_recording,
     choose_rule,
     figures,
+    fit,
+    general_kernels,
     guess_held_out,
     joined,
     outcome,
+    read_problems,
+    unaligned_kernels,
 )
 
 
@@ -96,7 +94,7 @@ def export(store: Path, out: Path, answers: Mapping[str, str] | None = None) -> 
 
 
 def read_cells(path: Path) -> tuple[list[OfferedCells], dict[str, Any]]:
-    """Read a file that :func:`export` wrote, or :func:`outblas_lab.build.any_shape_trials.collect_trials`.
+    """Read a file that :func:`export` wrote, or :func:`outblas_lab.build.any_shape_run.collect_trials`.
 
     Returns:
         (one :class:`OfferedCells` per problem, the provenance). A fit sees all of the kernels.
@@ -104,32 +102,21 @@ def read_cells(path: Path) -> tuple[list[OfferedCells], dict[str, Any]]:
     Raises:
         RecordError: there is no such file, or it is damaged.
     """
-    import pyarrow as pa
-
-    if not path.is_file():
-        raise RecordError(f"no file {path}", "recorded cells", "make them: outblas fit any-shape record, or collect")
-    try:
-        return _cells_of(read_whole(path))
-    except (pa.ArrowException, OSError, ValueError, LookupError, TypeError, OutblasError) as error:
-        wrong, do = f"{path} cannot be read ({error})", "make it again: outblas fit any-shape record, or collect"
-        raise RecordError(wrong, "a whole table of recorded cells", do) from error
+    return read_problems(path, "recorded cells", "record, or collect", _cells_of_problem)
 
 
-def _cells_of(table: Any) -> tuple[list[OfferedCells], dict[str, Any]]:
-    """Return what :func:`read_cells` does, of a table."""
-    grouped: dict[str, list[dict[str, Any]]] = {}
-    for row in table.to_pylist():
-        grouped.setdefault(row["problem"], []).append(row)
-    found, provenance = [], json.loads(table.schema.metadata[b"provenance"])
-    gpu = gpu_of_product(str(provenance["gpu"])) or reference_gpu()
-    for key, rows in grouped.items():
-        gains = np.log([row["torch_us"] / row["median_us"] for row in rows]).astype(np.float32)
-        configs = tuple(config_from_name(row["kernel"]) for row in rows)
-        one = rows[0]
-        rival = math.log(one["torch_us"] / one["rival_us"]) if "rival_us" in one else math.nan
-        about = one.get("suite", RANDOM), gpu, one.get("answer", ""), rival
-        found.append(OfferedCells(Problem.from_key(key), configs, gains, np.ones(len(rows), dtype=bool), *about))
-    return found, provenance
+def _cells_of_problem(problem: Problem, gpu: Gpu, rows: Sequence[Mapping[str, Any]]) -> OfferedCells:
+    first = rows[0]
+    return OfferedCells(
+        problem,
+        tuple(config_from_name(row["kernel"]) for row in rows),
+        np.log([row["torch_us"] / row["median_us"] for row in rows]).astype(np.float32),
+        np.ones(len(rows), dtype=bool),
+        first.get("suite", RANDOM),
+        gpu,
+        first.get("answer", ""),
+        math.log(first["torch_us"] / first["rival_us"]) if "rival_us" in first else math.nan,
+    )
 
 
 @dataclass(frozen=True)
@@ -199,7 +186,7 @@ def fit_all(files: Sequence[Path], proved: Path, folder: Path, report: Callable[
         slower = sum(gain < math.log(SLOW) for gain in taken)
         words = f"kept out: {math.exp(np.mean(taken)):.3f} over torch.matmul, {slower} of {len(taken)} below {SLOW}"
         kernels, path = _kernels_for_any_shape(data, proved, folder, gpu), folder / f"{gpu.name}.npz"
-        AnyShapeModel(kernels, nets, rule.margin, rule.sure, rule.sure_unaligned, f"{about}; {words}").save(path)
+        AnyShapeModel(nets, rule.margin, rule.sure, rule.sure_unaligned, f"{about}; {words}", kernels).save(path)
         bound = f"bound {rule.sure:g} or {rule.sure_unaligned:g} (unaligned) deviations below, margin {rule.margin}"
         told.append(f"{gpu.name}: {len(kernels)} kernels, {bound}; {words}: {path}")
     return told
@@ -230,12 +217,10 @@ def evaluate(files: Sequence[Path], out: Path, every: int, report: Callable[[str
 
     Args:
         files: tables that :func:`read_cells` reads, of one or more GPUs.
-        out: JSON file to write.
         every: score each n-th problem alone; 1: all.
-        report: receives one line for each part.
 
     Returns:
-        Split -> ``today``, a list of :func:`outblas_lab.train.held_out_choices.figures`, and ``rules``, the rule of
+        Split -> ``today``, a list of :func:`outblas_lab.train.fit_any_shape.figures`, and ``rules``, the rule of
         each fold; then ``data`` in words, ``every`` and ``provenance``.
 
     Raises:

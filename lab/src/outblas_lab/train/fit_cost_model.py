@@ -1,7 +1,7 @@
 """Fit the ranking model to measured rows.
 
 The fits give its coefficients (:mod:`outblas.kernels.cost.cost_model`) and its ridge regression
-(:mod:`outblas.kernels.cost.residual`). All families are fitted together, in log space, by Levenberg-Marquardt on
+(:mod:`outblas.kernels.cost.cost_model`). All families are fitted together, in log space, by Levenberg-Marquardt on
 robustly weighted residuals. The mean residual of a problem's cells counts little, because the model only ranks.
 """
 
@@ -9,14 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from outblas.core.config import KernelConfig
+from outblas.core.evaluation import Evaluation
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
-from outblas.kernels.cost import cost_model, residual
+from outblas.kernels.cost import cost_model
 from outblas.kernels.cost.columns import columns_by_family
+from outblas.records.store import Store
 from outblas_lab.recordings.recording import Recording
 
 
@@ -235,12 +238,12 @@ MAX_LOG_FACTOR = 0.25
 
 
 def fit_residual(rows: Sequence[MeasuredRow], coefficients: Mapping[str, Mapping[str, float]], gpu: Gpu) -> np.ndarray:
-    """Return the residual's coefficients, in the order of :data:`outblas.kernels.cost.residual.FEATURE_NAMES`.
+    """Return the residual's coefficients, in the order of :data:`outblas.kernels.cost.cost_model.FEATURE_NAMES`.
 
     They are fitted to log(measured / formula), less 0.9 of its weighted mean within each problem. The fit is a ridge
     regression.
     """
-    size = len(residual.FEATURE_NAMES)
+    size = len(cost_model.FEATURE_NAMES)
     hessian, gradient = RIDGE_WEIGHT * np.eye(size), np.zeros(size)
     for row in rows:
         weights = np.maximum((row.times.min() / row.times) ** 4, RESIDUAL_FAR_WEIGHT)
@@ -256,7 +259,56 @@ def fit_residual(rows: Sequence[MeasuredRow], coefficients: Mapping[str, Mapping
 
 def _features(problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu) -> np.ndarray:
     shape = cost_model.problem_columns(problem, gpu)
-    out = np.zeros((len(configs), len(residual.FEATURE_NAMES)))
+    out = np.zeros((len(configs), len(cost_model.FEATURE_NAMES)))
     for family, mine, columns in columns_by_family(configs, gpu):
-        out[mine] = residual.residual_features(family, shape, columns, gpu.sms)
+        out[mine] = cost_model.residual_features(family, shape, columns, gpu.sms)
     return out
+
+
+#: Runs of a store lie minutes apart, and clocks drift. The first number is the share of the baselines' log drift that
+#: the kernels show, too; the second is the largest plausible drift. Both come from a regression over 3,600 pairs of
+#: problem and launch option with two runs. The share was 0.85 below 5 us, 0.3 from 5 to 40 us and 0.65 above.
+DRIFT_SHARE, DRIFT_LIMIT = 0.6, 0.15
+
+
+def rows_of_store(path: Path) -> list[MeasuredRow]:
+    """Return one row per problem of a store that has a time. Times of all runs are brought to the clock of the oldest.
+
+    A config that several runs timed has the time of the most rounds. A missing store is created and gives no row.
+
+    Raises:
+        RecordError: the store cannot be read.
+    """
+    with Store(path) as store:
+        runs = {run.run_id: list(store.evaluations(run.run_id)) for run in store.runs()}
+    found: dict[Problem, dict[str, list[Evaluation]]] = {}
+    for run_id, evaluations in runs.items():
+        for e in evaluations:
+            if e.timing is not None:
+                found.setdefault(e.problem, {}).setdefault(run_id, []).append(e)
+    return [measured_row(path.stem, p, _together(list(of_runs.values()))) for p, of_runs in found.items()]
+
+
+def _together(runs: Sequence[Sequence[Evaluation]]) -> dict[KernelConfig, float]:
+    """Times of one problem in several runs, oldest first; of a config in two runs the time of more rounds."""
+    times: dict[KernelConfig, float] = {}
+    rounds: dict[KernelConfig, int] = {}
+    for run in runs:
+        slower = np.exp(DRIFT_SHARE * clock_drift(runs[0][0].baselines_us, run[0].baselines_us))
+        for e in run:
+            if e.timing is not None and len(e.timing.samples_us) > rounds.get(e.template, 0):
+                rounds[e.template], times[e.template] = len(e.timing.samples_us), e.timing.median_us / slower
+    return times
+
+
+def clock_drift(before: Mapping[str, float], after: Mapping[str, float]) -> float:
+    """Return the natural log of how much slower the baselines became, clipped to [-0.15, 0.15].
+
+    It is the median over the baselines in both; 0.0 without a common one.
+
+    Args:
+        before: baseline -> microseconds in the old run.
+        after: baseline -> microseconds in the new run.
+    """
+    both = [np.log(after[name] / before[name]) for name in before if name in after]
+    return float(np.clip(np.median(both), -DRIFT_LIMIT, DRIFT_LIMIT)) if both else 0.0

@@ -2,9 +2,8 @@
 
     outblas fit model --store build/h200/grid1000_tn_fp16_fp32_tune.sqlite --store ...
     outblas fit model --recording h200
-    outblas fit model times.jsonl more.jsonl --recording h200
 
-Stores are what ``outblas build-library`` and ``outblas tune`` leave, JSON lines are described in ``measured_times.py``.
+Stores are what ``outblas build-library`` and ``outblas tune`` leave.
 :mod:`outblas_lab.train.fit_cost_model` has the fit. Every reported figure is for held-out problems: k folds by shape
 (M, N, K in all layouts and dtypes). The shipped coefficients are then fitted on all problems.
 """
@@ -23,11 +22,16 @@ import numpy as np
 from outblas.core.gpu_records import reference_gpu
 from outblas.core.roofline import Gpu
 from outblas.kernels.cost import cost_model
-from outblas.kernels.cost import residual as model_residual
 from outblas.records.provenance import source_commit, utc_now
 from outblas_lab.recordings.recording import Recording
-from outblas_lab.train.fit_cost_model import MeasuredRow, fit, fit_residual, launch_masks, rows_of_recording
-from outblas_lab.train.measured_times import rows_of_jsonl, rows_of_store
+from outblas_lab.train.fit_cost_model import (
+    MeasuredRow,
+    fit,
+    fit_residual,
+    launch_masks,
+    rows_of_recording,
+    rows_of_store,
+)
 
 TOP_COUNTS = (4, 8, 16, 32)
 PRUNING_FACTORS = (1.5, 2.0, 2.5, 3.0, 4.0)
@@ -40,17 +44,15 @@ class Measurements:
     """Sources of measured times.
 
     Attributes:
-        jsonl: files of JSON lines.
         stores: stores of tunings.
         recording: name of a packaged recording, or a recording's folder.
     """
 
-    jsonl: Sequence[Path] = ()
     stores: Sequence[Path] = ()
     recording: str | None = None
 
     def read(self) -> tuple[list[MeasuredRow], Gpu, dict[str, Any]]:
-        """Read all sources: the recording, then the JSON lines, then the stores.
+        """Read all sources: the recording, then the stores.
 
         Returns:
             (rows without empty ones, GPU, provenance). The GPU is the recording's, or the reference GPU without a
@@ -63,25 +65,22 @@ class Measurements:
             gpu = recording.gpu
             rows += rows_of_recording(recording, Path(self.recording).name)
             about["measured"] = recording.provenance
-        for path in self.jsonl:
-            rows += rows_of_jsonl(path)
         for path in self.stores:
             rows += rows_of_store(path)
-        files = [*self.jsonl, *self.stores]
-        if files:
-            about["source_sha256"] = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+        if self.stores:
+            content = b"".join(path.read_bytes() for path in self.stores)
+            about["source_sha256"] = hashlib.sha256(content).hexdigest()
         named = [f"recording {Path(self.recording).name}"] if self.recording else []
-        source = ", ".join([*named, *(path.name for path in files)])
+        source = ", ".join([*named, *(path.name for path in self.stores)])
         return [r for r in rows if len(r.times)], gpu, {"source": source, **about}
 
     def arguments(self) -> list[str]:
         """Return the command-line arguments that name the sources, without folders; ``--store`` is repeated for each
         store.
 
-        Example: ``["times.jsonl", "--recording", "h200", "--store", "a.sqlite", "--store", "b.sqlite"]``.
+        Example: ``["--recording", "h200", "--store", "a.sqlite", "--store", "b.sqlite"]``.
         """
-        shown = [path.name for path in self.jsonl]
-        shown += ["--recording", Path(self.recording).name] if self.recording else []
+        shown = ["--recording", Path(self.recording).name] if self.recording else []
         return shown + [word for path in self.stores for word in ("--store", path.name)]
 
 
@@ -91,7 +90,6 @@ def fit_model(measured: Measurements, folds: int) -> dict[str, Any]:
     The coefficients are fitted on all problems. The figures under ``checks`` are for problems that were held out.
 
     Args:
-        measured: the sources.
         folds: number of folds, by shape.
 
     Returns:
@@ -106,7 +104,7 @@ def fit_model(measured: Measurements, folds: int) -> dict[str, Any]:
         "format": cost_model.FORMAT,
         "gpu": gpu.name,
         "coefficients": {f: {n: float(f"{v:.6g}") for n, v in x.items()} for f, x in coefficients.items()},
-        "residual": dict(zip(model_residual.FEATURE_NAMES, (float(f"{v:.6g}") for v in residual), strict=True)),
+        "residual": dict(zip(cost_model.FEATURE_NAMES, (float(f"{v:.6g}") for v in residual), strict=True)),
         "checks": {"folds": folds, "problems": len(rows), **_checks(rows, held_out)},
         "provenance": {
             **source,

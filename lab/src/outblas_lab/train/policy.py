@@ -11,7 +11,6 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -21,7 +20,6 @@ from outblas.core.files import write_atomic
 from outblas.core.gpu_records import packaged_data
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
-from outblas.predict.array_file import DAMAGED, read_arrays, single
 from outblas.predict.features import (
     CANDIDATE_FEATURES,
     GPU_FEATURES,
@@ -31,8 +29,7 @@ from outblas.predict.features import (
     knob_columns,
     problem_features,
 )
-from outblas.predict.posterior import NOISE_DEVIATION, Floats, Regressor, posterior, silu
-from outblas_lab.train.older_policies import older_problem_features, with_todays_inputs
+from outblas.predict.posterior import DAMAGED, NOISE_DEVIATION, Floats, Regressor, posterior, read_arrays, silu, single
 
 FORMAT = 1
 #: Inputs of a candidate beside its features, in log time. ``guess`` is the mean over nets, ``guess_spread`` its spread.
@@ -76,7 +73,7 @@ class Policy:
 
     @classmethod
     def load(cls, path_or_name: str | os.PathLike[str]) -> Policy:
-        """Read a policy: the name of a packaged one, e.g. ``h200`` or ``h200-oneshot``, or the path of an .npz file.
+        """Read a policy: the name of a packaged one, e.g. ``h200``, or the path of an .npz file.
 
         A packaged name goes before a file of the same name.
 
@@ -90,7 +87,10 @@ class Policy:
         if not path.is_file():
             raise UsageError(f"no policy {text!r}", "a packaged name or an .npz file", "train one: outblas train")
         try:
-            arrays = dict(_of_todays_inputs(read_arrays(path.read_bytes())))
+            arrays = read_arrays(path.read_bytes())
+            version, inputs = int(single(arrays, "format")), str(single(arrays, "inputs"))
+            if version != FORMAT or inputs != input_names():
+                raise ValueError(f"format or inputs {version}")
             regressor = Regressor.from_arrays(arrays, "regressor_")
             scorer = {name.removeprefix("scorer_"): a for name, a in arrays.items() if name.startswith("scorer_")}
             policy = cls(regressor, scorer, str(arrays["about"]))
@@ -219,20 +219,6 @@ class CandidateView:
         return x, np.array([len(tried) / MEASUREMENTS_SCALE, len(log_us) > 0], dtype=np.float32)
 
 
-def input_names(problem: Sequence[str] = PROBLEM_FEATURES) -> str:
-    """Return the names of all inputs, separated by commas. A policy of others is not read.
-
-    Args:
-        problem: names of the problem's features.
-    """
-    return ",".join((*problem, *CANDIDATE_FEATURES, *POSTERIOR_INPUTS, *SEARCH_INPUTS))
-
-
-def _of_todays_inputs(arrays: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the arrays of a policy's file, converted if it is of an older release; ValueError if it has others."""
-    found, inputs = int(single(arrays, "format")), str(single(arrays, "inputs"))
-    if found == FORMAT and inputs == input_names():
-        return arrays
-    if found == FORMAT and inputs == input_names(older_problem_features()):
-        return with_todays_inputs(arrays, len(POSTERIOR_INPUTS))
-    raise ValueError(f"format or inputs {found}")
+def input_names() -> str:
+    """Return the names of all inputs, separated by commas. A policy of others is not read."""
+    return ",".join((*PROBLEM_FEATURES, *CANDIDATE_FEATURES, *POSTERIOR_INPUTS, *SEARCH_INPUTS))

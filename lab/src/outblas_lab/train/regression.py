@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -19,9 +20,7 @@ from outblas.predict.posterior import Regressor
 from outblas_lab.recordings.recording import Recording, TrainingPart
 from outblas_lab.recordings.recording_files import STATUS_CODES
 from outblas_lab.train.policy import Policy
-from outblas_lab.train.torch_threads import one_thread
-from outblas_lab.train.training_cache import training_cache_folder
-from outblas_lab.train.training_part import split_parts
+from outblas_lab.train.training_part import split_parts, training_cache_folder
 
 try:
     import torch
@@ -114,8 +113,6 @@ def cached_regressor(
     Args:
         file: an .npz file. None: train, and write nothing.
         parts: recorded problems, of one GPU or several.
-        settings: settings of the training.
-        seed: seed of the training.
         progress: called after each epoch with (epoch, epochs, text).
 
     Raises:
@@ -135,7 +132,6 @@ def regressor_of_ppo(parts: Sequence[TrainingPart], seed: int) -> Regressor:
 
     Args:
         parts: all training problems; :func:`split_parts` holds some of them back.
-        seed: seed of the agent.
 
     Raises:
         UsageError: as :func:`train_regressor`.
@@ -143,6 +139,20 @@ def regressor_of_ppo(parts: Sequence[TrainingPart], seed: int) -> Regressor:
     """
     settings, learn = RegressSettings(), split_parts(parts, seed)[0]
     return cached_regressor(regressor_cache_path(learn, settings, seed), learn, settings, seed)
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Give torch one thread within the ``with`` block, and its former number after it.
+
+    The networks are small: more threads wait for each other. The result then depends on no number of threads, either.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class _Nets(torch.nn.Module):
@@ -179,7 +189,6 @@ def train_regressor(
     Args:
         parts: recorded problems, of one GPU or several. Each task counts the same.
         settings: settings of the training. None: the defaults.
-        seed: seed of the training.
         progress: called after each epoch with (epoch, epochs, ``"loss 0.0123"``).
 
     Raises:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -20,34 +21,50 @@ from outblas.core.files import json_text, lock_folder, write_atomic, write_json
 from outblas.core.install_hint import install_hint
 from outblas.core.journal import check_same_settings
 from outblas.core.plain_files import read_object
-from outblas.predict.array_file import DAMAGED
-from outblas.predict.posterior import Regressor
+from outblas.core.suites import suite
+from outblas.predict.posterior import DAMAGED, Regressor
 from outblas.records.provenance import source_commit
 from outblas_lab.recordings.recording import Recording, TrainingPart
 from outblas_lab.recordings.replay import ReplayEvaluator
-from outblas_lab.train.learner_settings import LearnerSettings, require
 from outblas_lab.train.policy import Policy, input_names
 from outblas_lab.train.policy_quality import recorded_searches, search_qualities
-from outblas_lab.train.regression import RegressSettings, cached_regressor
+from outblas_lab.train.regression import RegressSettings, cached_regressor, one_thread
 from outblas_lab.train.reward import PRESETS
-from outblas_lab.train.rl_packages import BaseCallback, DummyVecEnv, MaskablePPO, VecMonitor, torch
-from outblas_lab.train.samplers import SAMPLERS, sampler
-from outblas_lab.train.torch_threads import one_thread
 from outblas_lab.train.training_part import split_parts
+
+try:
+    import torch
+    from sb3_contrib import MaskablePPO
+    from stable_baselines3.common.callbacks import BaseCallback
+    from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor
+except ImportError as error:
+    raise ToolchainMissing(f"{error.name} is not installed", "torch and sb3-contrib", install_hint("rl")) from error
 
 #: Updates between two checkpoints.
 CHECKPOINT_EVERY_UPDATES = 4
 #: Measurements after which a checkpoint is judged: the mean of the log quality at these.
 JUDGED_MEASUREMENTS = (1, 2, 4, 8)
+#: Settings that count something.
+_COUNTS = ("steps", "rollout", "envs", "epochs", "budget")
 
 
 @dataclass(frozen=True)
-class PpoSettings(LearnerSettings):
+class PpoSettings:
     """Every hyper-parameter of the recipe. An episode's transition is a measurement.
 
     Attributes:
-        sampler: name of a sampler of ``outblas_lab.train.samplers``.
-        preset: preset of the reward.
+        lr: Adam's learning rate, above 0.
+        batch: transitions per minibatch, 2 or more.
+        gamma: discount per transition, 0 to 1.
+        entropy: factor of the entropy bonus, 0 or more.
+        steps: transitions in all.
+        rollout: transitions per update of each environment.
+        envs: environments side by side.
+        epochs: passes over an update's transitions.
+        clip: PPO's bound of the probability ratio; not checked.
+        gae: lambda of the generalised advantage estimate; not checked.
+        budget: measurements per episode; 1 makes a contextual bandit.
+        seed: seed of everything, 0 to 2**32 - 1.
         regress: settings of the regressor's training.
 
     Raises:
@@ -60,14 +77,36 @@ class PpoSettings(LearnerSettings):
     entropy: float = 0.05
     steps: int = 40_000
     rollout: int = 128
-    sampler: str = "grid"
+    envs: int = 8
+    epochs: int = 4
+    clip: float = 0.2
+    gae: float = 0.95
+    budget: int = 8
+    seed: int = 0
     preset: str = "gated"
     regress: RegressSettings = field(default_factory=RegressSettings)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        require("sampler", self.sampler, self.sampler in SAMPLERS, " or ".join(SAMPLERS))
-        require("preset", self.preset, self.preset in PRESETS, " or ".join(PRESETS))
+        rules = {name: (getattr(self, name) >= 1, "1 or more") for name in _COUNTS}
+        rules |= {
+            "batch": (self.batch >= 2, "2 or more"),
+            "lr": (0 < self.lr < math.inf, "a number above 0"),
+            "entropy": (0 <= self.entropy < math.inf, "a number of 0 or more"),
+            "gamma": (0 <= self.gamma <= 1, "a number from 0 to 1"),
+            "seed": (0 <= self.seed < 2**32, "an integer from 0 to 4294967295"),
+            "preset": (self.preset in PRESETS, " or ".join(PRESETS)),
+        }
+        for name, (fits, expected) in rules.items():
+            if not fits:
+                raise UsageError(f"{name} is {getattr(self, name)}", expected, f"correct {name}")
+
+    def learner_arguments(self) -> dict[str, Any]:
+        """Return these settings as arguments of sb3-contrib's ``MaskablePPO``, on the CPU."""
+        return {
+            "learning_rate": self.lr, "n_steps": self.rollout, "batch_size": self.batch, "n_epochs": self.epochs,
+            "gamma": self.gamma, "gae_lambda": self.gae, "clip_range": self.clip, "ent_coef": self.entropy,
+            "seed": self.seed, "device": "cpu",
+        }  # fmt: skip
 
 
 #: Settings of the packaged policies. The entropy bonus is at the lower end of a sweep's range. The policy begins near
@@ -87,13 +126,11 @@ class TrainingRun:
         regressor: file of the regressor, read if it exists. None: ``regressor.npz`` in ``path``. Trainings of equal
             settings may share one.
         tensorboard: True writes TensorBoard logs to ``path``.
-        wandb: True logs to Weights & Biases.
     """
 
     path: Path | None = None
     regressor: Path | None = None
     tensorboard: bool = False
-    wandb: bool = False
 
     def file(self, name: str) -> Path | None:
         return None if self.path is None else self.path / name
@@ -101,7 +138,7 @@ class TrainingRun:
 
 def train(
     parts: Sequence[TrainingPart], settings: PpoSettings | None = None, run: TrainingRun | None = None,
-    progress: Progress | None = None, on_update: Callable[[int, float], bool] | None = None,
+    progress: Progress | None = None,
 ) -> Policy:  # fmt: skip
     """Train a policy on the recorded cells of ``parts``, and on no other cells.
 
@@ -117,7 +154,6 @@ def train(
         run: place of checkpoints and logs. A folder with a training of the same settings is resumed. None: keep
             nothing.
         progress: called with (transitions done, transitions in all, text).
-        on_update: called after some updates with (transitions, validation score). True ends the training.
 
     Raises:
         UsageError: a problem was not recorded, fewer than ten problems, or the folder has a training of other settings.
@@ -128,39 +164,24 @@ def train(
     if count < 10:
         raise UsageError(f"{count} problems to train on", "10 or more", "name more problems")
     with contextlib.nullcontext() if run.path is None else lock_folder(run.path), one_thread():
-        return _train(parts, settings, run, progress, on_update)
+        return _train(parts, settings, run, progress)
 
 
-def _train(
-    parts: Sequence[TrainingPart], settings: PpoSettings, run: TrainingRun, progress: Progress | None,
-    on_update: Callable[[int, float], bool] | None,
-) -> Policy:  # fmt: skip
+def _train(parts: Sequence[TrainingPart], settings: PpoSettings, run: TrainingRun, progress: Progress | None) -> Policy:
+    def epoch(done: int, total: int, note: str) -> None:
+        if progress is not None:  # the regressor's epochs come before the first transition
+            progress(0, settings.steps, f"regressor, epoch {done} of {total}, {note}")
+
     claim_folder(run, settings, parts)
     learn, check = split_parts(parts, settings.seed)
     file = run.regressor or run.file("regressor.npz")
-    told = _first(progress, settings)
-    regressor = cached_regressor(file, learn, settings.regress, settings.seed, told)
-    begun = Policy(regressor, {})
+    regressor = cached_regressor(file, learn, settings.regress, settings.seed, epoch)
     torch.manual_seed(settings.seed)
-    model, done = make_learner(learn, settings, begun, run)
-    evaluator_callback = _EvaluateOnCheck(check, regressor, settings, run, progress, on_update)
+    model, done = make_learner(learn, settings, Policy(regressor, {}), run)
+    checkpoints = _Checkpoints(check, regressor, settings, run, progress)
     if done < settings.steps:
-        model.learn(
-            settings.steps - done, callback=evaluator_callback, reset_num_timesteps=done == 0, tb_log_name="ppo"
-        )
-    return evaluator_callback.best()
-
-
-def _first(progress: Progress | None, settings: PpoSettings) -> Progress | None:
-    """Of the regressor's epochs, told as what comes before the first transition."""
-    if progress is None:
-        return None
-    told = progress
-
-    def epoch(done: int, total: int, note: str) -> None:
-        told(0, settings.steps, f"regressor, epoch {done} of {total}, {note}")
-
-    return epoch
+        model.learn(settings.steps - done, callback=checkpoints, reset_num_timesteps=done == 0, tb_log_name="ppo")
+    return checkpoints.best()
 
 
 def make_learner(
@@ -171,7 +192,6 @@ def make_learner(
 
     Args:
         parts: recorded problems of one GPU or several.
-        settings: hyper-parameters.
         begun: its regressor provides the guesses of the environment.
         run: place of the checkpoint and of TensorBoard's logs.
         evaluator_of: makes the evaluator of a part's recording.
@@ -185,10 +205,12 @@ def make_learner(
     catalogue = tuple(dict.fromkeys(c for part in parts for c in part.recording.catalogue))
 
     def make(part: TrainingPart) -> Any:
-        first = part.problems[0]
-        draw = sampler(settings.sampler, first.layout, first.dtype, first.acc, among=part.problems)
+        first, known = part.problems[0], set(part.problems)
+        # of one kind in the order of the grid, if the grid has any
+        grid = suite("grid1000", first.layout, first.dtype, first.acc)
+        problems = [p for p in grid if p in known] or part.problems
         evaluator = evaluator_of(part.recording)
-        return TuningEnv(evaluator, catalogue, draw, begun, settings.budget, LAUNCHES[:2], settings.preset)
+        return TuningEnv(evaluator, catalogue, problems, begun, settings.budget, LAUNCHES[:2], settings.preset)
 
     count = max(settings.envs, len(parts))
     envs = VecMonitor(DummyVecEnv([partial(make, parts[i % len(parts)]) for i in range(count)]))
@@ -234,25 +256,23 @@ def load_checkpoint(path: Path, **arguments: Any) -> Any:
         raise RecordError(wrong, "a whole checkpoint", do) from error
 
 
-class _EvaluateOnCheck(BaseCallback):
+class _Checkpoints(BaseCallback):
     """After every few updates: a checkpoint, its score on the validation problems, and what is logged."""
 
     def __init__(
         self, parts: Sequence[TrainingPart], regressor: Regressor, settings: PpoSettings, run: TrainingRun,
-        progress: Progress | None, on_update: Callable[[int, float], bool] | None,
+        progress: Progress | None,
     ) -> None:  # fmt: skip
         super().__init__()
         self._parts, self._regressor = parts, regressor
         known = Policy(regressor, {})
         self._searches = [s for part in parts for s in recorded_searches(known, part.recording, part.problems)]
-        self._settings, self._run, self._progress, self._on_update = settings, run, progress, on_update
+        self._settings, self._run, self._progress = settings, run, progress
         kept = run.file("policy.npz")
         self._best = Policy.load(kept) if kept is not None and kept.exists() else None
         self._best_score = -np.inf if self._best is None else float(json.loads(self._best.about)["score"])
-        self._stopped = False
         self._invalid = self._steps = self._updates = 0
         self._speedups: list[float] = []
-        self._tracker = wandb_run(run, settings) if run.wandb else None
 
     def best(self) -> Policy:
         """The best checkpoint so far."""
@@ -266,7 +286,7 @@ class _EvaluateOnCheck(BaseCallback):
         self._invalid += sum(bool(info["invalid_action"]) for info in infos)
         ends = zip(infos, self.locals["dones"], strict=True)
         self._speedups += [info["best_speedup"] for info, done in ends if done and info["best_speedup"] > 0]
-        return not self._stopped
+        return True
 
     def _on_rollout_start(self) -> None:
         if self._updates % CHECKPOINT_EVERY_UPDATES == 0:  # the first before any update: the regressor's greedy order
@@ -276,8 +296,6 @@ class _EvaluateOnCheck(BaseCallback):
     def _on_training_end(self) -> None:
         self._evaluate()
         self.logger.dump(self.num_timesteps)
-        if self._tracker is not None:
-            self._tracker.finish()
 
     def _evaluate(self) -> None:
         arrays = self.model.policy.features_extractor.arrays()  # type: ignore[union-attr, operator]
@@ -295,8 +313,6 @@ class _EvaluateOnCheck(BaseCallback):
         self._invalid, self._steps, self._speedups = 0, 0, []
         for name, value in figures.items():
             self.logger.record(name, value)
-        if self._tracker is not None:
-            self._tracker.log(figures, step=self.num_timesteps)
         if score > self._best_score:
             self._best_score, self._best = score, replace(policy, about=self._about(score))
             if (kept := self._run.file("policy.npz")) is not None:
@@ -306,8 +322,6 @@ class _EvaluateOnCheck(BaseCallback):
         if self._progress is not None:
             said = ", ".join(f"{b}: {q:.4f}" for b, q in at.items())
             self._progress(self.num_timesteps, self._settings.steps, f"held back {said}")
-        if self._on_update is not None:
-            self._stopped = self._on_update(self.num_timesteps, score)
 
     def _about(self, score: float) -> str:
         about = {"settings": asdict(self._settings), "steps": int(self.num_timesteps), "commit": source_commit()}
@@ -339,22 +353,3 @@ def claim_folder(run: TrainingRun, settings: Any, parts: Sequence[TrainingPart])
         check_same_settings(what, was, json.loads(json_text(wanted)), do)
         return
     write_json(path, wanted)
-
-
-def wandb_run(run: TrainingRun, settings: Any, mode: str | None = None) -> Any:
-    """Begin a Weights & Biases run of project ``outblas`` and return it.
-
-    Args:
-        run: its folder receives the files.
-        settings: a dataclass, kept as the run's configuration.
-        mode: ``offline`` keeps everything on disk; None: as ``WANDB_MODE`` says, else online.
-
-    Raises:
-        ToolchainMissing: wandb is not installed.
-    """
-    try:
-        import wandb
-    except ImportError as error:
-        raise ToolchainMissing("wandb is not installed", "wandb", install_hint("wandb")) from error
-    folder = None if run.path is None else str(run.path)
-    return wandb.init(project="outblas", dir=folder, config=asdict(settings), mode=mode)

@@ -11,12 +11,11 @@ import contextlib
 import itertools
 import random
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
 from outblas.adapt.learning.learned_products import Contender
-from outblas.adapt.learning.round_graph import RoundGraph
 from outblas.adapt.learning.slice_limits import SHARED_WORKSPACE_BYTES, SliceLimits
 from outblas.core.config import KernelConfig
 from outblas.core.errors import DeviceError
@@ -25,13 +24,15 @@ from outblas.core.problem import Problem
 from outblas.core.rivals import BaselineCall
 from outblas.core.roofline import Gpu
 from outblas.judge.gates import check_cell
+from outblas.judge.gpu_clock import GraphEntry
 from outblas.judge.operands import Operands
 from outblas.judge.proof_inputs import fill_integers
-from outblas.judge.sliced_reference import SlicedReference
-from outblas.judge.stream_clock import HostBehindGpu, StreamClock
+from outblas.judge.reference import SlicedReference
+from outblas.judge.stream_clock import HostBehindGpu, StreamClock, instantiate
 from outblas.judge.torch_baselines import on_current_stream
 from outblas.kernels.geometry import workspace_bytes
 from outblas.runtime.cublaslt import LtAlgorithms
+from outblas.runtime.driver import check, driver
 from outblas.runtime.workspace import zeroed
 
 #: Inputs of the proof.
@@ -49,27 +50,17 @@ class GpuWorkbench:
     Make and use it with the clock's stream as torch's current one.
 
     Args:
-        gpu: the GPU.
         kernels: the kernels among the contenders, loaded.
-        lt: finds the algorithms among them.
         clock: clock of the learning thread's stream.
-        limits: limits of a slice.
-        device: torch device.
 
     Raises:
         DeviceError: the scratch memory cannot be had.
     """
 
     def __init__(
-        self,
-        problem: Problem,
-        gpu: Gpu,
-        kernels: Mapping[KernelConfig, Any],
-        lt: LtAlgorithms,
-        clock: StreamClock,
-        limits: SliceLimits,
-        device: str,
-    ) -> None:
+        self, problem: Problem, gpu: Gpu, kernels: Mapping[KernelConfig, Any], lt: LtAlgorithms, clock: StreamClock,
+        limits: SliceLimits, device: str,
+    ) -> None:  # fmt: skip
         self._problem, self._gpu, self._kernels, self._lt = problem, gpu, kernels, lt
         self._clock, self._limits = clock, limits
         self._data: Any = Operands(problem, max(1, limits.scratch_sets(problem, gpu)), device)
@@ -257,3 +248,23 @@ class GpuWorkbench:
         for graph in self._graphs.values():
             graph.free()
         self._graphs.clear()
+
+
+class RoundGraph(GraphEntry):
+    """A graph of calls that run one after the other. Call it to launch them, and ``free`` after use.
+
+    Args:
+        calls: the calls; each kind has run before, so that all is loaded.
+        stream: raw CUstream on which they are captured, and run.
+
+    Raises:
+        DeviceError: the capture fails.
+    """
+
+    def __init__(self, calls: Sequence[BaselineCall], stream: int) -> None:
+        super().__init__("round", instantiate(calls, stream), calls, len(calls))
+        self._stream = stream
+        check("cuGraphUpload", driver().cuGraphUpload(self.executable, stream))
+
+    def __call__(self) -> None:
+        check("cuGraphLaunch", driver().cuGraphLaunch(self.executable, self._stream))

@@ -12,7 +12,6 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from outblas.adapt.learning.effort import MOST_STAYING, SCREENING_ROUNDS, Effort
 from outblas.adapt.learning.gpu_workbench import ALL_INPUTS, GpuWorkbench
 from outblas.adapt.learning.learned_products import Contender, LearnedProduct, Stage
 from outblas.core.rivals import LT_AUTO
@@ -35,7 +34,6 @@ class Finalist:
     Attributes:
         speedup: its speed-up over torch.
         low: lower end of the 95% interval.
-        high: upper end of it.
     """
 
     contender: Contender
@@ -72,10 +70,7 @@ def learn_product(
     """Prove and time contenders; yield after each slice.
 
     Args:
-        bench: the product's bench.
-        contenders: ways to compute it.
         record: is kept up to date: stage, contenders and refused.
-        effort: the rounds.
 
     Returns:
         The outcome. There is no winner if an operand changed while contenders were timed.
@@ -164,12 +159,7 @@ def _round(bench: GpuWorkbench, contender: Contender) -> Generator[None, None, t
 
 
 def row_of(record: LearnedProduct, winner: Finalist | None) -> LibraryRow:
-    """Return the library row of a product: its winner, or torch.
-
-    Args:
-        record: the product.
-        winner: None: torch goes on computing it.
-    """
+    """Return the library row of a product: its winner, or torch."""
     source = f"cuda:{record.index}"
     if winner is None:
         return LibraryRow(record.problem, "torch", source=source)
@@ -179,3 +169,68 @@ def row_of(record: LearnedProduct, winner: Finalist | None) -> LibraryRow:
     choice = LibraryChoice(config, winner.speedup, winner.low, winner.high)
     without_pdl = None if config.pdl else choice  # which serves calls that allow PDL, too
     return LibraryRow(record.problem, "torch", "", source, plain=without_pdl, pdl=choice)
+
+
+#: Rounds after which those far behind leave.
+SCREENING_ROUNDS = 2
+#: The most contenders that stay then.
+MOST_STAYING = 6
+
+
+@dataclass(frozen=True)
+class Effort:
+    """Rounds of one product.
+
+    Attributes:
+        ordering: rounds that order the contenders.
+        finalists: the most contenders that are timed anew.
+        looks: numbers of further rounds after which a decision is tried.
+        confidence: level of the interval that decides. It is high, as several looks at several finalists decide.
+    """
+
+    ordering: int
+    finalists: int
+    looks: tuple[int, ...]
+    confidence: float
+
+    def rounds(self, contenders: int) -> int:
+        """Return the rounds that a number of contenders take; the last looks are rarely needed."""
+        ordering = SCREENING_ROUNDS * contenders + (self.ordering - SCREENING_ROUNDS) * min(contenders, MOST_STAYING)
+        return ordering + self.finalists * self.looks[1]
+
+
+BRIEF = Effort(5, 2, (11, 21, 31), 0.99)
+#: Of 43 drawn shapes that learning lost to a rival, 18 lost to answers of cuBLASLt that are 2 to 5% faster than torch.
+#: It had tried them, and brief rounds did not tell.
+THOROUGH = Effort(9, 4, (11, 21, 31, 61), 0.995)
+
+
+@dataclass(frozen=True)
+class ProductCost:
+    """GPU time of the steps of one product, and what there is for all of them.
+
+    Attributes:
+        round_us: microseconds of the calls of a round, both sides together.
+        proof_us: microseconds of the proofs of a contender.
+        seconds: GPU seconds for all. Half of them are left for references and for plugs.
+    """
+
+    round_us: float
+    proof_us: float
+    seconds: float
+
+    def fits(self, effort: Effort, contenders: int) -> bool:
+        """Return True if a number of contenders can be proven, ordered and decided in time."""
+        us = self.proof_us * contenders + self.round_us * effort.rounds(contenders)
+        return us <= self.seconds * 1e6 / 2
+
+
+def settling_effort(cost: ProductCost, at_most: int) -> tuple[Effort, int]:
+    """Return the rounds of a product in ``settle()``, and how many contenders it has.
+
+    The rounds are :data:`THOROUGH` if ``at_most`` contenders have time for them, else :data:`BRIEF`. These have as many
+    contenders as have time, 2 at least.
+    """
+    if cost.fits(THOROUGH, at_most):
+        return THOROUGH, at_most
+    return BRIEF, next((count for count in range(at_most, 2, -1) if cost.fits(BRIEF, count)), 2)

@@ -50,9 +50,6 @@ class LearnedProduct:
 
     Attributes:
         launch: launch option of its calls, ``plain`` or ``pdl``.
-        index: CUDA index of its GPU.
-        stage: the present stage.
-        detail: one line: the winner with its figures, or why nothing won.
         contenders: number of ways that were tried.
         refused: name of a way -> the reason why it failed its proof.
         gpu_seconds: GPU time that was spent on it.
@@ -78,7 +75,6 @@ class LearningReport:
 
     Attributes:
         products: the products, those that were met first in front.
-        gpu_seconds: GPU time spent so far.
         budget_seconds: GPU time that may be spent.
         reason: why nothing is learned though the program asked for it, in one line; else empty.
     """

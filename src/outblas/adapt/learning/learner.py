@@ -20,12 +20,19 @@ from contextlib import suppress
 from dataclasses import replace
 from time import thread_time
 
-from outblas.adapt.learning.gpu_budget import HOST_SHARE, MAX_PRODUCT_SECONDS, SEARCH_SHARE, GpuBudget, pause_after
 from outblas.adapt.learning.learn_product import Finalist, Outcome, learn_product, row_of
 from outblas.adapt.learning.learned_products import IN_WORK, LearnedProduct, LearningReport, Stage
-from outblas.adapt.learning.learning_chooser import LearningChooser
 from outblas.adapt.learning.learning_device import LearningDevice, Opened, SliceTimer
-from outblas.adapt.learning.slice_limits import RUNNING, SETTLING, SETTLING_IN_GRAPHS
+from outblas.adapt.learning.slice_limits import (
+    HOST_SHARE,
+    MAX_PRODUCT_SECONDS,
+    RUNNING,
+    SEARCH_SHARE,
+    SETTLING,
+    SETTLING_IN_GRAPHS,
+    GpuBudget,
+    pause_after,
+)
 from outblas.core.config import Launch
 from outblas.core.errors import OutblasError, RecordError, UsageError
 from outblas.core.problem import Problem
@@ -49,7 +56,6 @@ class Learner:
     """Learns products and remembers the results.
 
     Args:
-        budget: GPU time of all products.
         make_machine: makes the machine of (CUDA index, the device's own chooser, GPU).
         capturing: returns True if the calling thread captures a CUDA graph.
         clock: returns the seconds that this thread took of a processor. A wait for the interpreter costs the program
@@ -57,12 +63,9 @@ class Learner:
     """
 
     def __init__(
-        self,
-        budget: GpuBudget,
-        make_machine: Callable[[int, Choose | None, Gpu], LearningDevice] = LearningDevice,
-        capturing: Callable[[], bool] | None = None,
-        clock: Callable[[], float] = thread_time,
-    ) -> None:
+        self, budget: GpuBudget, make_machine: Callable[[int, Choose | None, Gpu], LearningDevice] = LearningDevice,
+        capturing: Callable[[], bool] | None = None, clock: Callable[[], float] = thread_time,
+    ) -> None:  # fmt: skip
         self.budget, self._clock = budget, clock
         self._make_machine = make_machine
         self._capturing = capturing or _is_capturing
@@ -90,10 +93,6 @@ class Learner:
 
         Without it the first product's slices load it, beside the program. A failure only costs that.
         Nothing is done for a device that never asked for its chooser: the program has given its library.
-
-        Args:
-            index: CUDA index of the device.
-            gpu: its GPU.
         """
         if index not in self._choosers:
             return
@@ -148,9 +147,6 @@ class Learner:
         Args:
             seconds: GPU seconds that it may take; None: the rest of the budget.
             graphs: time in CUDA graphs. No other thread may wait for the device meanwhile.
-
-        Returns:
-            The report.
 
         Raises:
             UsageError: ``seconds`` is negative or no number, or this thread captures a CUDA graph.
@@ -209,7 +205,7 @@ class Learner:
             record.gpu_seconds += 1e-6 * timer.us
             record.proof_seconds += 1e-6 * timer.us * (record.stage is Stage.PROVING)
             self.budget.charge(timer.us)
-        if self._job is not None and self._is_spent(record):
+        if self._job is not None and (self.budget.is_used_up or record.gpu_seconds >= MAX_PRODUCT_SECONDS):
             self._abandon(record, steps)
         host_us, share = 1e6 * (self._clock() - begin), SEARCH_SHARE if searching else HOST_SHARE
         return 0.0 if self._is_settling else pause_after(timer.us, host_us, share)
@@ -363,9 +359,6 @@ class Learner:
             record.stage, record.detail = Stage.LEFT_ALONE, reason
         _LOG.info("%s is not learned: %s", record.problem.key, reason)
 
-    def _is_spent(self, record: LearnedProduct) -> bool:
-        return self.budget.is_used_up or record.gpu_seconds >= MAX_PRODUCT_SECONDS
-
     def _abandon(self, record: LearnedProduct, steps: Generator[None, None, None], reason: str = "") -> None:
         """End a product, by default as its time is up, and with the budget all others that are in work."""
         with suppress(OutblasError, RuntimeError), self._machines[record.index].slice():
@@ -395,3 +388,22 @@ def _is_capturing() -> bool:
     import torch
 
     return bool(torch.cuda.is_current_stream_capturing())
+
+
+class LearningChooser:
+    """The chooser of a CUDA device while learning is on; see :meth:`outblas.adapt.learning.learner.Learner.row_for`.
+
+    Args:
+        own: the device's own chooser; None: it has none.
+    """
+
+    def __init__(self, learner: Learner, index: int, own: Choose | None) -> None:
+        self._learner, self._index, self._own = learner, index, own
+
+    def __call__(self, problem: Problem, gpu: Gpu, launch: Launch) -> LibraryRow | LibraryChoice | AnswerChoice | None:
+        return self._learner.row_for(self._index, self._own, problem, gpu, launch)
+
+    @property
+    def rows_id(self) -> str:
+        """Return a text that changes with the rows that were learned."""
+        return repr(self._learner.rows(self._index))

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
 from collections.abc import Generator, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from outblas.adapt.learning.effort import BRIEF, Effort, ProductCost, settling_effort
-from outblas.adapt.learning.gpu_budget import MAX_PRODUCT_SECONDS
 from outblas.adapt.learning.gpu_workbench import GpuWorkbench
+from outblas.adapt.learning.learn_product import BRIEF, Effort, ProductCost, settling_effort
 from outblas.adapt.learning.learned_products import Contender
-from outblas.adapt.learning.learning_clock import LearningClock
 from outblas.adapt.learning.ready_contenders import WHILE_RUNNING, WHILE_SETTLING, at_most, find_ready
-from outblas.adapt.learning.slice_limits import RUNNING, SETTLING, SliceLimits
+from outblas.adapt.learning.slice_limits import MAX_PRODUCT_SECONDS, RUNNING, SETTLING, SliceLimits
 from outblas.core.config import Launch
 from outblas.core.errors import DeviceError, OutblasError
 from outblas.core.problem import Problem
@@ -23,6 +23,7 @@ from outblas.dispatch import device_registry
 from outblas.dispatch.decide import Choose
 from outblas.dispatch.device_state import DeviceState
 from outblas.dispatch.unlisted_shapes import offered_kernels
+from outblas.judge.stream_clock import StreamClock
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryRow
 from outblas.records.provenance import collect_provenance, utc_now
@@ -51,10 +52,8 @@ class Opened(NamedTuple):
     """A product that is ready to be learned.
 
     Attributes:
-        bench: its bench.
         contenders: the ways to compute it, at least one.
         unmeasured: what runs without learning; None: torch.
-        effort: the rounds that it gets.
     """
 
     bench: GpuWorkbench
@@ -64,13 +63,7 @@ class Opened(NamedTuple):
 
 
 class LearningDevice:
-    """A CUDA device on which products are learned. All methods but the first two belong to the learning thread.
-
-    Args:
-        index: CUDA index.
-        own: the device's own chooser.
-        gpu: the GPU.
-    """
+    """A CUDA device on which products are learned. All methods but the first two belong to the learning thread."""
 
     def __init__(self, index: int, own: Choose | None, gpu: Gpu) -> None:
         self._index, self._own, self._gpu = index, own, gpu
@@ -95,9 +88,6 @@ class LearningDevice:
         Args:
             timed: measure its GPU time, and wait at its end for that stream alone. False for work of the host, whose
                 time must not count as the GPU's.
-
-        Yields:
-            The timer.
 
         Raises:
             DeviceError: the GPU cannot be used any more.
@@ -145,7 +135,6 @@ class LearningDevice:
         """Find the contenders and make a bench for them; yield after each slice.
 
         Args:
-            launch: launch option of its calls.
             limits: of a slice: ``RUNNING``, or those of ``settle()``.
 
         Returns:
@@ -254,3 +243,40 @@ def _unseen_by_captures() -> Iterator[None]:
         yield
     finally:
         check("cuThreadExchangeStreamCaptureMode", exchange(before))
+
+
+#: CUresult of an event that has not happened yet.
+_NOT_READY = 600
+
+
+class LearningClock(StreamClock):
+    """A :class:`outblas.judge.stream_clock.StreamClock` for a thread beside a program that is busy in Python.
+
+    Use it with its stream as torch's current one: to set that takes longer than the rest of a plug.
+    """
+
+    def _plug(self, cycles: int) -> None:
+        import torch
+
+        torch.cuda._sleep(cycles)
+
+    def _record(self, event: Any) -> None:
+        status = locked_driver().cuEventRecord(ctypes.c_void_p(int(event)), ctypes.c_void_p(self.stream))
+        if status:
+            raise DeviceError(f"cuEventRecord failed with {status}", "CUDA_SUCCESS", "look at the launch before it")
+
+    def _is_pending(self, event: Any) -> bool:
+        return bool(locked_driver().cuEventQuery(ctypes.c_void_p(int(event))) == _NOT_READY)
+
+
+@functools.cache
+def locked_driver() -> Any:
+    """Return the CUDA driver, whose calls keep the interpreter's lock. Only calls that never wait may use it.
+
+    Raises:
+        DeviceError: there is no driver.
+    """
+    try:
+        return ctypes.PyDLL("libcuda.so.1")
+    except OSError as error:
+        raise DeviceError(f"libcuda.so.1 cannot be loaded ({error})", "a driver of NVIDIA", "install it") from error

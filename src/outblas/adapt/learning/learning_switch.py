@@ -25,12 +25,9 @@ _refused = ""
 
 
 def enable(
-    *,
-    accurate: bool = False,
-    batch_invariant: bool = False,
-    learn: bool | None = None,
+    *, accurate: bool = False, batch_invariant: bool = False, learn: bool | None = None,
     learn_seconds: float | None = None,
-) -> bool:
+) -> bool:  # fmt: skip
     """Run torch's products on the library's kernels from now on, in the whole process, if that is faster.
 
     Affected are torch.matmul, mm, ``@``, F.linear and nn.Linear without a bias, bmm of one matrix, and their gradients.
@@ -122,7 +119,7 @@ def _budget(seconds: float | None) -> float:
     Raises:
         UsageError: it is negative or no number.
     """
-    from outblas.adapt.learning.gpu_budget import DEFAULT_SECONDS, GpuBudget
+    from outblas.adapt.learning.slice_limits import DEFAULT_SECONDS, GpuBudget
 
     text = os.environ.get(SECONDS_VARIABLE, "")
     try:
@@ -149,8 +146,8 @@ def _present() -> Learner:
 
 def _start(seconds: float) -> None:
     """Begin to learn, or give a learner that is at work another budget."""
-    from outblas.adapt.learning.gpu_budget import GpuBudget
     from outblas.adapt.learning.learner import Learner
+    from outblas.adapt.learning.slice_limits import GpuBudget
     from outblas.dispatch import device_registry
 
     global _learner, _refused
@@ -172,9 +169,9 @@ def _warm_up(learner: Learner) -> None:
 
     if torch.cuda.is_initialized():
         index = torch.cuda.current_device()
-        gpu = device_registry.device_state(index).gpu
-        if gpu is not None and device_registry.has_library(index):
-            learner.warm_up(index, gpu)
+        device = device_registry.device_state(index)
+        if device.gpu is not None and device.has_library:
+            learner.warm_up(index, device.gpu)
 
 
 def _stop(refused: str = "") -> None:

@@ -60,20 +60,12 @@ class Ready:
 
 
 def find_ready(
-    problem: Problem,
-    launch: Launch,
-    gpu: Gpu,
-    library: Library,
-    lt: LtAlgorithms,
-    own: Choose | None,
+    problem: Problem, launch: Launch, gpu: Gpu, library: Library, lt: LtAlgorithms, own: Choose | None,
     most: tuple[int, int] = WHILE_RUNNING,
-) -> Generator[None, None, Ready]:
+) -> Generator[None, None, Ready]:  # fmt: skip
     """Find the contenders of a product; yield after each small step.
 
     Args:
-        launch: launch option of its calls, ``plain`` or ``pdl``.
-        gpu: the GPU.
-        library: the library in use.
         lt: cuBLASLt of the device, whose context is current.
         own: chooser of the device; a kernel that it chooses is the first contender.
         most: the most kernels, and algorithms of cuBLASLt.
@@ -150,13 +142,7 @@ def _shipped(problem: Problem, launch: Launch, gpu: Gpu, library: Library, answe
 
 
 def ready_cubin(problem: Problem, config: KernelConfig, arch: str) -> Cubin | None:
-    """Return a kernel's machine code if it is shipped or in the compile cache; None if it would have to be compiled.
-
-    Args:
-        problem: gives layout, dtype and accumulator.
-        config: the kernel.
-        arch: architecture of the GPU.
-    """
+    """Return a kernel's machine code if it is shipped or in the compile cache; None if it would have to be compiled."""
     source = make_source(problem, config)
     packaged = PACKAGED.get(source, arch)
     if packaged is not None:

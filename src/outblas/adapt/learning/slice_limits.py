@@ -1,12 +1,13 @@
-"""The limits of a slice: its GPU time, and the scratch memory of a product."""
+"""The limits of learning: GPU time of a slice and of a process, and the scratch memory of a product."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu, floor_us, operand_sets
-from outblas.judge.sliced_reference import BLOCK_BYTES
+from outblas.judge.reference import BLOCK_BYTES
 from outblas.kernels.geometry_terms import COUNTERS_BYTES
 from outblas.runtime.cublas import WORKSPACE_BYTES
 
@@ -41,7 +42,6 @@ class SliceLimits:
         scratch_bytes: GPU memory of one product's operands, references and workspace at most.
         block_us: microseconds of a step of a reference.
         block_bytes: memory of a block of a reference, and of the operand sets that a step fills or sums up.
-        graphs: time calls in CUDA graphs.
     """
 
     work_us: float
@@ -90,9 +90,6 @@ class SliceLimits:
     def scratch_sets(self, problem: Problem, gpu: Gpu) -> int:
         """Return how many operand sets of a problem fit into the scratch memory; timing rotates over them.
 
-        Args:
-            gpu: the GPU.
-
         Returns:
             At most as many as the offline clock uses. 0: not even one fits.
         """
@@ -103,24 +100,70 @@ class SliceLimits:
 
 #: While the program runs: 200 us in all. A reference takes a quarter of a slice's work, as the program stretches it.
 RUNNING = SliceLimits(
-    work_us=100.0,
-    plug_us=100.0,
-    tries=1,
-    most_calls=4,
-    scratch_bytes=256_000_000,
-    block_us=25.0,
+    work_us=100.0, plug_us=100.0, tries=1, most_calls=4, scratch_bytes=256_000_000, block_us=25.0,
     block_bytes=BLOCK_BYTES,
-)
+)  # fmt: skip
 #: In ``settle()``, whose caller waits, a round is longer and surer, and a weight of more than 256 MB finds room. The
 #: plug of more calls would take longer than the calls themselves.
 SETTLING = SliceLimits(
-    work_us=600.0,
-    plug_us=50_000.0,
-    tries=10,
-    most_calls=16,
-    scratch_bytes=2_000_000_000,
-    block_us=2000.0,
+    work_us=600.0, plug_us=50_000.0, tries=10, most_calls=16, scratch_bytes=2_000_000_000, block_us=2000.0,
     block_bytes=128 * 2**20,
-)
+)  # fmt: skip
 #: The same for programs that run in CUDA graphs.
 SETTLING_IN_GRAPHS = replace(SETTLING, graphs=True)
+
+
+#: GPU seconds of a process, unless the user sets others.
+DEFAULT_SECONDS = 10.0
+#: GPU seconds that one product may take.
+MAX_PRODUCT_SECONDS = 0.3
+#: Part of the time that slices may take of the GPU, and of the host, while the program runs.
+SHARE, HOST_SHARE = 0.01, 0.05
+#: The same of the host for slices without GPU work: they hold the interpreter, and the program waits for it.
+SEARCH_SHARE = 0.0025
+#: Shortest and longest pause between two slices, seconds.
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 1.0
+
+
+class GpuBudget:
+    """GPU seconds, used up by slices.
+
+    Args:
+        seconds: the budget; 0 or more, infinity for no limit.
+
+    Raises:
+        UsageError: ``seconds`` is negative or no number.
+    """
+
+    def __init__(self, seconds: float = DEFAULT_SECONDS) -> None:
+        if not seconds >= 0:
+            raise UsageError(f"{seconds} GPU seconds for learning", "0 or more", "pass learn_seconds=10, for example")
+        self.seconds, self.used = float(seconds), 0.0
+
+    @property
+    def is_used_up(self) -> bool:
+        return self.used >= self.seconds
+
+    def charge(self, us: float) -> None:
+        """Take the time of a slice, microseconds, from the budget."""
+        self.used += 1e-6 * us
+
+    def allow(self, seconds: float) -> None:
+        """Let the budget end ``seconds`` from now, if that is later.
+
+        Raises:
+            UsageError: ``seconds`` is negative or no number.
+        """
+        self.seconds = max(self.seconds, self.used + GpuBudget(seconds).seconds)
+
+
+def pause_after(gpu_us: float, host_us: float = 0.0, host_share: float = HOST_SHARE) -> float:
+    """Return the seconds to wait after a slice, so that slices keep to their shares of the time.
+
+    Args:
+        gpu_us: GPU time of the slice, microseconds.
+        host_us: time that the host took for it, microseconds.
+        host_share: part of the time that the host may take for such slices.
+    """
+    wanted = 1e-6 * max(gpu_us * (1 / SHARE - 1), host_us * (1 / host_share - 1))
+    return min(_LONGEST_PAUSE_S, max(_SHORTEST_PAUSE_S, wanted))

@@ -13,12 +13,17 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from outblas.cli.checks.gpu_data import GpuPart, gpu_library_part, gpu_record_part
+from outblas.core.derived_gpu import never_ran_on
 from outblas.core.errors import OutblasError
 from outblas.core.files import try_folder
+from outblas.core.gpu_records import GpuRecord, has_data, nearest_with_data
 from outblas.core.install_hint import install_hint, lab_hint
 from outblas.core.lab_parts import find_part
+from outblas.core.roofline import Gpu, architecture
 from outblas.kernels.source import Source
+from outblas.records.library import Library
+from outblas.records.user_library import user_library_path
+from outblas.runtime.device import record_of_device
 from outblas.runtime.native import extension, why_not
 from outblas.runtime.nvrtc import ARCHITECTURES, DEFAULT_CACHE, compile_source, nvrtc_version
 from outblas.runtime.packaged_cubins import PACK, PackagedCubins
@@ -36,10 +41,7 @@ class Check:
     """A check of one part of the installation or machine.
 
     Attributes:
-        name: the part.
-        found: the finding, one line.
         ok: True if it works; False if it is broken, or missing and needed here; None if it is absent and optional here.
-        do: the remedy, one line; empty if ok is True.
         required: True if nothing works without it. A False is then the machine's failure, not a limitation.
     """
 
@@ -78,7 +80,7 @@ def diagnose() -> list[Check]:
         lambda: _nvrtc(need),
         lambda: _packaged_cubins(cuda),
         _native_path,
-        _nvdisasm,
+        lambda: _tool("nvdisasm", lambda: str(find_nvdisasm()), "only cross-checks need"),
         lambda: _wheel("nvidia-matmul-heuristics", "nvidia-matmul-heuristics", need),
         *(find_part("checks") or (_no_lab,)),
     ]
@@ -219,11 +221,12 @@ def _native_path() -> Check:
     return Check("native path", None, f"{found}, outblas.enable() in Python", do)
 
 
-def _nvdisasm() -> Check:
+def _tool(name: str, find: Callable[[], str], users: str) -> Check:
+    """Check a tool that only some users need; ``find`` returns it in words."""
     try:
-        return Check("nvdisasm", True, str(find_nvdisasm()))
+        return Check(name, True, find())
     except OutblasError as error:
-        return Check("nvdisasm", None, error.wrong, f"{error.do} (only cross-checks need it)")
+        return Check(name, None, error.wrong, f"{error.do} ({users} it)")
 
 
 def _wheel(name: str, package: str, need: bool) -> Check:
@@ -267,3 +270,82 @@ def _version(package: str) -> str | None:
 
 def _line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+CALIBRATE = "outblas calibrate"
+TUNE = "outblas tune --suite llm --sample 40 --budget 8 --install"
+#: Data of the package by kind: (name for people, folder, end of the file's name).
+_KINDS = (
+    ("ranking model", "models", ".json"),
+    ("policy", "policies", ".npz"),
+    ("catalogue", "catalogues", ".json"),
+    ("recording", "recordings", ""),
+)
+
+
+@dataclass(frozen=True)
+class GpuPart:
+    """A part of the data for a GPU.
+
+    Attributes:
+        missing: the command that adds the missing part; empty if nothing is missing.
+    """
+
+    found: str
+    missing: str
+
+
+def gpu_record_part(index: int) -> GpuPart:
+    """Return the record of a GPU in words; without a calibrated or packaged record the command is a calibration.
+
+    Raises:
+        DeviceError: no such GPU, or one older than sm_80.
+        RecordError: a record in the user's folder cannot be read.
+    """
+    record = record_of_device(index)
+    words = f"{record.gpu.name}: {_record_words(record)}"
+    if never_ran_on(record.gpu.arch):
+        words += f"; kernels compile for {architecture(record.gpu)}, and this release never ran them on such a GPU"
+    return GpuPart(words, CALIBRATE if record.origin == "derived" else "")
+
+
+def gpu_library_part(index: int) -> GpuPart:
+    """Return the libraries and the learned data of a GPU in words; without a library the command is a tuning run.
+
+    Raises:
+        DeviceError: no such GPU, or one older than sm_80.
+        RecordError: a record or a library cannot be read.
+    """
+    gpu = record_of_device(index).gpu
+    packaged, path = Library.packaged(gpu.name, missing_ok=True), user_library_path(gpu.name)
+    tuned = Library.load(path) if path is not None and path.is_file() else Library(gpu.name, ())
+    parts = [_library_words("packaged library", packaged), _library_words("own library", tuned)]
+    parts += [_kind_words(gpu, *kind) for kind in _KINDS]
+    return GpuPart("; ".join(parts), TUNE if packaged.is_empty and tuned.is_empty else "")
+
+
+def _record_words(record: GpuRecord) -> str:
+    if record.origin == "user":
+        return "record calibrated on this machine"
+    if record.origin == "derived":
+        return "record estimated from the driver's attributes"
+    estimated = f", estimated: {', '.join(record.estimated)}" if record.estimated else ""
+    return f"packaged record{estimated}"
+
+
+def _kind_words(gpu: Gpu, name: str, folder: str, ending: str) -> str:
+    if has_data(gpu.name, folder, ending):
+        return f"{name} of its own"
+    try:
+        other = nearest_with_data(gpu, folder, ending)
+    except OutblasError:
+        return f"no {name}"
+    return f"{name} scaled from {other}" if folder == "models" else f"{name} of {other}"
+
+
+def _library_words(name: str, library: Library) -> str:
+    """Return a library with its size in words, e.g. ``own library of 3 problems and 2 intervals of M``."""
+    if library.is_empty:
+        return f"no {name}"
+    intervals = f" and {len(library.intervals)} intervals of M" if library.intervals else ""
+    return f"{name} of {len(library.rows)} problems{intervals}"

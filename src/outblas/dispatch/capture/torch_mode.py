@@ -16,8 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from outblas.dispatch.aten_products import HALF_DTYPES
-from outblas.dispatch.fold import fold
-from outblas.dispatch.tensors import dtype_name
+from outblas.dispatch.product_operands import dtype_name, fold
 from outblas.records.captured_products import CapturedProduct, layout_of
 
 #: Operator -> where its A stands among the arguments; B is the next.

@@ -1,4 +1,4 @@
-// What of a call decides the answer: the Python dispatch reads the same (tensors.py, decide.py).
+// What of a call decides the answer: the Python dispatch reads the same (product_operands.py, decide.py).
 //
 // An operand is read as DLPack has it where this torch has an exchange, else by methods of tensors, which cost several times
 // as much. The methods have the last word: nothing is learned of operands of which the exchange says otherwise.

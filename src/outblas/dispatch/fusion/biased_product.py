@@ -11,14 +11,13 @@ from typing import Any
 import torch
 
 from outblas.core.switches import is_off
-from outblas.dispatch import device_registry
+from outblas.dispatch import device_registry, invariant_operators
 from outblas.dispatch.aten_products import HALF_DTYPES, torch_addmm
-from outblas.dispatch.fusion.fused import BIAS, fused_product
-from outblas.dispatch.guarantees import invariant_operators
+from outblas.dispatch.fused import BIAS, fused_product
+from outblas.dispatch.fused_layer import FUSED_VARIABLE, is_captured
 from outblas.dispatch.guarantees.guarantee import process_guarantee
-from outblas.dispatch.linear import FUSED_VARIABLE, is_captured
 from outblas.dispatch.product import has_kernel
-from outblas.dispatch.tensors import why_left_to_torch
+from outblas.dispatch.product_operands import why_left_to_torch
 from outblas.dispatch.torch_op import register_behind_autograd
 from outblas.dispatch.unlisted_shapes import WAITED_M, class_width
 from outblas.runtime.fused_launch import Extra
@@ -69,7 +68,9 @@ def _addmm(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor
 
 
 def _serves(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.device.type == device_registry.DEVICE_TYPE and a.device == b.device and has_kernel(a, b)
+    if a.device.type != device_registry.DEVICE_TYPE or a.device != b.device:
+        return False
+    return has_kernel(device_registry.device_state(a.device.index), a, b)
 
 
 def is_biased_layer(bias: Any, a: Any, b: Any) -> bool:

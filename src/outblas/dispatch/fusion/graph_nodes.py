@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from outblas.dispatch.linear_operands import ActivationName
+from outblas.dispatch.fused_layer import ActivationName
 
 _ATEN = torch.ops.aten
 RESHAPE = _ATEN.reshape.default

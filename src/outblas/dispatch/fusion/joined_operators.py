@@ -16,8 +16,7 @@ from weakref import WeakSet
 import torch
 
 from outblas.dispatch.autograd import compute_mm
-from outblas.dispatch.linear import run_biased, run_fused
-from outblas.dispatch.linear_operands import ActivationName, apply_activation, epilogue_of
+from outblas.dispatch.fused_layer import ActivationName, apply_activation, epilogue_of, run_biased, run_fused
 from outblas.dispatch.torch_op import register_behind_autograd
 
 #: Objects whose ``weight`` is a matrix in which an optimised model has laid weights; None after they have left it.

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from outblas.dispatch.fused_layer import ActivationName
 from outblas.dispatch.fusion.graph_nodes import (
     RESHAPE,
     RESHAPES,
@@ -37,7 +38,6 @@ from outblas.dispatch.fusion.joined_operators import (
     joined_vector,
     mm_joined,
 )
-from outblas.dispatch.linear_operands import ActivationName
 
 _ATEN = torch.ops.aten
 _MM, _ADDMM, _SLICE = _ATEN.mm.default, _ATEN.addmm.default, _ATEN.slice.Tensor

@@ -16,7 +16,8 @@ from outblas.core.switches import is_off
 from outblas.core.weight import Weight
 from outblas.dispatch import device_registry
 from outblas.dispatch.autograd import compute_mm
-from outblas.dispatch.fusion.fused import fused_product
+from outblas.dispatch.fused import fused_product
+from outblas.dispatch.fused_layer import FUSED_VARIABLE, is_captured
 from outblas.dispatch.fusion.graph_nodes import (
     activation_between,
     chain_between,
@@ -26,8 +27,7 @@ from outblas.dispatch.fusion.graph_nodes import (
     weight_input,
 )
 from outblas.dispatch.guarantees.guarantee import process_guarantee
-from outblas.dispatch.linear import FUSED_VARIABLE, is_captured
-from outblas.dispatch.tensors import aligned_operand, why_left_to_torch
+from outblas.dispatch.product_operands import aligned_operand, why_left_to_torch
 from outblas.dispatch.torch_op import register_behind_autograd
 from outblas.kernels.epilogue import STACKED_GATE
 from outblas.runtime.fused_launch import Extra

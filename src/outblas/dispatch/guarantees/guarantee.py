@@ -22,7 +22,7 @@ def demanded(accurate: bool, batch_invariant: bool) -> Guarantee:
 
 def stronger(one: Guarantee, other: Guarantee) -> Guarantee:
     """Return the stronger of two guarantees."""
-    return max(one, other, key=GUARANTEES.index)
+    return one if GUARANTEES.index(one) >= GUARANTEES.index(other) else other
 
 
 def process_guarantee() -> Guarantee:

@@ -10,9 +10,8 @@ import numpy as np
 from outblas.core.config import KernelConfig
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu, floor_us, operand_sets
-from outblas.kernels.config_groups import by_family
 from outblas.kernels.cost.terms import Floats
-from outblas.kernels.families.registry import FAMILIES
+from outblas.kernels.families.registry import FAMILIES, by_family
 from outblas.kernels.geometry import geometry
 from outblas.kernels.geometry_terms import CTA_SMEM, SM_REGISTERS
 from outblas.kernels.same_object import SameObject
@@ -69,10 +68,6 @@ def columns_by_family(configs: Sequence[KernelConfig], gpu: Gpu) -> Iterator[tup
 
     Families come in the order of their first config. The indices rise: int64[n], into ``configs``. The columns are
     those of :func:`config_columns`. Without configs, nothing is yielded. The columns of the last tuples are kept.
-
-    Args:
-        configs: configs of any families.
-        gpu: GPU whose SMs decide ``occupancy``.
     """
     if isinstance(configs, tuple):
         yield from _kept_columns(SameObject(configs), gpu)

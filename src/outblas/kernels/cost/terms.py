@@ -75,8 +75,6 @@ def admitted_ctas(c: Columns, ctas: Floats, gpu: Gpu) -> Floats:
 
     Args:
         c: columns of the configs; ``even`` and ``occupancy`` (CTAs that fit on an SM) are read.
-        ctas: CTAs of the launch.
-        gpu: the GPU.
     """
     return np.where(c["even"] > 0, np.minimum(c["occupancy"], np.ceil(ctas / gpu.sms)), c["occupancy"])
 
@@ -91,9 +89,7 @@ def ctas_on_busiest_sm(x: Mapping[str, float], c: Columns, ctas: Floats, per_sm:
     Args:
         x: coefficients; ``stacked`` is read.
         c: columns of the configs; ``pdl`` is read.
-        ctas: CTAs of the launch.
         per_sm: CTAs that an SM may hold.
-        gpu: the GPU.
     """
     even = np.minimum(per_sm, np.ceil(ctas / gpu.sms))
     return even + c["pdl"] * x["stacked"] * (per_sm - even)
@@ -130,7 +126,6 @@ def workspace_us(x: Mapping[str, float], c: Columns, tiles: Floats) -> Floats:
     Args:
         x: coefficients; ``workspace``, ``l2`` and ``ingest`` are read.
         c: columns of the configs; ``workspace`` (a switch), ``split``, ``bm`` and ``bn`` are read.
-        tiles: number of tiles of C.
     """
     part_bytes = 4.0 * c["bm"] * c["bn"]
     everywhere = 2 * c["split"] * part_bytes * tiles / x["l2"]
@@ -148,7 +143,6 @@ def resident_ctas(cluster: Any, per_sm: Any, gpu: Gpu) -> Floats:
     Args:
         cluster: CTAs per cluster, 1 to 16; a number or an array.
         per_sm: CTAs per SM.
-        gpu: the GPU.
 
     Raises:
         IndexError: a cluster of more than 16 CTAs.

@@ -67,9 +67,6 @@ class TiledCost(ABC):
         A family with persistent kernels returns the time of a walk over tiles for them, and ``plain`` for the others.
 
         Args:
-            x: coefficients.
-            c: columns of the configs.
-            rounds: the rounds and the parts of one round.
             plain: time of all rounds if each CTA has one tile.
         """
         return plain
@@ -80,9 +77,6 @@ class TiledCost(ABC):
         """Return ``traffic`` plus the bytes that hints and partly written sectors add; by default ``traffic``.
 
         Args:
-            x: coefficients.
-            p: columns of the problem.
-            c: columns of the configs.
             tiles: tiles along M, tiles along N, slots for CTAs.
             traffic: bytes through HBM without these effects.
         """
@@ -92,9 +86,6 @@ class TiledCost(ABC):
         """Return ``sums`` plus the time of sums over a workspace and of hints, microseconds; by default ``sums``.
 
         Args:
-            x: coefficients.
-            c: columns of the configs.
-            tiles: number of tiles of C.
             sums: time of sums in clusters, microseconds.
         """
         return sums
@@ -121,11 +112,7 @@ def tiled_us(cost: TiledCost, x: Mapping[str, float], p: Columns, c: Columns, gp
     """Return the predicted time, microseconds, over columns that broadcast together; never below the column ``floor``.
 
     Args:
-        cost: the family's part of the model.
         x: coefficients of the family.
-        p: columns of the problem, as from :func:`outblas.kernels.cost.columns.problem_columns`.
-        c: columns of the configs, as from :func:`outblas.kernels.cost.columns.config_columns`.
-        gpu: the GPU.
 
     Raises:
         KeyError: a coefficient or a column is missing.
@@ -152,14 +139,9 @@ def tiled_us(cost: TiledCost, x: Mapping[str, float], p: Columns, c: Columns, gp
         active * c["stages"] * stage_bytes / x["queue"]
     )
     stage = smooth_max(
-        full * tensor,
-        tensor + chain,
-        full * stage_bytes / x["ingest"],
-        active * l2_bytes * apart / x["l2"],
-        waiting / c["stages"],
-        cost.multicast_us(x, c),
-        full * cost.past_m_us(x, p, c),
-    )
+        full * tensor, tensor + chain, full * stage_bytes / x["ingest"], active * l2_bytes * apart / x["l2"],
+        waiting / c["stages"], cost.multicast_us(x, c), full * cost.past_m_us(x, p, c),
+    )  # fmt: skip
     main = steps * stage + steps * cost.edge_tile_us(x, p, c) / np.maximum(ctas / slots, 1.0)
     store = cost.store_us(x, c)
 

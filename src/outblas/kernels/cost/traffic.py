@@ -21,10 +21,6 @@ def traffic_bytes(
 
     Args:
         x: coefficients; ``cache`` (bytes) is read.
-        p: columns of the problem.
-        c: columns of the configs.
-        tiles_m: tiles along M.
-        tiles_n: tiles along N.
         slots: concurrent CTAs on the GPU.
     """
     again, streamed = _streamed_again(p, c, tiles_m, tiles_n, slots)
@@ -57,10 +53,7 @@ def hinted_bytes(
 
     Args:
         x: coefficients; ``cache``, ``once_b``, ``again_b`` and ``once_c`` are read.
-        p: columns of the problem.
         c: columns of the configs; ``stream_b`` and ``stream_c`` say which operands stream.
-        tiles_m: tiles along M.
-        tiles_n: tiles along N.
         slots: concurrent CTAs on the GPU.
     """
     again, streamed = _streamed_again(p, c, tiles_m, tiles_n, slots)
@@ -79,9 +72,7 @@ def partial_sector_bytes(x: Mapping[str, float], p: Columns, c: Columns, tiles_n
 
     Args:
         x: coefficients; ``broken_atom`` and ``broken_sector`` are read.
-        p: columns of the problem.
         c: columns of the configs; ``bn`` is read.
-        tiles_n: tiles along N.
     """
     shared = ELEMENT_BYTES * p["m"] * p["n"] * 16 / c["bn"] * (tiles_n > 1)
     return shared * (x["broken_atom"] * (c["bn"] % 32 > 0) + x["broken_sector"] * (c["bn"] % 16 > 0))

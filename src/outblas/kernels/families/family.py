@@ -65,7 +65,6 @@ class Family(ABC, Generic[C]):
     Attributes:
         name: the family's name, ``config.family``.
         kinds: ``residual_kinds``, or ``(name,)`` if they are empty.
-        config: the family's record, a class.
         start: coefficient -> value from which a fit of :meth:`time_us` starts: rough physics in microseconds, bytes per
             microsecond, cycles, GHz. A family without measurements is ranked with these.
         pool_place: sort key of its kernels in the pool. Catalogues and recordings depend on this order.
@@ -148,7 +147,6 @@ class Family(ABC, Generic[C]):
         """Return the number of CTAs along x, y and z. All CTAs of clusters count.
 
         Args:
-            config: the kernel.
             sms: number of SMs, for kernels that launch only as many CTAs as are resident.
         """
 
@@ -243,7 +241,7 @@ class Family(ABC, Generic[C]):
         """Return configs near this one: one iterable per idea, the most successful idea first.
 
         Some may be illegal or equal to the config, and an iterable may be empty. Launch options are not among the
-        ideas; :func:`outblas_lab.build.neighbours.neighbours` adds them.
+        ideas; :func:`outblas.kernels.kernel_space.neighbours` adds them.
         """
 
     def special_candidates(self, problem: Problem, gpu: Gpu) -> Sequence[C]:
@@ -263,7 +261,6 @@ class Family(ABC, Generic[C]):
         By default, and for every family without :attr:`any_alignment`, the result is empty.
 
         Args:
-            gpu: the GPU.
             listed: the family's configs in the catalogue.
         """
         return ()
@@ -307,8 +304,6 @@ class Family(ABC, Generic[C]):
         """Return the registers per thread, which limit the CTAs of an SM in the cost model.
 
         Args:
-            problem: gives layout, dtype and accumulator.
-            config: the kernel.
             shape: the config's :meth:`geometry`.
         """
 
@@ -319,8 +314,6 @@ class Family(ABC, Generic[C]):
         It must have every column of :attr:`own_columns`. Columns that are in neither list are ignored.
 
         Args:
-            problem: gives layout, dtype and accumulator.
-            config: the kernel.
             shape: the config's :meth:`geometry`.
         """
 
@@ -330,25 +323,16 @@ class Family(ABC, Generic[C]):
 
         Args:
             x: coefficients: name -> value, with the names of :attr:`start`.
-            p: columns of the problem, as from :func:`outblas.kernels.cost.columns.problem_columns`.
-            c: columns of the configs, as from :func:`outblas.kernels.cost.columns.config_columns`.
-            gpu: the GPU.
         """
 
     def kind_index(self, c: Columns) -> NDArray[np.intp]:
-        """Return the index into :attr:`kinds` of every config, int[configs]; by default zeros.
-
-        Args:
-            c: columns of the configs, arrays.
-        """
+        """Return the index into :attr:`kinds` of every config, int[configs]; by default zeros."""
         return np.zeros(len(c["bm"]), dtype=np.intp)
 
     def switch_values(self, p: Columns, c: Columns, waves: Floats) -> Floats:
         """Return float64[configs, len(residual_switches)]; by default without columns.
 
         Args:
-            p: columns of the problem.
-            c: columns of the configs.
             waves: number of waves of each config, before rounding.
         """
         return np.zeros((len(waves), 0))

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import Any
 
-from outblas.core.config import Knob, knob_schema
+import numpy as np
+from numpy.typing import NDArray
+
+from outblas.core.config import KernelConfig, Knob, knob_schema
 from outblas.kernels.families.family import Family
 
 #: One line per family: the module in this folder that defines ``FAMILY``. Encodings of configs depend on this order.
@@ -33,3 +37,22 @@ def knobs_by_name() -> dict[str, dict[str, Knob]]:
         for knob in knob_schema(family.config):
             found.setdefault(knob.name, {})[name] = knob
     return found
+
+
+#: Families with an input column in packaged policies and models, in order. A name stays even if its family is removed.
+#: A name is added only when all policies and models are trained again. Kernels of other families have 0 in each of
+#: these columns, unless LEARNED_AS names one.
+LEARNED_FAMILIES = ("sm90_wgmma_gemm", "sm80_mma_gemm", "sm80_gemv_mma", "sm80_direct_gemm")
+#: Family that was not learned -> the learned family that it resembles, whose column its kernels have.
+LEARNED_AS = {"sm80_pipelined_gemm": "sm80_mma_gemm", "sm90_oddrows_gemm": "sm90_wgmma_gemm"}
+
+
+def by_family(configs: Sequence[KernelConfig]) -> Iterator[tuple[str, NDArray[np.intp], list[KernelConfig]]]:
+    """Yield, for each family among the configs: its name, the places of its configs in rising order, these configs.
+
+    Families come in the order of their first config. Without configs, nothing is yielded.
+    """
+    families = np.array([config.family for config in configs])
+    for family in dict.fromkeys(config.family for config in configs):
+        places = np.flatnonzero(families == family)
+        yield family, places, [configs[int(i)] for i in places]

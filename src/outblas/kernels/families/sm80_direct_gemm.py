@@ -80,22 +80,10 @@ class Sm80DirectGemm(Family[Sm80DirectConfig]):
     residual_place = 2
     paired_stores = True
     start: ClassVar[Mapping[str, float]] = {
-        "launch": 1.0,
-        "launch_pdl": 0.5,
-        "launch_early": 0.4,
-        "latency_l2": 0.4,
-        "latency_hbm": 0.7,
-        "chunk": 0.03,
-        "mma": 0.004,
-        "ingest": 60e3,
-        "l2": 5.0e6,
-        "hbm": 4.2e6,
-        "quantum": 0.5,
-        "stacked": 0.3,
-        "epilogue": 0.1,
-        "warp_sum": 0.02,
-        "exchange": 80e3,
-    }
+        "launch": 1.0, "launch_pdl": 0.5, "launch_early": 0.4, "latency_l2": 0.4, "latency_hbm": 0.7, "chunk": 0.03,
+        "mma": 0.004, "ingest": 60e3, "l2": 5.0e6, "hbm": 4.2e6, "quantum": 0.5, "stacked": 0.3, "epilogue": 0.1,
+        "warp_sum": 0.02, "exchange": 80e3,
+    }  # fmt: skip
 
     def why_illegal(self, p: Problem, c: Sm80DirectConfig, gpu: Gpu) -> str | None:
         if min(c.bm, c.bn, c.wm, c.wn, c.wk, c.unroll) < 1:
@@ -124,18 +112,9 @@ class Sm80DirectGemm(Family[Sm80DirectConfig]):
 
     def geometry(self, problem: Problem, c: Sm80DirectConfig) -> Geometry:
         constants = {
-            "BM": c.bm,
-            "BN": c.bn,
-            "WM": c.wm,
-            "WN": c.wn,
-            "WK": c.wk,
-            "UNROLL": c.unroll,
-            "GROUP": SM80_GROUP,
-            "B_K_MAJOR": problem.layout == "TN",
-            "PDL": c.pdl,
-            "EARLY_B": c.early,
-            "BF16": problem.dtype == "bf16",
-        }
+            "BM": c.bm, "BN": c.bn, "WM": c.wm, "WN": c.wn, "WK": c.wk, "UNROLL": c.unroll, "GROUP": SM80_GROUP,
+            "B_K_MAJOR": problem.layout == "TN", "PDL": c.pdl, "EARLY_B": c.early, "BF16": problem.dtype == "bf16",
+        }  # fmt: skip
         return Geometry(
             threads=32 * c.wm * c.wn * c.wk,
             smem_bytes=c.bm * c.bn * 4 * c.wk if c.wk > 1 else 0,
@@ -189,11 +168,7 @@ class Sm80DirectGemm(Family[Sm80DirectConfig]):
         """
         bm, bn, bk = config.bm, config.bn, config.bk
         together = config.wk * config.unroll * bk
-        return [
-            (9 * bm + 1, bn + 8, together + 8),
-            (bm - 1, 2 * bn - 8, 2 * together - 24),
-            (3, bn + 8, bk - 8),
-        ]
+        return [(9 * bm + 1, bn + 8, together + 8), (bm - 1, 2 * bn - 8, 2 * together - 24), (3, bn + 8, bk - 8)]
 
     def registers(self, problem: Problem, config: Sm80DirectConfig, shape: Geometry) -> int:
         operands = config.unroll * (config.bm // config.wm // 2 + config.bn // config.wn // 2)

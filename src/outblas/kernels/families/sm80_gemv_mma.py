@@ -116,24 +116,10 @@ class Sm80GemvMma(Family[Sm80GemvConfig]):
     few_rows_only = True
     more_values: ClassVar[Mapping[str, tuple[int, ...]]] = {"kept_k": KEPT_K_CHOICES, "prefetch": (128, 256)}
     start: ClassVar[Mapping[str, float]] = {
-        "launch": 1.2,
-        "launch_pdl": 0.9,
-        "launch_early": 0.5,
-        "cluster": 0.08,
-        "cluster_log": 0.06,
-        "latency_l2": 0.5,
-        "latency_hbm": 0.7,
-        "duty": 0.65,
-        "ingest": 80e3,
-        "l2": 6.0e6,
-        "hbm": 4.2e6,
-        "quantum": 0.5,
-        "stacked": 0.3,
-        "epilogue": 0.3,
-        "exchange": 80e3,
-        "split": 0.2,
-        "split_peer": 0.05,
-    }
+        "launch": 1.2, "launch_pdl": 0.9, "launch_early": 0.5, "cluster": 0.08, "cluster_log": 0.06,
+        "latency_l2": 0.5, "latency_hbm": 0.7, "duty": 0.65, "ingest": 80e3, "l2": 6.0e6, "hbm": 4.2e6,
+        "quantum": 0.5, "stacked": 0.3, "epilogue": 0.3, "exchange": 80e3, "split": 0.2, "split_peer": 0.05,
+    }  # fmt: skip
 
     def why_illegal(self, p: Problem, c: Sm80GemvConfig, gpu: Gpu) -> str | None:
         if min(c.bm, c.bn, c.wn, c.wk, c.unroll, c.split_k) < 1:
@@ -208,12 +194,9 @@ class Sm80GemvMma(Family[Sm80GemvConfig]):
             "BF16": problem.dtype == "bf16",
         }
         return Geometry(
-            threads=threads,
-            smem_bytes=gemv_walk_smem(problem, c) if c.persistent else sums.smem_bytes,
-            cluster=c.split_k,
-            accumulators=4 * units,
-            values=constants,
-        )
+            threads=threads, smem_bytes=gemv_walk_smem(problem, c) if c.persistent else sums.smem_bytes,
+            cluster=c.split_k, accumulators=4 * units, values=constants,
+        )  # fmt: skip
 
     def grid(self, problem: Problem, config: Sm80GemvConfig, sms: int) -> tuple[int, int, int]:
         tiles = ceil_div(problem.n, config.bn)

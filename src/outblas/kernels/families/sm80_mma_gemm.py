@@ -12,14 +12,7 @@ from outblas.core.roofline import Gpu
 from outblas.kernels.cost.terms import Columns, Floats, cluster_split, smooth_max
 from outblas.kernels.cost.tiled import TiledCost, tiled_us
 from outblas.kernels.families.family import Family, Summation
-from outblas.kernels.geometry_terms import (
-    MAX_CLUSTER,
-    SM80_GROUP,
-    Geometry,
-    banded_grid,
-    ceil_div,
-    warp_sums,
-)
+from outblas.kernels.geometry_terms import MAX_CLUSTER, SM80_GROUP, Geometry, banded_grid, ceil_div, warp_sums
 
 #: Registers per thread in addition to accumulators: operand fragments and addresses.
 NON_ACCUMULATOR_REGISTERS = 70
@@ -76,34 +69,12 @@ class Sm80MmaGemm(Family[Sm80MmaConfig]):
     any_alignment = "vec=1"
     more_values: ClassVar[Mapping[str, tuple[int, ...]]] = {"vec": (1, 2, 4, 8)}
     start: ClassVar[Mapping[str, float]] = {
-        "launch": 0.9,
-        "launch_pdl": 0.5,
-        "launch_early": 0.3,
-        "cluster": 0.1,
-        "cluster_log": 0.05,
-        "latency_l2": 0.3,
-        "latency_hbm": 0.8,
-        "loaded_l2": 0.4,
-        "loaded_hbm": 0.4,
-        "queue": 3e7,
-        "apart": 1.5,
-        "stacked": 0.3,
-        "clock": 1.6,
-        "issue": 30.0,
-        "stage": 60.0,
-        "copy": 4.0,
-        "ingest": 60e3,
-        "l2": 5.0e6,
-        "hbm": 3.8e6,
-        "cache": 30e6,
-        "wave": 0.2,
-        "quantum": 0.9,
-        "epilogue_direct": 0.2,
-        "store_direct": 40e3,
-        "split": 0.4,
-        "split_peer": 0.03,
-        "exchange": 50e3,
-    }
+        "launch": 0.9, "launch_pdl": 0.5, "launch_early": 0.3, "cluster": 0.1, "cluster_log": 0.05,
+        "latency_l2": 0.3, "latency_hbm": 0.8, "loaded_l2": 0.4, "loaded_hbm": 0.4, "queue": 3e7, "apart": 1.5,
+        "stacked": 0.3, "clock": 1.6, "issue": 30.0, "stage": 60.0, "copy": 4.0, "ingest": 60e3, "l2": 5.0e6,
+        "hbm": 3.8e6, "cache": 30e6, "wave": 0.2, "quantum": 0.9, "epilogue_direct": 0.2, "store_direct": 40e3,
+        "split": 0.4, "split_peer": 0.03, "exchange": 50e3,
+    }  # fmt: skip
 
     def why_illegal(self, p: Problem, c: Sm80MmaConfig, gpu: Gpu) -> str | None:
         if min(c.bm, c.bn, c.bk, c.wm, c.wn, c.wk, c.stages, c.split_k, c.vec) < 1:
@@ -145,30 +116,15 @@ class Sm80MmaGemm(Family[Sm80MmaConfig]):
         stages = c.stages * c.bk * (c.bm + c.bn) * ELEMENT_BYTES
         sums = warp_sums(units, c.wm * c.wn, c.wk, c.split_k, stages)
         constants = {
-            "BM": c.bm,
-            "BN": c.bn,
-            "BK": c.bk,
-            "STAGES": c.stages,
-            "WM": c.wm,
-            "WN": c.wn,
-            "WK": c.wk,
-            "SPLIT": c.split_k,
-            "WARP_OWNERS": sums.warp_owners,
-            "OWNERS": sums.owners,
-            "GROUP": SM80_GROUP,
-            "VEC": c.vec,
-            "B_K_MAJOR": problem.layout == "TN",
-            "PDL": c.pdl,
-            "EARLY_B": c.early,
+            "BM": c.bm, "BN": c.bn, "BK": c.bk, "STAGES": c.stages, "WM": c.wm, "WN": c.wn, "WK": c.wk,
+            "SPLIT": c.split_k, "WARP_OWNERS": sums.warp_owners, "OWNERS": sums.owners, "GROUP": SM80_GROUP,
+            "VEC": c.vec, "B_K_MAJOR": problem.layout == "TN", "PDL": c.pdl, "EARLY_B": c.early,
             "BF16": problem.dtype == "bf16",
-        }
+        }  # fmt: skip
         return Geometry(
-            threads=32 * c.wm * c.wn * c.wk,
-            smem_bytes=sums.smem_bytes,
-            cluster=c.split_k,
-            accumulators=units * (2 if problem.acc == "fp16" else 4),
-            values=constants,
-        )
+            threads=32 * c.wm * c.wn * c.wk, smem_bytes=sums.smem_bytes, cluster=c.split_k,
+            accumulators=units * (2 if problem.acc == "fp16" else 4), values=constants,
+        )  # fmt: skip
 
     def grid(self, problem: Problem, config: Sm80MmaConfig, sms: int) -> tuple[int, int, int]:
         tiles_m, tiles_n = ceil_div(problem.m, config.bm), ceil_div(problem.n, config.bn)
@@ -228,10 +184,6 @@ class Sm80MmaGemm(Family[Sm80MmaConfig]):
 
         ``vec`` is the largest of 8, 4, 2 and 1 that divides K and the row length of B as stored. Each config comes
         without PDL, then with PDL. Below sm_90 it comes twice without PDL.
-
-        Args:
-            gpu: the GPU.
-            listed: the family's configs in the catalogue.
         """
         vec = _widest_loads(problem)
         for config in (*listed, *self.pool()):
@@ -259,13 +211,7 @@ class Sm80MmaGemm(Family[Sm80MmaConfig]):
         return shape.accumulators + NON_ACCUMULATOR_REGISTERS
 
     def cost_columns(self, problem: Problem, config: Sm80MmaConfig, shape: Geometry) -> dict[str, Any]:
-        return {
-            "stages": config.stages,
-            "wm": config.wm,
-            "wn": config.wn,
-            "wk": config.wk,
-            "vec": config.vec,
-        }
+        return {"stages": config.stages, "wm": config.wm, "wn": config.wn, "wk": config.wk, "vec": config.vec}
 
     def time_us(self, x: Mapping[str, float], p: Columns, c: Columns, gpu: Gpu) -> Floats:
         return tiled_us(_COST, x, p, c, gpu)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
 
+from outblas.core.config import KernelConfig
 from outblas.core.problem import ELEMENT_BYTES, Problem
 from outblas.core.roofline import Gpu
 from outblas.kernels.cost.terms import Columns, Floats, smooth_max, workspace_us
 from outblas.kernels.cost.tiled import Rounds, TiledCost, tiled_us
-from outblas.kernels.families import sm80_pipelined_kernels as kernels
 from outblas.kernels.families.family import Family
-from outblas.kernels.families.sm80_pipelined_kernels import Sm80PipelinedConfig
 from outblas.kernels.geometry_terms import (
     COUNTERS_BYTES,
     SM_REGISTERS,
@@ -24,6 +23,104 @@ from outblas.kernels.geometry_terms import (
     ceil_div,
     split_workspace_bytes,
 )
+
+
+@dataclass(frozen=True, order=True)
+class Sm80PipelinedConfig(KernelConfig):
+    """Knobs of ``sm80_pipelined_gemm``: a ring of cp.async stages, ldmatrix ahead of mma.sync, 16-byte stores.
+
+    The constructor checks nothing; :func:`outblas.kernels.legality.why_illegal` does.
+
+    Attributes:
+        bm: rows of a C tile, elements; a multiple of 16 ``wm``, up to 256.
+        bn: columns of a C tile, elements; a multiple of 16 ``wn``, up to 256.
+        bk: depth of one stage, elements of K: 16, 32 or 64.
+        stages: depth of the cp.async ring, 2 to 6.
+        wm: warps along M.
+        wn: warps along N.
+        split_k: CTAs that share one tile's K, 1 to 32; the last to finish sums their parts from a workspace.
+        vec: elements per global load. 8, 4, 2: cp.async of 16, 8, 4 bytes. 1: predicated scalar loads, for rows of any
+            alignment.
+        group: tile rows of a band; consecutive CTAs work on one band, so that they share operands in L2.
+        persistent: as many CTAs as are resident, each of which walks over tiles; the next tile is loaded while one is
+            stored.
+        min_blocks: CTAs per SM for which registers and shared memory must have room, 1 to 4.
+        pdl: launch option, programmatic dependent launch (sm_90 and later).
+        early: needs pdl; the first loads of B do not wait for the predecessor.
+    """
+
+    family: ClassVar[str] = "sm80_pipelined_gemm"
+    bm: int
+    bn: int
+    bk: int = 32
+    stages: int = 4
+    wm: int = 2
+    wn: int = 2
+    split_k: int = 1
+    vec: int = 8
+    group: int = 8
+    persistent: bool = False
+    min_blocks: int = 1
+    pdl: bool = False
+    early: bool = False
+
+    @property
+    def threads(self) -> int:
+        """Return the number of threads of a CTA: 32 for each of the ``wm * wn`` warps."""
+        return 32 * self.wm * self.wn
+
+
+#: (bm, bn, wm, wn) of large tiles: warps of 64 x 64, 64 x 48, 64 x 32, 48 x 64 and 32 x 80.
+_LARGE = (
+    *((256, 128, 4, 2), (128, 256, 2, 4), (256, 64, 4, 1), (64, 256, 1, 4), (128, 128, 2, 2), (128, 128, 2, 4)),
+    *((192, 128, 4, 2), (128, 192, 2, 4), (128, 160, 4, 2), (256, 96, 4, 2), (128, 96, 2, 2), (96, 128, 2, 2)),
+)
+#: Tiles of medium size.
+_MEDIUM = (
+    *((128, 64, 2, 2), (64, 128, 2, 2), (64, 96, 2, 2), (96, 64, 2, 2), (64, 160, 2, 2), (64, 192, 2, 2)),
+    *((64, 64, 2, 2), (128, 32, 4, 1), (32, 128, 1, 4), (96, 96, 2, 2)),
+)
+#: Tiles for few rows or columns.
+_SMALL = ((64, 32, 2, 1), (32, 64, 1, 2), (32, 32, 2, 2), (16, 128, 1, 4), (16, 64, 1, 4), (16, 256, 1, 8))
+#: (bk, stages) of rings for tiles of each size.
+_LARGE_RINGS = ((32, 3), (32, 4), (32, 5), (64, 2), (64, 3), (16, 6))
+_MEDIUM_RINGS = ((32, 4), (32, 6), (64, 3), (64, 4))
+_SMALL_RINGS = ((32, 4), (32, 6), (64, 3), (64, 4))
+#: Parts of K that a workspace gets.
+_SPLITS = (2, 3, 4, 6, 8, 12, 16)
+
+
+def plain_kernels() -> Iterator[Sm80PipelinedConfig]:
+    """Yield a kernel for each tile and ring, with one tile per CTA and K in one part."""
+    for tiles, rings in ((_LARGE, _LARGE_RINGS), (_MEDIUM, _MEDIUM_RINGS), (_SMALL, _SMALL_RINGS)):
+        for bm, bn, wm, wn in tiles:
+            for bk, stages in rings:
+                yield Sm80PipelinedConfig(bm, bn, bk, stages, wm, wn)
+
+
+def persistent_kernels() -> Iterator[Sm80PipelinedConfig]:
+    """Yield kernels whose CTAs walk over tiles: one per SM for large tiles, two for medium ones."""
+    for bm, bn, wm, wn in _LARGE:
+        for bk, stages in ((32, 3), (32, 4), (64, 2)):
+            yield Sm80PipelinedConfig(bm, bn, bk, stages, wm, wn, persistent=True)
+    for bm, bn, wm, wn in (*_MEDIUM, (128, 128, 2, 2), (128, 96, 2, 2)):
+        yield Sm80PipelinedConfig(bm, bn, 32, 3, wm, wn, persistent=True, min_blocks=2)
+
+
+def split_kernels() -> Iterator[Sm80PipelinedConfig]:
+    """Yield kernels that split K: the fewer elements a tile has, the more parts."""
+    for bm, bn, wm, wn in ((128, 128, 2, 2), (128, 256, 2, 4), (256, 128, 4, 2), (128, 192, 2, 4)):
+        for split in _SPLITS[:4]:
+            yield Sm80PipelinedConfig(bm, bn, 32, 4, wm, wn, split)
+    for bm, bn, wm, wn in ((128, 64, 2, 2), (64, 128, 2, 2), (64, 64, 2, 2), (64, 96, 2, 2)):
+        for split in _SPLITS:
+            yield Sm80PipelinedConfig(bm, bn, 32, 4, wm, wn, split)
+            yield Sm80PipelinedConfig(bm, bn, 64, 3, wm, wn, split)
+    for bm, bn, wm, wn in _SMALL:
+        bk, stages = (64, 4) if bn < 256 else (32, 5)  # the wider one fits into 99 KiB
+        for split in _SPLITS:
+            yield Sm80PipelinedConfig(bm, bn, bk, stages, wm, wn, split)
+
 
 #: Maximum parts of K.
 MAX_SPLIT = 32
@@ -44,38 +141,13 @@ class Sm80PipelinedGemm(Family[Sm80PipelinedConfig]):
     without_wgmma = True
     any_alignment = "vec=1"
     start: ClassVar[Mapping[str, float]] = {
-        "launch": 0.9,
-        "launch_pdl": 0.5,
-        "launch_early": 0.3,
-        "cluster": 0.1,
-        "cluster_log": 0.05,
-        "latency_l2": 0.4,
-        "latency_hbm": 0.9,
-        "loaded_l2": 0.4,
-        "loaded_hbm": 0.5,
-        "queue": 3e7,
-        "apart": 1.0,
-        "stacked": 0.3,
-        "clock": 1.6,
-        "issue": 12.0,
-        "stage": 50.0,
-        "copy": 4.0,
-        "scalar": 70.0,
-        "shared": 210e3,
-        "ingest": 60e3,
-        "l2": 5.0e6,
-        "hbm": 3.8e6,
-        "cache": 30e6,
-        "wave": 0.2,
-        "tile": 0.2,
-        "quantum": 0.9,
-        "epilogue_direct": 0.3,
-        "store_direct": 60e3,
-        "split": 0.4,
-        "split_peer": 0.03,
-        "exchange": 50e3,
+        "launch": 0.9, "launch_pdl": 0.5, "launch_early": 0.3, "cluster": 0.1, "cluster_log": 0.05,
+        "latency_l2": 0.4, "latency_hbm": 0.9, "loaded_l2": 0.4, "loaded_hbm": 0.5, "queue": 3e7, "apart": 1.0,
+        "stacked": 0.3, "clock": 1.6, "issue": 12.0, "stage": 50.0, "copy": 4.0, "scalar": 70.0, "shared": 210e3,
+        "ingest": 60e3, "l2": 5.0e6, "hbm": 3.8e6, "cache": 30e6, "wave": 0.2, "tile": 0.2, "quantum": 0.9,
+        "epilogue_direct": 0.3, "store_direct": 60e3, "split": 0.4, "split_peer": 0.03, "exchange": 50e3,
         "workspace": 1.2,
-    }
+    }  # fmt: skip
     more_values: ClassVar[Mapping[str, tuple[int, ...]]] = {"vec": (1, 2, 4, 8), "group": (1, 2, 4, 8, 16)}
 
     def why_illegal(self, p: Problem, c: Sm80PipelinedConfig, gpu: Gpu) -> str | None:
@@ -121,33 +193,18 @@ class Sm80PipelinedGemm(Family[Sm80PipelinedConfig]):
 
     def geometry(self, problem: Problem, c: Sm80PipelinedConfig) -> Geometry:
         constants: dict[str, int | bool] = {
-            "BM": c.bm,
-            "BN": c.bn,
-            "BK": c.bk,
-            "STAGES": c.stages,
-            "WM": c.wm,
-            "WN": c.wn,
-            "SPLIT": c.split_k,
-            "VEC": c.vec,
-            "GROUP": c.group,
-            "PERSISTENT": c.persistent,
-            "MIN_BLOCKS": c.min_blocks,
-            "B_K_MAJOR": problem.layout == "TN",
-            "PDL": c.pdl,
-            "EARLY_B": c.early,
-            "BF16": problem.dtype == "bf16",
-        }
+            "BM": c.bm, "BN": c.bn, "BK": c.bk, "STAGES": c.stages, "WM": c.wm, "WN": c.wn, "SPLIT": c.split_k,
+            "VEC": c.vec, "GROUP": c.group, "PERSISTENT": c.persistent, "MIN_BLOCKS": c.min_blocks,
+            "B_K_MAJOR": problem.layout == "TN", "PDL": c.pdl, "EARLY_B": c.early, "BF16": problem.dtype == "bf16",
+        }  # fmt: skip
         if c.split_k > 1:
             constants["COUNTERS_BYTES"] = COUNTERS_BYTES
         ring = c.stages * c.bk * (c.bm + c.bn) * ELEMENT_BYTES
         slabs = c.wm * 16 * c.bn * ELEMENT_BYTES  # 16 rows of each warp
         return Geometry(
-            threads=c.threads,
-            smem_bytes=ring + slabs if c.persistent else max(ring, slabs),
-            cluster=1,
-            accumulators=_accumulators(c, problem.acc == "fp16"),
-            values=constants,
-        )
+            threads=c.threads, smem_bytes=ring + slabs if c.persistent else max(ring, slabs), cluster=1,
+            accumulators=_accumulators(c, problem.acc == "fp16"), values=constants,
+        )  # fmt: skip
 
     def grid(self, problem: Problem, config: Sm80PipelinedConfig, sms: int) -> tuple[int, int, int]:
         tiles_m, tiles_n = ceil_div(problem.m, config.bm), ceil_div(problem.n, config.bn)
@@ -171,9 +228,9 @@ class Sm80PipelinedGemm(Family[Sm80PipelinedConfig]):
 
     def pool(self) -> Iterator[Sm80PipelinedConfig]:
         """Yield the family's kernels, launch options off: plain ones, those that walk, those that split K."""
-        yield from kernels.plain_kernels()
-        yield from kernels.persistent_kernels()
-        yield from kernels.split_kernels()
+        yield from plain_kernels()
+        yield from persistent_kernels()
+        yield from split_kernels()
 
     def neighbours(self, problem: Problem, config: Sm80PipelinedConfig) -> Sequence[Iterable[Sm80PipelinedConfig]]:
         """Return ideas near a config: its ring, its tile, the number of its CTAs. Some configs may be illegal."""
@@ -197,10 +254,6 @@ class Sm80PipelinedGemm(Family[Sm80PipelinedConfig]):
         """Yield listed kernels and :meth:`special_candidates` with the widest loads that the rows allow.
 
         ``vec`` is the largest of 8, 4, 2 and 1 that divides K and the row length of B as stored.
-
-        Args:
-            gpu: the GPU.
-            listed: the family's configs in the catalogue.
         """
         vec = next(v for v in (8, 4, 2, 1) if problem.k % v == 0 and problem.b_shape[1] % v == 0)
         for config in (*listed, *self.special_candidates(problem, gpu)):
@@ -233,27 +286,16 @@ class Sm80PipelinedGemm(Family[Sm80PipelinedConfig]):
         ``workspace`` is True with ``split_k`` above 1. The other keys are knobs.
         """
         return {
-            "stages": config.stages,
-            "wm": config.wm,
-            "wn": config.wn,
-            "vec": config.vec,
-            "group": config.group,
-            "persistent": config.persistent,
-            "min_blocks": config.min_blocks,
-            "workspace": config.split_k > 1,
-        }
+            "stages": config.stages, "wm": config.wm, "wn": config.wn, "vec": config.vec, "group": config.group,
+            "persistent": config.persistent, "min_blocks": config.min_blocks, "workspace": config.split_k > 1,
+        }  # fmt: skip
 
     def time_us(self, x: Mapping[str, float], p: Columns, c: Columns, gpu: Gpu) -> Floats:
         return tiled_us(_COST, x, p, c, gpu)
 
 
 def _accumulators(c: Sm80PipelinedConfig, fp16: bool) -> int:
-    """Return the accumulator registers per thread: one per fp32 sum, or per two fp16 sums.
-
-    Args:
-        c: the kernel; its warps divide the tile.
-        fp16: True for fp16 accumulators.
-    """
+    """Return the accumulator registers per thread: one per fp32 sum, or per two fp16 sums."""
     return max(1, c.bm // c.wm // 16 * (c.bn // c.wn // 8)) * (2 if fp16 else 4)
 
 

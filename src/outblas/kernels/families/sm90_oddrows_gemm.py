@@ -7,16 +7,15 @@ have eight TMA maps each, one for each remainder of the row's number by eight.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from outblas.core.config import KernelConfig
 from outblas.core.problem import ELEMENT_BYTES, ROW_ALIGN_BYTES, Problem
 from outblas.core.roofline import Gpu
 from outblas.kernels.cost.terms import Columns, Floats, smooth_max, workspace_us
 from outblas.kernels.cost.tiled import TiledCost, tiled_us
-from outblas.kernels.families import sm90_oddrows_kernels as kernels
 from outblas.kernels.families.family import Family
-from outblas.kernels.families.sm90_oddrows_kernels import Sm90OddrowsConfig
 from outblas.kernels.families.wgmma_text import wgmma_instance
 from outblas.kernels.geometry_terms import (
     COMBS,
@@ -29,6 +28,94 @@ from outblas.kernels.geometry_terms import (
     ceil_div,
     split_workspace_bytes,
 )
+
+
+@dataclass(frozen=True, order=True)
+class Sm90OddrowsConfig(KernelConfig):
+    """Knobs of ``sm90_oddrows_gemm``: TMA and wgmma for rows of any length.
+
+    The constructor checks nothing; :func:`outblas.kernels.legality.why_illegal` does.
+
+    Attributes:
+        bm: rows of a C tile, elements: 64, 128 or 256.
+        bn: columns of a C tile, elements: 64, 128, 192 or 256.
+        bk: depth of one pipeline stage, elements of K: 64 or 128.
+        stages: pipeline depth, 2 to 12.
+        consumers: warpgroups that issue wgmma, 1 or 2; they share a tile.
+        split_k: CTAs that share one tile's K, 1 to 32; the last to finish sums their parts from a workspace.
+        group: tile rows of a band; consecutive CTAs work on one band, so that they share operands in L2.
+        a_rows: rows of A in a stage, fewer than wgmma's 64, a multiple of 8; 0: all. For problems with at most this M.
+        min_blocks: CTAs per SM for which registers and shared memory must have room, 1 to 4.
+        pdl: launch option, programmatic dependent launch.
+        early: needs pdl; the first loads of B do not wait for the predecessor.
+    """
+
+    family: ClassVar[str] = "sm90_oddrows_gemm"
+    bm: int
+    bn: int
+    bk: int = 64
+    stages: int = 4
+    consumers: int = 1
+    split_k: int = 1
+    group: int = 8
+    a_rows: int = 0
+    min_blocks: int = 1
+    pdl: bool = False
+    early: bool = False
+
+    @property
+    def loaded_rows(self) -> int:
+        """Return the rows of A in a stage."""
+        return self.a_rows or self.bm
+
+    @property
+    def threads(self) -> int:
+        """Return the number of threads of a CTA: the consumers' and the producer's."""
+        return 128 * self.consumers + (32 if self.consumers == 1 else 128)
+
+
+#: (bm, bn, consumers, bk, stages, CTAs per SM) of tiles from large to small.
+_TILES = (
+    *((128, 256, 2, 64, 3, 1), (128, 256, 2, 64, 4, 1), (256, 128, 2, 64, 4, 1), (128, 192, 2, 64, 4, 1)),
+    *((128, 128, 2, 64, 4, 1), (128, 128, 2, 64, 6, 1), (128, 128, 2, 128, 3, 1), (64, 256, 1, 64, 4, 1)),
+    *((64, 256, 1, 64, 5, 1), (64, 192, 1, 64, 6, 1), (128, 64, 2, 64, 6, 1), (128, 64, 2, 64, 8, 1)),
+    *((64, 128, 1, 64, 4, 2), (64, 128, 1, 64, 8, 1), (64, 128, 1, 128, 4, 1), (64, 64, 1, 64, 6, 2)),
+    *((64, 64, 1, 64, 4, 3), (64, 64, 1, 128, 6, 1), (64, 64, 1, 64, 12, 1), (64, 192, 1, 64, 3, 2)),
+)
+#: Tiles of which K is split, and parts of K.
+_SPLIT_TILES = (
+    *((128, 256, 2, 64, 4, 1), (128, 128, 2, 64, 6, 1), (64, 256, 1, 64, 5, 1), (64, 128, 1, 64, 4, 2)),
+    *((64, 128, 1, 64, 8, 1), (64, 64, 1, 64, 4, 3), (64, 64, 1, 128, 6, 1)),
+)
+_SPLITS = (2, 3, 4, 6, 8, 12, 16, 32)
+#: Rows of A in a stage for small M, and (bn, bk, stages, CTAs per SM) of such tiles.
+FEW_ROWS = (8, 16, 24, 32, 48)
+_FEW_ROWS_RINGS = (
+    *((64, 64, 12, 1), (64, 128, 8, 1), (128, 64, 8, 1), (128, 128, 5, 1), (256, 64, 5, 1)),
+    *((64, 64, 5, 3), (64, 128, 3, 2), (128, 64, 4, 2)),
+)
+
+
+def plain_kernels() -> Iterator[Sm90OddrowsConfig]:
+    """Yield a kernel for each tile and ring, with K in one part."""
+    for bm, bn, consumers, bk, stages, blocks in _TILES:
+        yield Sm90OddrowsConfig(bm, bn, bk, stages, consumers, min_blocks=blocks)
+
+
+def split_kernels() -> Iterator[Sm90OddrowsConfig]:
+    """Yield kernels that split K."""
+    for bm, bn, consumers, bk, stages, blocks in _SPLIT_TILES:
+        for split in _SPLITS:
+            yield Sm90OddrowsConfig(bm, bn, bk, stages, consumers, split, min_blocks=blocks)
+
+
+def few_rows_kernels() -> Iterator[Sm90OddrowsConfig]:
+    """Yield kernels for M below 64, with K in one part and in several."""
+    for rows in FEW_ROWS:
+        for bn, bk, stages, blocks in _FEW_ROWS_RINGS:
+            for split in (1, 2, 4, 8, 16, 32):
+                yield Sm90OddrowsConfig(64, bn, bk, stages, 1, split, a_rows=rows, min_blocks=blocks)
+
 
 #: Elements of a box's row (combs/maps.cuh).
 SPAN = 64
@@ -51,35 +138,12 @@ class Sm90OddrowsGemm(Family[Sm90OddrowsConfig]):
     #: results/any_shapes/h200_extension_unaligned.parquet. ``align`` is the time of a row of 128 bytes in shared
     #: memory.
     start: ClassVar[Mapping[str, float]] = {
-        "align": 4.96,
-        "launch": 1.94,
-        "launch_pdl": 1.53,
-        "launch_early": 0.5,
-        "cluster": 0.1,
-        "cluster_log": 0.05,
-        "latency_l2": 0.233,
-        "latency_hbm": 1.22,
-        "loaded_l2": 0.398,
-        "loaded_hbm": 0.409,
-        "queue": 2.93e7,
-        "apart": 1.0,
-        "stacked": 0.208,
-        "clock": 1.65,
-        "issue": 112,
-        "stage": 31.2,
-        "ingest": 104000,
-        "l2": 6.24e6,
-        "hbm": 5.15e6,
-        "cache": 30e6,
-        "wave": 0.184,
-        "quantum": 0.778,
-        "epilogue_tma": 0.312,
-        "store_tma": 28100,
-        "split": 0.4,
-        "split_peer": 0.03,
-        "exchange": 50e3,
-        "workspace": 1.64,
-    }
+        "align": 4.96, "launch": 1.94, "launch_pdl": 1.53, "launch_early": 0.5, "cluster": 0.1, "cluster_log": 0.05,
+        "latency_l2": 0.233, "latency_hbm": 1.22, "loaded_l2": 0.398, "loaded_hbm": 0.409, "queue": 2.93e7,
+        "apart": 1.0, "stacked": 0.208, "clock": 1.65, "issue": 112, "stage": 31.2, "ingest": 104000, "l2": 6.24e6,
+        "hbm": 5.15e6, "cache": 30e6, "wave": 0.184, "quantum": 0.778, "epilogue_tma": 0.312, "store_tma": 28100,
+        "split": 0.4, "split_peer": 0.03, "exchange": 50e3, "workspace": 1.64,
+    }  # fmt: skip
     more_values: ClassVar[Mapping[str, tuple[int, ...]]] = {"group": (1, 2, 4, 8, 16)}
 
     def why_illegal(self, p: Problem, c: Sm90OddrowsConfig, gpu: Gpu) -> str | None:
@@ -125,22 +189,11 @@ class Sm90OddrowsGemm(Family[Sm90OddrowsConfig]):
 
     def geometry(self, problem: Problem, c: Sm90OddrowsConfig) -> Geometry:
         constants: dict[str, int | bool] = {
-            "BM": c.bm,
-            "BN": c.bn,
-            "BK": c.bk,
-            "A_ROWS": c.loaded_rows,
-            "STAGES": c.stages,
-            "CONSUMERS": c.consumers,
-            "SPLIT": c.split_k,
-            "GROUP": c.group,
-            "MIN_BLOCKS": c.min_blocks,
-            "PRODUCER_REGS": 56,
-            "CONSUMER_REGS": 224,
-            "PDL": c.pdl,
-            "EARLY_B": c.early,
-            "N_MAJOR": problem.layout == "NN",
-            "BF16": problem.dtype == "bf16",
-        }
+            "BM": c.bm, "BN": c.bn, "BK": c.bk, "A_ROWS": c.loaded_rows, "STAGES": c.stages,
+            "CONSUMERS": c.consumers, "SPLIT": c.split_k, "GROUP": c.group, "MIN_BLOCKS": c.min_blocks,
+            "PRODUCER_REGS": 56, "CONSUMER_REGS": 224, "PDL": c.pdl, "EARLY_B": c.early,
+            "N_MAJOR": problem.layout == "NN", "BF16": problem.dtype == "bf16",
+        }  # fmt: skip
         if c.split_k > 1:
             constants["COUNTERS_BYTES"] = COUNTERS_BYTES
         stage = c.bk * (c.loaded_rows + c.bn) * ELEMENT_BYTES
@@ -185,9 +238,9 @@ class Sm90OddrowsGemm(Family[Sm90OddrowsConfig]):
 
     def pool(self) -> Iterator[Sm90OddrowsConfig]:
         """Yield the family's kernels, launch options off."""
-        yield from kernels.plain_kernels()
-        yield from kernels.split_kernels()
-        yield from kernels.few_rows_kernels()
+        yield from plain_kernels()
+        yield from split_kernels()
+        yield from few_rows_kernels()
 
     def neighbours(self, problem: Problem, config: Sm90OddrowsConfig) -> Sequence[Iterable[Sm90OddrowsConfig]]:
         """Return ideas near a config: its ring, its tile, the number of its CTAs. Some configs may be illegal."""
@@ -201,7 +254,7 @@ class Sm90OddrowsGemm(Family[Sm90OddrowsConfig]):
         K is split only if the CTAs are then at most four per SM. A small M has the kernels that load as few rows as
         serve it, and no others.
         """
-        rows = next((rows for rows in kernels.FEW_ROWS if rows >= problem.m), 0)
+        rows = next((rows for rows in FEW_ROWS if rows >= problem.m), 0)
         for config in self.pool():
             tiles = ceil_div(problem.m, config.bm) * ceil_div(problem.n, config.bn)
             if config.a_rows == rows and (config.split_k == 1 or tiles * config.split_k <= _CTAS_PER_SM * gpu.sms):
@@ -230,14 +283,9 @@ class Sm90OddrowsGemm(Family[Sm90OddrowsConfig]):
         knobs.
         """
         return {
-            "stages": config.stages,
-            "min_blocks": config.min_blocks,
-            "group": config.group,
-            "tma": True,
-            "consumers": config.consumers,
-            "workspace": config.split_k > 1,
-            "rows": config.loaded_rows,
-        }
+            "stages": config.stages, "min_blocks": config.min_blocks, "group": config.group, "tma": True,
+            "consumers": config.consumers, "workspace": config.split_k > 1, "rows": config.loaded_rows,
+        }  # fmt: skip
 
     def time_us(self, x: Mapping[str, float], p: Columns, c: Columns, gpu: Gpu) -> Floats:
         return tiled_us(_COST, x, p, c, gpu)

@@ -52,7 +52,6 @@ class Agent:
         The base class raises NotImplementedError.
 
         Args:
-            problem: the problem to search.
             candidates: every legal config of the problem, in a fixed order.
             history: this problem's evaluations so far, in the order of their proposal.
             n: the largest number of configs to return.
@@ -64,7 +63,9 @@ class Agent:
         raise NotImplementedError
 
     def prepare(self, recording: Any, problems: Sequence[Problem]) -> None:
-        """Learn from recorded problems before any search; the default learns nothing. Return None.
+        """Learn from recorded problems before any search; return None.
+
+        By default an agent learns nothing.
 
         A comparison passes only the problems that are not held out. What an agent learns across shapes must come from
         these alone, never from a file that was fitted to others.
@@ -72,7 +73,6 @@ class Agent:
         Args:
             recording: measurements of ``problems`` and possibly of others, which the agent must not read; a
                 ``Recording`` of outblas-lab.
-            problems: training problems.
         """
 
     def prepare_across(self, parts: Sequence[Any]) -> None:
@@ -120,7 +120,6 @@ class FixedOrder(Agent):
         The base class raises NotImplementedError.
 
         Args:
-            problem: the problem to search.
             candidates: its legal configs, at least one.
         """
         raise NotImplementedError

@@ -18,15 +18,11 @@ from itertools import chain, pairwise
 from outblas.core.config import LAUNCHES, KernelConfig, Launch, launch_allows
 from outblas.core.evaluator import Evaluator
 from outblas.core.weight import WeightRange
-from outblas.kernels.catalogue import launch_options, with_launch
-from outblas.kernels.kernel_space import without_launch
-from outblas.records.library_interval import LibraryInterval
-from outblas.records.library_row import LEVEL_ABOVE, LibraryChoice, LibraryRow, choose_kernel
+from outblas.kernels.catalogue import launch_options, with_launch, without_launch
+from outblas.records.library_row import LEVEL_ABOVE, LibraryChoice, LibraryInterval, LibraryRow, choose_kernel
 from outblas.records.store import Store
 from outblas.tune.agents.base import Agent, FixedOrder
-from outblas.tune.intervals.cells import Ask, Cells
-from outblas.tune.intervals.sampled_m import drawn, inside, middle
-from outblas.tune.intervals.winner_runs import WinnerRun, lowest_choice, winner_runs
+from outblas.tune.intervals.cells import Ask, Cells, WinnerRun, drawn, inside, lowest_choice, middle, winner_runs
 from outblas.tune.tune import CANDIDATES_PER_ROUND, Interrupted, Progress, SearchOptions, decided_row, tune
 
 #: In the middle of a gap whose ends have at least this ratio, the agent proposes kernels, too.
@@ -108,12 +104,9 @@ def find_intervals(
     """Find the intervals of a weight.
 
     Args:
-        asked: the weight and its range.
         agent: proposes candidates at the sampled M.
         evaluator: answers; must be the same when a run is resumed.
         store: keeps every evaluation before the next is asked; recorded ones are not measured again.
-        run_id: name of the run in the store.
-        options: settings.
 
     Raises:
         UsageError: the agent breaks its contract, or a reason of :func:`outblas.tune.tune.tune`.
@@ -130,7 +123,9 @@ def find_intervals(
             f"those in {store.path} are kept under run id {run_id}"
         ) from error
     search.finish()
-    intervals = tuple(_joined(cells, search.proved_runs()))
+    # None stands for a run whose kernels were not proved in time.
+    proved = [None if search.open_proofs(run) else run for run in winner_runs(cells)]
+    intervals = tuple(_joined(cells, proved))
     rows = tuple(_sampled_row(cells, m, intervals) for m in options.sampled if cells.was_launched(m))
     return FoundIntervals(intervals, rows, stopped)
 
@@ -173,7 +168,11 @@ class _Search:
             new = (self._changes(runs), self._gaps(runs), self._twins(runs), self._unmeasured(runs))
             asks, words = self.cells.unknown(chain.from_iterable(new)), "changes"
             if not asks and proofs < MOST_PROOF_ROUNDS:
-                asks, words, proofs = self.cells.unknown(self._proofs(runs)), "proofs", proofs + 1
+                asks, words, proofs = (
+                    self.cells.unknown(chain.from_iterable(map(self.open_proofs, runs))),
+                    "proofs",
+                    proofs + 1,
+                )
             if not asks:
                 return False
             if self._measure(asks, words):
@@ -183,10 +182,6 @@ class _Search:
         """Report that no measurement of the weight is left."""
         if self._done:
             self.options.watch.told(self._done, self._done, "done")
-
-    def proved_runs(self) -> list[WinnerRun | None]:
-        """Return the runs whose kernels were proved inside, and those without a kernel. None stands for another one."""
-        return [None if self._open_proofs(run) else run for run in winner_runs(self.cells)]
 
     def _changes(self, runs: Sequence[WinnerRun]) -> list[Ask]:
         """Return questions on the gaps between runs: the winners at the neighbour, then in the middle of the gap."""
@@ -276,10 +271,7 @@ class _Search:
     def _allowed(self, configs: Iterable[KernelConfig]) -> list[KernelConfig]:
         return [config for config in configs if launch_allows(self.options.launch, config)]
 
-    def _proofs(self, runs: Sequence[WinnerRun]) -> list[Ask]:
-        return [ask for run in runs for ask in self._open_proofs(run)]
-
-    def _open_proofs(self, run: WinnerRun) -> list[Ask]:
+    def open_proofs(self, run: WinnerRun) -> list[Ask]:
         """Return the questions whose answers prove a run's kernels inside of it; empty if they are proved."""
         configs, (first, last) = run.configs, (run.ms[0], run.ms[-1])
         if not configs:

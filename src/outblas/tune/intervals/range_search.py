@@ -1,31 +1,86 @@
-"""Search the intervals of several weights, one after the other, within one run."""
+"""Weights to tune for ranges of M, and the search of their intervals, one after the other, within one run.
+
+The weights are those of the command line, of a suite or of a program's captured products.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 from outblas.core.config import Launch
-from outblas.core.errors import UsageError
+from outblas.core.errors import RecordError, UsageError
 from outblas.core.evaluator import Evaluator
-from outblas.core.weight import Weight, WeightRange, spans_of
-from outblas.records.interval_merge import parts_outside
-from outblas.records.library_interval import LibraryInterval
-from outblas.records.library_row import LibraryRow
+from outblas.core.files import write_json
+from outblas.core.problem import Problem
+from outblas.core.suites import capture_sizes, engine_weights
+from outblas.core.weight import Weight, WeightRange, parse_range, spans_of
+from outblas.records.library import Library
+from outblas.records.library_file import parse_content
+from outblas.records.library_merge import parts_outside
+from outblas.records.library_row import LibraryInterval, LibraryRow
 from outblas.records.store import Store
 from outblas.tune.agents.base import Agent
-from outblas.tune.intervals.finished_weights import FinishedWeights
+from outblas.tune.intervals.cells import sampled
 from outblas.tune.intervals.interval_search import (
     REFINED_PER_SEARCHED,
+    FoundIntervals,
     IntervalOptions,
     SearchWatch,
     Told,
     find_intervals,
 )
-from outblas.tune.intervals.sampled_m import sampled
 from outblas.tune.recorded_device import RecordedDevice
+from outblas.tune.time_shares import TimeShare
+
+
+class FinishedWeights:
+    """The weights that a run has finished, with the settings on which their outcome depends.
+
+    The settings are those of :meth:`outblas.tune.intervals.range_search.RangesRequest.settings`.
+
+    Args:
+        agent: proposes the kernels. One that learns from what it observes is asked again for every weight.
+    """
+
+    def __init__(self, store: Store, run_id: str, agent: Agent) -> None:
+        self._store, self._run_id = store, run_id
+        self._is_of_use = type(agent).observe is Agent.observe
+
+    def outcome(self, asked: WeightRange, settings: Mapping[str, Any]) -> tuple[FoundIntervals, int] | None:
+        """Return what was found for a weight and the number of its measurements; None if it is not finished.
+
+        Args:
+            settings: an outcome of other settings is not of use.
+
+        Raises:
+            RecordError: the store cannot be read, or its outcome is damaged.
+        """
+        kept = self._store.outcome(self._run_id, asked.key) if self._is_of_use else None
+        if kept is None or kept.get("settings") != settings:
+            return None
+        content = parse_content(str(kept.get("library")), f"of {asked.key} in {self._store.path}")
+        found = FoundIntervals(tuple(content.intervals), tuple(content.rows), stopped=False)
+        done = kept.get("measurements")
+        return found, done if isinstance(done, int) else 0
+
+    def add(self, asked: WeightRange, settings: Mapping[str, Any], gpu: str, found: FoundIntervals, done: int) -> None:
+        """Keep what was found for a weight whose search was not stopped.
+
+        Args:
+            gpu: short name of the GPU.
+            found: the outcome.
+            done: number of measurements.
+
+        Raises:
+            RecordError: the store cannot be written. Earlier records are intact.
+        """
+        library = Library(gpu, found.rows, {}, found.intervals).to_bytes().decode()
+        outcome = {"settings": dict(settings), "measurements": done, "library": library}
+        self._store.add_outcome(self._run_id, asked.key, outcome)
 
 
 @dataclass(frozen=True)
@@ -77,7 +132,6 @@ class RangesRequest:
         """Return the settings on which the outcome of a range depends, as JSON values.
 
         Args:
-            asked: the range.
             budget: measurements of each sampled M at most.
             recording: as in :meth:`offered`.
         """
@@ -142,13 +196,11 @@ def search_ranges(
     """Search the intervals of each weight in turn. A resumed run takes those of a finished weight from the store.
 
     Args:
-        request: the ranges.
         agent: proposes candidates at the sampled M.
         budget: measurements of each sampled M at most.
         evaluator: answers; must be the same when a run is resumed.
         recording: the recording that answers; None: a live GPU.
         store: keeps every evaluation.
-        run_id: name of the run in the store.
         watch: functions that the search calls. The counts that they get are those of all weights.
 
     Raises:
@@ -201,3 +253,130 @@ class _Counter:
         """Take the counts of the present weight, and report those of all."""
         self.done = done
         self._told(self._before + done, self._before + known + self._later, f"{self._words}: {words}")
+
+
+#: A captured weight that occurs with this many M, or more, is tuned for all M between them.
+SEVERAL = 3
+#: Measurements of each sampled M of an engine's weight at most; all are of plain kernels (journal 0109).
+ENGINE_BUDGET = 12
+
+
+def linear_ranges(texts: Iterable[str], m: str, kind: tuple[str, str, str]) -> list[WeightRange]:
+    """Return the same range of M for some weights, each once.
+
+    Args:
+        texts: weights ``N_K``.
+        m: the range, ``FIRST:LAST``.
+        kind: layout, dtype and accumulator.
+
+    Raises:
+        UsageError: the range is none.
+        ProblemError: a weight is none.
+    """
+    first, last = parse_range(m)
+    return [WeightRange(weight, first, last) for weight in dict.fromkeys(Weight.from_nk(one, *kind) for one in texts)]
+
+
+def ranges_of(problems: Iterable[Problem]) -> RangesRequest:
+    """Return each weight of some problems with the range from its smallest to its largest M.
+
+    Args:
+        problems: problems, e.g. of a suite. Weights stand in the order in which they occur first.
+    """
+    found = _by_weight(problems)
+    return RangesRequest([WeightRange(weight, min(ms), max(ms)) for weight, ms in found.items()])
+
+
+def ranges_of_suite(name: str, problems: Iterable[Problem]) -> RangesRequest:
+    """Return :func:`ranges_of` the problems of a suite; those of suite ``engine`` as :func:`engine_ranges`.
+
+    Args:
+        name: name of the suite.
+        problems: its problems, or some of them.
+    """
+    found = ranges_of(problems)
+    if name != "engine":
+        return found
+    heads = engine_weights()
+    return engine_ranges((asked, not heads[asked.weight.n, asked.weight.k]) for asked in found.ranges)
+
+
+def engine_ranges(weights: Iterable[tuple[WeightRange, bool]]) -> RangesRequest:
+    """Return the request for the weights of an inference engine, whose calls are without PDL.
+
+    Args:
+        weights: (weight with its range of M, whether the engine pads its rows to the sizes of its graphs), the most
+            important first. A padded one is searched for these sizes alone, another one for every M.
+    """
+    listed = list(weights)
+    only = {
+        asked.weight: [m for m in capture_sizes() if asked.first <= m <= asked.last]
+        for asked, is_padded in listed
+        if is_padded
+    }
+    return RangesRequest([asked for asked, _ in listed], only=only, launch="plain")
+
+
+def split_captured(ranked: Sequence[TimeShare]) -> tuple[RangesRequest, list[TimeShare]]:
+    """Return the weights that occur with several M as ranges, and the other problems.
+
+    Ranges stand in the order of their share of the program's time. Their captured M are sampled before others.
+
+    Args:
+        ranked: captured problems, the largest share of the time first.
+    """
+    several = {weight: ms for weight, ms in _by_weight(one.problem for one in ranked).items() if len(ms) >= SEVERAL}
+    shares = dict.fromkeys(several, 0.0)
+    for one in ranked:
+        if (weight := Weight.of(one.problem)) in shares:
+            shares[weight] += one.share
+    order = sorted(several, key=lambda weight: (-shares[weight], weight))
+    ranges = [WeightRange(weight, min(several[weight]), max(several[weight])) for weight in order]
+    return RangesRequest(ranges, several), [one for one in ranked if Weight.of(one.problem) not in several]
+
+
+def _by_weight(problems: Iterable[Problem]) -> dict[Weight, list[int]]:
+    """Return weight -> its M, in the order of the problems."""
+    found: dict[Weight, list[int]] = {}
+    for problem in problems:
+        found.setdefault(Weight.of(problem), []).append(problem.m)
+    return found
+
+
+def joined_free(request: RangesRequest, file: Path, about: dict[str, Any]) -> tuple[RangesRequest, dict[str, Any]]:
+    """Return a request in which the M of the run's earlier sessions are free, too, and the new content of run.json.
+
+    The winners of an earlier session may be installed. So the library in use decides M that this run has to decide.
+
+    Args:
+        request: the ranges, with the M that are free today.
+        file: the run's ``run.json``, which is written if the request leaves any M out.
+        about: its content.
+
+    Raises:
+        RecordError: the recorded M are damaged, or the file cannot be written.
+    """
+    if not request.free:
+        return request, about
+    free = {
+        asked.weight: sorted({*request.free[asked.weight], *_recorded(about, asked, file)})
+        for asked in request.ranges
+        if asked.weight in request.free
+    }
+    spans = {
+        one.key: [list(span) for span in spans_of(free[one.weight])] for one in request.ranges if one.weight in free
+    }
+    about = {**about, "free": spans}
+    write_json(file, about)
+    return replace(request, free=free), about
+
+
+def _recorded(about: Mapping[str, Any], asked: WeightRange, file: Path) -> list[int]:
+    """Return the M of a range that were free in earlier sessions; an empty list for a new run."""
+    try:
+        spans = [(first, last) for first, last in about.get("free", {}).get(asked.key, [])]
+        if all(asked.first <= first <= last <= asked.last for first, last in spans):
+            return [m for first, last in spans for m in range(first, last + 1)]
+    except (AttributeError, TypeError, ValueError):
+        pass
+    raise RecordError(f"{file} is damaged (free M of {asked.key})", "spans of M in the range", "choose another --run")

@@ -14,8 +14,8 @@ from outblas.core.errors import RecordError, UsageError
 from outblas.core.plain_files import read_plain_file
 
 if TYPE_CHECKING:
-    from outblas_lab.compare.compare_stats import Figure
-    from outblas_lab.compare.score_run import Score, ScoreRequest
+    from outblas_lab.compare.compare_result import Figure
+    from outblas_lab.compare.compare_run import Score, ScoreRequest
 
 recording = typer.Typer(
     help="Use a recording as a data set: export it, or score an agent file on it (no GPU).",
@@ -79,8 +79,8 @@ def score(
     if split_seed is not None and split_seed_file is not None:
         raise UsageError("--split-seed with --split-seed-file", "one of them", "leave one out")
 
-    from outblas_lab.compare.public_split import PUBLIC_SEED
-    from outblas_lab.compare.score_run import ScoreRequest, score_agent
+    from outblas_lab.compare.compare_run import ScoreRequest, score_agent
+    from outblas_lab.compare.splits import PUBLIC_SEED
 
     seed = PUBLIC_SEED if split_seed is None else split_seed
     if split_seed_file is not None:
@@ -108,8 +108,8 @@ def _private_seed(path: Path) -> int:
 
 def _print_score(found: Score, request: ScoreRequest, private: bool, json_out: bool) -> None:
     """Print the table, or the JSON document."""
-    from outblas_lab.compare.compare_stats import figures, noise_regret
-    from outblas_lab.compare.public_split import PUBLIC_SPLIT
+    from outblas_lab.compare.compare_result import figures, noise_regret
+    from outblas_lab.compare.splits import PUBLIC_SPLIT
 
     parts = [found.agent] if found.baselines is None else [found.agent, found.baselines]
     rows = [figure for part in parts for figure in figures(part, PUBLIC_SPLIT).values()]
@@ -144,8 +144,8 @@ def _print_document(found: Score, request: ScoreRequest, private: bool, rows: Se
     """Print the score as one JSON document; the seed of a private split is not in it."""
     from outblas.cli.documents import print_document
     from outblas_lab.cli.lab_documents import ScoreDocument, ScoreFigure
-    from outblas_lab.compare.compare_stats import noise_regret
-    from outblas_lab.compare.public_split import PUBLIC_SPLIT
+    from outblas_lab.compare.compare_result import noise_regret
+    from outblas_lab.compare.splits import PUBLIC_SPLIT
 
     size = found.agent.meta["splits"][PUBLIC_SPLIT]
     scores = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from importlib import resources
 from typing import Literal, Union
@@ -29,8 +30,33 @@ _KERNEL = {
 _AUTO = "cutlass::gemm::collective::StageCountAutoCarveout<static_cast<int>(sizeof(typename Epilogue::SharedStorage))>"
 
 
+class Template(ABC):
+    """Base of the templates. The constructor raises ConfigError for values that :meth:`why_not` finds impossible."""
+
+    def __post_init__(self) -> None:
+        reason = self.why_not()
+        if reason is not None:
+            wrong, _, expected = reason.partition(", ")
+            raise ConfigError(f"the template cannot be filled so: {wrong}", expected or "another choice", "change it")
+
+    @abstractmethod
+    def why_not(self) -> str | None:
+        """Return why the values are impossible, with the possible ones; None if they are possible.
+
+        A reason reads, e.g., ``100 rows a tile, a multiple of 64 up to 256``.
+        """
+
+    @abstractmethod
+    def text(self) -> str:
+        """Return the CUDA C++ text with its launch block, all placeholders filled."""
+
+    def kernel(self) -> FreeKernel:
+        """Return the free kernel of :meth:`text`."""
+        return FreeKernel.parse(self.text())
+
+
 @dataclass(frozen=True)
-class CutlassSm90:
+class CutlassSm90(Template):
     """A CUTLASS 3.x kernel for Hopper, made by the collective builder.
 
     It has form ``host``, TN and NN, fp16 and bf16, and accumulates in fp32. Its ``name`` is short and unique, e.g.
@@ -58,9 +84,6 @@ class CutlassSm90:
     scheduler: Scheduler = "persistent"
     swizzle: int = 1
 
-    def __post_init__(self) -> None:
-        _refuse(self.why_not())
-
     @property
     def name(self) -> str:
         """Return a short unique name, e.g. ``128x128x64_2x1_pingpong``."""
@@ -74,11 +97,6 @@ class CutlassSm90:
         return "_".join(parts)
 
     def why_not(self) -> str | None:
-        """Return why the values are impossible, with the possible ones; None if they are possible.
-
-        The constructor calls it and raises ConfigError for a reason, so it returns None for every object. A reason
-        reads, e.g., ``100 rows a tile, a multiple of 64 up to 256``.
-        """
         m, n, k = self.tile
         if self.schedule not in _KERNEL:
             return f"schedule {self.schedule!r}, one of {', '.join(_KERNEL)}"
@@ -119,7 +137,6 @@ class CutlassSm90:
         return None
 
     def text(self) -> str:
-        """Return the CUDA C++ text with its launch block, all placeholders filled."""
         stages = _AUTO if self.stages == "auto" else f"cutlass::gemm::collective::StageCount<{self.stages}>"
         scheduler = {"persistent": "PersistentScheduler", "stream_k": "StreamKScheduler"}[self.scheduler]
         cooperative = self.schedule == "cooperative"
@@ -139,13 +156,9 @@ class CutlassSm90:
             SWIZZLE=self.swizzle,
         )
 
-    def kernel(self) -> FreeKernel:
-        """Return the free kernel of :meth:`text`; its ``launch.form`` is ``host``."""
-        return FreeKernel.parse(self.text())
-
 
 @dataclass(frozen=True)
-class CutlassSm80:
+class CutlassSm80(Template):
     """A CUTLASS 2.x kernel for Ampere: mma.sync m16n8k16 and a ring of cp.async stages, through ``GemmUniversal``.
 
     It has form ``host``, TN and NN, fp16 (bf16 with fp32 accumulation, too). Its ``name`` is short and unique, e.g.
@@ -173,9 +186,6 @@ class CutlassSm80:
     splits: int = 1
     acc: Literal["fp32", "fp16"] = "fp32"
 
-    def __post_init__(self) -> None:
-        _refuse(self.why_not())
-
     @property
     def name(self) -> str:
         """Return a short unique name, e.g. ``64x64x64_32x32_s5_k4_fp16`` for four parts of K."""
@@ -190,11 +200,6 @@ class CutlassSm80:
         return self.stages * ELEMENT_BYTES * k * (m + n)
 
     def why_not(self) -> str | None:
-        """Return why the values are impossible, with the possible ones; None if they are possible.
-
-        The constructor calls it and raises ConfigError for a reason, so it returns None for every object. A reason
-        reads, e.g., ``2 stages, 3 or more``.
-        """
         m, n, k = self.tile
         rows, columns = self.warp
         if k not in (32, 64):
@@ -225,30 +230,17 @@ class CutlassSm80:
         return None
 
     def text(self) -> str:
-        """Return the CUDA C++ text with its launch block, all placeholders filled."""
         identity = f"GemmIdentityThreadblockSwizzle<{self.width}>"
         return _filled(
-            "cutlass_sm80.cu",
-            WHAT=self.name,
-            ACC=self.acc,
-            ACCUMULATOR={"fp32": "float", "fp16": "cutlass::half_t"}[self.acc],
-            TILE_M=self.tile[0],
-            TILE_N=self.tile[1],
-            TILE_K=self.tile[2],
-            WARP_M=self.warp[0],
-            WARP_N=self.warp[1],
-            STAGES=self.stages,
-            SWIZZLE=identity if self.swizzle == "identity" else "ThreadblockSwizzleStreamK",
-            SPLITS=self.splits,
-        )
-
-    def kernel(self) -> FreeKernel:
-        """Return the free kernel of :meth:`text`; its ``launch.form`` is ``host``."""
-        return FreeKernel.parse(self.text())
+            "cutlass_sm80.cu", WHAT=self.name, ACC=self.acc,
+            ACCUMULATOR={"fp32": "float", "fp16": "cutlass::half_t"}[self.acc], TILE_M=self.tile[0],
+            TILE_N=self.tile[1], TILE_K=self.tile[2], WARP_M=self.warp[0], WARP_N=self.warp[1], STAGES=self.stages,
+            SWIZZLE=identity if self.swizzle == "identity" else "ThreadblockSwizzleStreamK", SPLITS=self.splits,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class CuteSm80:
+class CuteSm80(Template):
     """A CuTe kernel with mma.sync and a ring of cp.async stages.
 
     It has form ``device``, TN and NN, fp16 and bf16, and accumulates in fp32. ``threads`` (32 per warp) and
@@ -268,9 +260,6 @@ class CuteSm80:
     stages: int = 4
     warps: tuple[int, int] = (2, 2)
 
-    def __post_init__(self) -> None:
-        _refuse(self.why_not())
-
     @property
     def shared_bytes(self) -> int:
         """Return the dynamic shared memory of a CTA, bytes."""
@@ -283,11 +272,6 @@ class CuteSm80:
         return 32 * self.warps[0] * self.warps[1]
 
     def why_not(self) -> str | None:
-        """Return why the values are impossible, with the possible ones; None if they are possible.
-
-        The constructor calls it and raises ConfigError for a reason, so it returns None for every object. A reason
-        reads, e.g., ``1 stages, 2 to 8``.
-        """
         m, n, k = self.tile
         across, along = self.warps
         if any(size not in (1, 2, 4) for size in self.warps) or not 2 <= across * along <= 8:
@@ -309,29 +293,14 @@ class CuteSm80:
         return None
 
     def text(self) -> str:
-        """Return the CUDA C++ text with its launch block, all placeholders filled."""
         return _filled(
-            "cute_sm80.cu",
-            TILE_M=self.tile[0],
-            TILE_N=self.tile[1],
-            TILE_K=self.tile[2],
-            STAGES=self.stages,
-            WARPS_M=self.warps[0],
-            WARPS_N=self.warps[1],
-            THREADS=self.threads,
-            SHARED=self.shared_bytes,
-        )
-
-    def kernel(self) -> FreeKernel:
-        """Return the free kernel of :meth:`text`; its ``launch.form`` is ``device``."""
-        return FreeKernel.parse(self.text())
+            "cute_sm80.cu", TILE_M=self.tile[0], TILE_N=self.tile[1], TILE_K=self.tile[2], STAGES=self.stages,
+            WARPS_M=self.warps[0], WARPS_N=self.warps[1], THREADS=self.threads, SHARED=self.shared_bytes,
+        )  # fmt: skip
 
 
 def template_text(name: str) -> str:
     """Return the text of a template with its placeholders ``{{NAME}}``, e.g. ``{{TILE_M}}``.
-
-    Args:
-        name: ``cutlass_sm90.cu``, ``cutlass_sm80.cu`` or ``cute_sm80.cu``, with the suffix.
 
     Raises:
         ConfigError: no such template.
@@ -353,13 +322,3 @@ def _filled(name: str, **values: object) -> str:
             "correct the template",
         )
     return _PLACE.sub(lambda place: str(values[place[1]]), text)
-
-
-def _refuse(reason: str | None) -> None:
-    """Raise ConfigError if there is a reason."""
-    if reason is not None:
-        raise ConfigError(
-            f"the template cannot be filled so: {reason.split(', ')[0]}",
-            reason.partition(", ")[2] or "another choice",
-            "change it",
-        )

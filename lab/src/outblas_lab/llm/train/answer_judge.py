@@ -35,20 +35,14 @@ _Key = tuple[str, str]
 class JudgedAnswer:
     """A judged answer, as :meth:`AnswerJudge.judge` returns it.
 
-    Example: ``JudgedAnswer("", "refused:malformed", "...", RewardParts(-0.25, -0.25, -0.25, -2.0))`` for an answer
-    without a candidate.
-
     Attributes:
         name: canonical name of the candidate, empty for a refused answer.
         outcome: a status such as ``passed`` or ``wrong``, or ``refused:<kind>`` such as ``refused:empty``. A kernel
             faster than its problem's floor is ``rule_broken``. It is ``unjudged`` if the batch ran out of time.
-        detail: one line on the outcome.
-        parts: parts of the reward; None for an unjudged answer.
         speedup: lower bound of the speed-up of a proven kernel that was timed beside a baseline; else None.
         us: median time of a timed kernel, microseconds; else None.
         candidate: the candidate as JSON values; None for a refused or an unjudged answer.
         kind: kind of outcome, of :data:`outblas_lab.llm.feedback.OUTCOME_KINDS`; "" for an unjudged answer.
-        words: the outcome in words, for the next turn.
     """
 
     name: str
@@ -66,18 +60,12 @@ class AnswerJudge:
     """Judge batches of answers with ``judge(answers)``. The constructor evaluates nothing. It is no context manager.
 
     Args:
-        evaluator: evaluates their candidates.
-        language: reads the answers.
         timed: whether the stage rewards speed.
         store: store of evaluations under ``run_id``; None: none is kept on disk. A kernel is evaluated once per run,
             except that ``launch_error`` in the store is tried again.
-        run_id: name of the run in the store.
         batch_seconds: after this time no new candidate begins, and the rest stays unjudged. A candidate in progress
             ends within the sandbox's own limits.
         clock: time in seconds; tests replace it.
-
-    Attributes:
-        evaluated: number of candidates that the evaluator has answered in this process.
     """
 
     def __init__(
@@ -97,11 +85,6 @@ class AnswerJudge:
 
         Equal kernels of a problem are evaluated once, also over several calls. No verdict is an error: a refused answer
         gets ``refused:<kind>``, one that was out of time ``unjudged``. A later call may judge that one.
-
-        Example: ``judge.judge([(problem, "hello")])[0].outcome`` is ``"refused:malformed"``.
-
-        Args:
-            answers: pairs (problem, text of the answer).
 
         Raises:
             DeviceError: raised by the evaluator; its earlier answers are in the store.
@@ -176,9 +159,6 @@ def evaluator_of(device: str, proof: str = "full") -> Iterator[Evaluator]:
         device: ``compile``, ``cuda:<index>``, ``cuda:<index>,<index>`` for several GPUs, or the path of a recording of
             free kernels.
         proof: ``full`` or ``cell``, see :class:`outblas.judge.bench_cell.Options`. It counts on a GPU only.
-
-    Yields:
-        The evaluator.
 
     Raises:
         UsageError: the device is none of these, or ``proof`` is another word.

@@ -24,10 +24,6 @@ class Language(Protocol):
 
     ``prompt(problem)`` makes a prompt, ``read(problem, answer)`` reads an answer, and ``write(problem, candidate)``
     makes one. :func:`outblas_lab.llm.train.languages.language_of` returns a language by its name.
-
-    Attributes:
-        name: the name that ``--language`` takes, ``cuda`` or ``knobs``.
-        max_tokens: most tokens of an answer, unless the run says otherwise.
     """
 
     @property
@@ -51,8 +47,6 @@ class Language(Protocol):
         """Return the prompt of the next turn: the earlier prompt, the answer, its outcome, and a request for another.
 
         Args:
-            problem: the problem, or the small task.
-            prompt: prompt that was answered, of this language.
             verdict: its verdict, of a kind in :data:`outblas_lab.llm.prompt.FOLLOW_UPS`.
         """
 
@@ -66,24 +60,16 @@ class Language(Protocol):
     def read(self, problem: Problem, answer: str) -> Read:
         """Return the candidate of an answer, or the reason for its lack. No text of a model raises an error.
 
-        Args:
-            problem: the problem of the prompt.
-            answer: the model's text.
-
         Returns:
             The candidate, or a :class:`outblas_lab.llm.train.rewards.RefusedAnswer`.
         """
 
     def write(self, problem: Problem, candidate: Candidate) -> str | None:
-        """Return an answer that reads as the candidate, for training; None if the language cannot express it.
-
-        Example: ``"bm=64 bn=64 stages=4 consumers=1"`` in the language ``knobs``.
-        """
+        """Return an answer that reads as the candidate, for training; None if the language cannot express it."""
 
     def generation(self, tokenizer: Any, vocabulary: int) -> dict[str, Any]:
         """Return options of transformers' GenerationConfig that keep answers inside the language; mostly empty.
 
         Args:
-            tokenizer: the model's tokenizer.
             vocabulary: number of ids that the model can emit: rows of its embedding, which may exceed the tokenizer's.
         """

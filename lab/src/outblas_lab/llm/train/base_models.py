@@ -9,9 +9,10 @@ from typing import Any
 
 from outblas.core.errors import ToolchainMissing, UsageError, unknown_name
 from outblas.core.install_hint import install_hint
+from outblas_lab.llm.train.answer_language import Language
+from outblas_lab.llm.train.knob_words import KnobWords
 from outblas_lab.llm.train.settings import TrainSettings
-from outblas_lab.llm.train.tiny import RANDOM_TINY
-from outblas_lab.llm.train.training_folder import FINAL, STAGES
+from outblas_lab.llm.train.training_folder import FINAL, RANDOM_TINY, STAGES, publish_folder
 
 _NEEDED = ("trl", "peft", "accelerate", "datasets", "transformers", "torch")
 _INSTALL = install_hint("gpu", "train-llm")
@@ -38,8 +39,6 @@ class LoadedModel:
     """A model and its tokenizer, ready for a trainer.
 
     Attributes:
-        model: the transformers or peft model.
-        tokenizer: its tokenizer.
         lora: peft configuration of a new adapter; None if all weights are trained or the model has its adapter.
     """
 
@@ -55,14 +54,6 @@ class LoadedModel:
 
 def starting_model(run: Path, stage: str, model: str) -> str:
     """Return the model with which a stage begins, as text.
-
-    Example: ``starting_model(Path("runs/t"), "speed", "m")`` returns ``"runs/t/correctness/final"`` if that folder
-    exists. If no earlier stage has one, it returns ``"m"``.
-
-    Args:
-        run: folder of the run.
-        stage: name of the stage: ``supervised``, ``correctness`` or ``speed``, in this order.
-        model: model for a run without an earlier finished stage.
 
     Returns:
         The path ``<run>/<earlier stage>/final`` as text, of the last earlier stage that has it. Else ``model``.
@@ -86,8 +77,6 @@ def load_model(run: Path, settings: TrainSettings, bf16: bool) -> LoadedModel:
     rank.
 
     Args:
-        run: folder of the run.
-        settings: settings of the stage.
         bf16: whether the device trains under bf16 autocast.
 
     Raises:
@@ -131,3 +120,51 @@ def load_model(run: Path, settings: TrainSettings, bf16: bool) -> LoadedModel:
         return LoadedModel(PeftModel.from_pretrained(model, source, is_trainable=True), tokenizer)
     lora = LoraConfig(r=settings.lora, lora_alpha=2 * settings.lora, target_modules="all-linear", task_type="CAUSAL_LM")
     return LoadedModel(model, tokenizer, lora)
+
+
+_SPECIAL = ("<pad>", "<eos>", "<unk>")
+
+
+def make_tiny(folder: Path, language: Language, seed: int = 0) -> Path:
+    """Write a tiny random Llama model and its tokenizer into a folder and return the folder. An existing one is kept.
+
+    It has two layers of width 64, with weights of a normal distribution. So it writes every word about as often. Its
+    vocabulary is that of the language, with ``<pad>``, ``<eos>`` and ``<unk>``. The folder is as ``save_pretrained``
+    writes it, with ``config.json`` and ``model.safetensors``.
+
+    Args:
+        language: language whose words it knows; must be :class:`outblas_lab.llm.train.knob_words.KnobWords`.
+
+    Raises:
+        UsageError: the language is another, even if the folder exists.
+        RecordError: the folder cannot be written.
+    """
+    if not isinstance(language, KnobWords):
+        raise UsageError(f"{RANDOM_TINY} with --language {language.name}", "--language knobs", "or name a real model")
+    if folder.exists():
+        return folder
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    words = [*_SPECIAL, *dict.fromkeys(language.vocabulary())]
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    pad, eos, unknown = _SPECIAL
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token=pad, eos_token=eos, unk_token=unknown, padding_side="left",
+        clean_up_tokenization_spaces=False,
+    )  # fmt: skip
+    size = -(-len(words) // 16) * 16  # tensor cores take multiples of 16
+    config = LlamaConfig(
+        vocab_size=size, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=4, max_position_embeddings=256, pad_token_id=0, bos_token_id=None, eos_token_id=1,
+    )  # fmt: skip
+    torch.manual_seed(seed)
+    model = LlamaForCausalLM(config)
+
+    def save(scratch: Path) -> None:
+        fast.save_pretrained(str(scratch))
+        model.save_pretrained(str(scratch))
+
+    return publish_folder(folder, save)

@@ -32,7 +32,6 @@ def prompt_messages(prompt: Text, chat: bool) -> Text:
     text always ends with an added line break: ``prompt_messages("x", False)`` is ``"x\n"``.
 
     Args:
-        prompt: text, or messages with ``role`` and ``content``.
         chat: True returns messages.
     """
     if chat:
@@ -49,9 +48,6 @@ def completion_text(completion: Any) -> str:
 
     A content of None, or a missing one, is "". Example: ``completion_text([{"role": "assistant", "content": "a"}])``
     and ``completion_text("a")`` return ``"a"``.
-
-    Args:
-        completion: text, or at least one message.
     """
     return completion if isinstance(completion, str) else str(completion[-1].get("content") or "")
 
@@ -63,7 +59,6 @@ def prompt_rows(prompts: Sequence[Text], chat: bool, least: int) -> list[dict[st
     the number of prompts. Example: 3 prompts and a ``least`` of 4 give 6 rows, with the indices 0, 1, 2, 0, 1 and 2.
 
     Args:
-        prompts: a prompt for each problem, at least one.
         chat: a prompt is a list of messages, ``{"role": ..., "content": ...}``; False: a text.
         least: smallest number of rows, above 0.
     """
@@ -81,15 +76,10 @@ def supervised_rows(path: str | Path, language: Language, chat: bool) -> list[di
     Of evaluations, the 8 fastest proven kernels of each problem are taken, the fastest first. Failed ones, and kernels
     that the language cannot express, are left out. Every other line gives one row, before those of evaluations.
 
-    Example: the line ``{"prompt": "a", "completion": "b"}`` gives ``{"prompt": "a\n", "completion": "b"}`` if ``chat``
-    is False.
-
     Args:
         path: a store (SQLite) of evaluations. Or JSON lines, each ``{"prompt": ..., "completion": ...}``, ``{"problem":
             "512_512_512", "answer": ...}``, ``{"problem": ..., "config": ...}`` or an evaluation
             (``Evaluation.to_json``). A config is that of ``to_json``, with every knob. A header line is skipped.
-        language: makes prompts and answers.
-        chat: prompts and completions are messages; False: text.
 
     Raises:
         RecordError: the file is missing or cannot be read, or a line is none of these. Also an answer that the language
@@ -110,9 +100,6 @@ def supervised_rows(path: str | Path, language: Language, chat: bool) -> list[di
 def proven_evaluations(path: str | Path) -> list[Evaluation]:
     """Return the proven evaluations of an archive of :func:`supervised_rows`, in order; lines without a status are
     skipped.
-
-    Args:
-        path: the archive.
 
     Raises:
         RecordError: the file is missing or cannot be read, or an evaluation is damaged.

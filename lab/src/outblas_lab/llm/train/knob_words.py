@@ -36,13 +36,8 @@ class KnobWords:
     are percent of the fastest baseline's speed. An answer to ``why`` begins with a word such as ``because_bn``, which
     names the knob that makes the difference. Reading skips it, and nothing rewards it.
 
-    A further turn adds the answer and its outcome: ``bm=64 bn=32 stages=2 consumers=1 was illegal answer``.
-
     Reading refuses a text that is not one word per knob, in order, each a listed value. ``max_tokens`` is the number of
     knobs plus 2. ``name`` is ``knobs``.
-
-    Example: ``KnobWords().read(problem, "bm=64")`` returns ``RefusedAnswer("'bm=64' is no sentence of bm, bn, stages,
-    consumers", "malformed")``.
 
     Args:
         knobs: knob -> values, in the order of the sentence. A sentence describes the first family that has all of them
@@ -133,10 +128,6 @@ class KnobWords:
 
         After the word ``why`` only a reason is allowed. After a reason, the word ``answer`` and each word of the
         sentence, only the words of the next place are allowed. The end of text follows the last place.
-
-        Args:
-            tokenizer: the model's tokenizer.
-            vocabulary: number of ids that the model can emit.
         """
         words_at = [["answer", *self.reasons()], *self.words(), [tokenizer.eos_token]]
         banned: list[list[int]] = []

@@ -12,9 +12,8 @@ from outblas.core.problem import Problem
 from outblas_lab.jail.small_tasks import SmallTask
 from outblas_lab.llm.train.answer_judge import JudgedAnswer
 from outblas_lab.llm.train.dataset import completion_text
-from outblas_lab.llm.train.first_process import on_first_process
 from outblas_lab.llm.train.rewards import PART_NAMES, advantages
-from outblas_lab.llm.train.training_folder import append_line
+from outblas_lab.llm.train.training_folder import append_line, on_first_process
 
 #: What the trainer calls: keyword arguments in, one figure an answer out (None: not judged).
 RewardFunction = Callable[..., list["float | None"]]
@@ -60,9 +59,6 @@ class RewardFunctions:
     Args:
         judge: judge of answers; None on every process except the first.
         problems: problems, or small tasks, by their index; prompts carry the index.
-        group: answers per prompt.
-        least_std: see :func:`outblas_lab.llm.train.rewards.advantages`.
-        clip: see :func:`outblas_lab.llm.train.rewards.advantages`.
         log: file of answers, to which the first process appends; None: none.
         prepare: called before evaluations begin, on every process, to free GPU memory; None: nothing.
         watch: called with the number of earlier steps, the answers of a step and their verdicts, on the first process;

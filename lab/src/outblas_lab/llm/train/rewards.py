@@ -44,9 +44,6 @@ class RefusedAnswer:
 class RewardParts:
     """A reward in parts; their sum, the property ``total``, is the reward.
 
-    Example: ``RewardParts(-0.25, -0.25, -0.25, -2.0).total`` is -2.75. ``RewardParts()`` is that of a proven kernel
-    without a reward for speed.
-
     Attributes:
         format: 0 if the answer is a candidate, else -0.25.
         compiled: 0 if it compiled, else -0.25.
@@ -97,9 +94,6 @@ def speed_reward(evaluation: Evaluation) -> float:
 
     The natural log is limited to [-3, 3]. The function is smooth, so that every gain in speed counts. It takes the
     lower bound, so that luck is not rewarded. It is 0 if no baseline was timed beside the kernel.
-
-    Args:
-        evaluation: evaluation of a proven kernel; its status is not checked.
     """
     if evaluation.speedup is None:
         return 0.0
@@ -115,8 +109,6 @@ def advantages(
     This is GRPO's advantage (Shao et al., DeepSeekMath, arXiv:2402.03300, section 4.1.2) with two guards. A std below
     ``least_std`` counts as ``least_std``, so that timing noise in a group of equals is not scaled up. One outlier gets
     at most ``clip``.
-
-    Example: ``advantages([1.0, 2.0, 3.0, None], 2)`` is about ``[-0.707, 0.707, 0.0, None]``.
 
     Args:
         rewards: rewards; None for an unjudged answer, which gets None and counts in no mean.

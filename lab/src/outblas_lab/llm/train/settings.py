@@ -11,8 +11,7 @@ from outblas.core.files import write_json
 from outblas.core.journal import check_same_settings
 from outblas.core.plain_files import read_object
 from outblas.core.problem import Problem
-from outblas_lab.llm.train.tiny import RANDOM_TINY
-from outblas_lab.llm.train.training_folder import STAGES
+from outblas_lab.llm.train.training_folder import RANDOM_TINY, STAGES
 
 #: The stage of small general kernels, which are proved and not timed.
 GENERAL = "general"
@@ -39,23 +38,19 @@ class TrainSettings:
         language: ``cuda`` (free kernels or configurations by an answer's code block) or ``knobs``. It is not checked
             here; :func:`outblas_lab.llm.train.stages.train` compares it with its own language.
         device: see :func:`outblas_lab.llm.train.answer_judge.evaluator_of`. It is not checked here.
-        proof: see :func:`outblas_lab.llm.train.answer_judge.evaluator_of`. It is not checked here.
+        proof: as for ``device``.
         archive: JSON lines or a store of evaluations, which the supervised stage needs. The prompts of the others draw
             from its timed kernels, too.
         lr: learning rate; None chooses by the kind of model: 3e-3 for ``random:tiny``, 1e-5 with LoRA, else 1e-6.
         lora: rank of LoRA's matrices; 0 trains all weights.
         kl: weight of the KL divergence from the model at the beginning of the stage.
-        temperature: temperature of sampling.
         max_tokens: most tokens of an answer; None takes the language's.
         least_std: see :func:`outblas_lab.llm.train.rewards.advantages`.
-        clip: see :func:`outblas_lab.llm.train.rewards.advantages`.
+        clip: as for ``least_std``.
         seed: seed of the training, and of a random model's weights.
         save_every: steps between two checkpoints.
         batch_seconds: time limit of a step's evaluations, seconds.
         memory_fraction: share of the GPU's memory for training, above 0 to 1, if candidates are timed on the same GPU.
-        tensorboard: report to TensorBoard.
-        wandb: report to Weights & Biases.
-        cpu: train on the CPU.
         contrast: prompts of GRPO show two earlier kernels of different speed, once two were proven.
         turns: most turns of a conversation of GRPO. Each is a step that shows the outcome of the best answer before.
         vllm: address of a vLLM server that generates the answers of GRPO; None: the training processes do.
@@ -144,16 +139,11 @@ class TrainSettings:
         return self.contrast and self.stage not in ("supervised", GENERAL)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the settings as JSON values."""
         return {**asdict(self), "problems": [p.key for p in self.problems], "lr": self.learning_rate}
 
 
 def claim_folder(folder: Path, settings: TrainSettings, resume: bool, begun: bool) -> None:
     """Write a stage's settings into ``folder/settings.json``, or compare them with those there if ``resume`` is true.
-
-    Return None. Lengths, intervals and limits may differ, such as ``steps``, ``save_every``, ``batch_seconds`` and
-    ``micro_batch``. A compared file is not changed. Without ``resume`` an existing file is overwritten if ``begun`` is
-    False.
 
     Args:
         folder: the stage's folder, which exists.

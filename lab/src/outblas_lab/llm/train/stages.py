@@ -20,20 +20,26 @@ from outblas_lab.jail.small_tasks import SmallTask
 from outblas_lab.llm.evaluators import parse_evaluator
 from outblas_lab.llm.train.answer_judge import COMPILE_ONLY, AnswerJudge, evaluator_of
 from outblas_lab.llm.train.answer_language import Language, Text
-from outblas_lab.llm.train.base_models import LoadedModel, check_installed, load_model
+from outblas_lab.llm.train.base_models import LoadedModel, check_installed, load_model, make_tiny
 from outblas_lab.llm.train.dataset import prompt_rows, proven_evaluations, supervised_rows
-from outblas_lab.llm.train.logs import set_callbacks
 from outblas_lab.llm.train.reward_functions import Judge, RewardFunctions
 from outblas_lab.llm.train.settings import GENERAL, TrainSettings, claim_folder
-from outblas_lab.llm.train.step_prompts import CONVERSATIONS, StepPrompts, step_trainer
+from outblas_lab.llm.train.step_prompts import (
+    CONVERSATIONS,
+    StepPrompts,
+    archive_of_stage,
+    begin_archive,
+    earlier_entries,
+    step_trainer,
+)
 from outblas_lab.llm.train.task_judge import TaskJudge, task_evaluator, tasks_on
-from outblas_lab.llm.train.tiny import RANDOM_TINY, make_tiny
-from outblas_lab.llm.train.training_archive import archive_of_stage, begin_archive, earlier_entries
 from outblas_lab.llm.train.training_folder import (
     FINAL,
+    RANDOM_TINY,
     drop_later_lines,
     last_checkpoint,
     publish_folder,
+    set_callbacks,
     trained_steps,
 )
 
@@ -47,9 +53,6 @@ class TrainedStage:
     """The result of a stage. Example: ``TrainedStage(Path("runs/t/speed/final"), 100, 100, 1.2)``.
 
     Attributes:
-        final: folder of the trained model.
-        steps: steps in all.
-        taken: steps of this call; 0 if the stage was finished before.
         best: best lower bound of a speed-up in this call; None if nothing was timed.
     """
 
@@ -67,16 +70,10 @@ def train(
     A stage begins with the model that the last earlier one has left in the same run, else with ``settings.model``. The
     model is left in ``run/<stage>/final``.
 
-    Example: ``train(Path("runs/t"), TrainSettings("random:tiny", (Problem(512, 512, 512),), language="knobs"),
-    language_of("knobs"))`` trains the stage ``correctness``.
-
     Args:
-        run: folder of the run.
-        settings: settings of the stage.
         language: prompts and answers, of the name ``settings.language``.
         resume: go on from the last checkpoint of a killed training. Its kernels are not evaluated again. Nothing is
             trained if all steps were taken. Without a checkpoint the stage begins anew.
-        say: called with each line of text; prints it.
 
     Raises:
         ToolchainMissing: a package is not installed.
@@ -178,13 +175,9 @@ def _grpo(
         _one_gpu(arguments)
         rows = prompt_rows(texts, loaded.chat, settings.prompts)
         trainer = step_trainer(prompts)(
-            model=loaded.model,
-            reward_funcs=rewards.functions(),
-            args=arguments,
-            train_dataset=Dataset.from_list(rows),
-            processing_class=loaded.tokenizer,
-            peft_config=loaded.lora,
-        )
+            model=loaded.model, reward_funcs=rewards.functions(), args=arguments,
+            train_dataset=Dataset.from_list(rows), processing_class=loaded.tokenizer, peft_config=loaded.lora,
+        )  # fmt: skip
         set_callbacks(trainer, stage / "log.jsonl", say, lambda: rewards.best)
         trainer.train(resume_from_checkpoint=go_on)
         return trainer, rewards.best
@@ -234,12 +227,9 @@ def _supervised(stage: Path, settings: TrainSettings, loaded: LoadedModel, langu
     )
     _one_gpu(arguments)
     trainer = SFTTrainer(
-        model=loaded.model,
-        args=arguments,
-        train_dataset=Dataset.from_list(rows),
-        processing_class=loaded.tokenizer,
+        model=loaded.model, args=arguments, train_dataset=Dataset.from_list(rows), processing_class=loaded.tokenizer,
         peft_config=loaded.lora,
-    )
+    )  # fmt: skip
     set_callbacks(trainer, stage / "log.jsonl", say, lambda: None)
     return trainer
 

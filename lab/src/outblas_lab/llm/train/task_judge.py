@@ -52,12 +52,7 @@ def tasks_on(problems: Sequence[Problem]) -> list[SmallTask]:
 
 
 class TaskEvaluator(Evaluator):
-    """Evaluate kernels of one kind of task on a GPU, in jailed workers. The problem of a pair gives the extents.
-
-    Args:
-        name: name of the task.
-        gpu_index: CUDA ordinal.
-    """
+    """Evaluate kernels of one kind of task on a GPU, in jailed workers. The problem of a pair gives the extents."""
 
     def __init__(self, name: str, gpu_index: int) -> None:
         self._options = Options(gpu_index, gpu_of_device(gpu_index), baselines=())
@@ -82,10 +77,6 @@ class TaskEvaluator(Evaluator):
 def task_evaluator(name: str, device: str) -> Evaluator:
     """Return the evaluator of one kind of task.
 
-    Args:
-        name: name of the task.
-        device: ``compile`` or ``cuda:<index>``.
-
     Raises:
         UsageError: the device is a file, as answers to tasks are not recorded, or several GPUs.
         DeviceError: the GPU does not exist.
@@ -104,7 +95,6 @@ class TaskJudge:
     Args:
         evaluator_of: name of a task -> its evaluator; called once for each kind.
         language: reads the answers. A configuration of a kernel family is refused.
-        store: store of evaluations; each kind has a run there.
         batch_seconds: time limit of the kernels of one kind in a batch.
     """
 
@@ -146,11 +136,7 @@ def _paid(judged: JudgedAnswer) -> JudgedAnswer:
 
 
 class FreeKernelsOnly:
-    """A language whose answers are free kernels; the others are refused.
-
-    Args:
-        language: reads and writes the answers.
-    """
+    """A language whose answers are free kernels; the others are refused."""
 
     def __init__(self, language: Language) -> None:
         self._language = language

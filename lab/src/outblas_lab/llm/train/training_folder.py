@@ -1,4 +1,4 @@
-"""The run folder: stages, checkpoints, and folders that are published whole or not at all.
+"""The run folder: stages, checkpoints, logs, and folders that are published whole or not at all.
 
 - ``RUN/base``: for random:tiny only, the model at the beginning of the training.
 - ``RUN/store.sqlite``: every evaluation of all stages.
@@ -16,18 +16,22 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from outblas.core.errors import RecordError
 from outblas.core.files import write_atomic
 from outblas.core.plain_files import open_plain
+from outblas_lab.llm.train.rewards import PART_NAMES
 
 STAGES = ("supervised", "general", "correctness", "speed")
+#: Name of the model that :func:`outblas_lab.llm.train.base_models.make_tiny` makes.
+RANDOM_TINY = "random:tiny"
 FINAL = "final"
 _STATE = "trainer_state.json"
 
@@ -35,9 +39,6 @@ _STATE = "trainer_state.json"
 def publish_folder(folder: Path, save: Callable[[Path], None]) -> Path:
     """Let ``save`` fill a new folder beside ``folder``, then move it there and return ``folder``. An earlier one is
     replaced.
-
-    Example: ``publish_folder(Path("x/y"), lambda new: (new / "a").write_text("b"))`` returns ``Path("x/y")``, which has
-    the file ``a``.
 
     Args:
         folder: path of the result; missing parents are made.
@@ -109,7 +110,6 @@ def drop_later_lines(path: Path, steps: int) -> None:
 
     Args:
         path: the log, one JSON object with ``step`` a line.
-        steps: last step whose lines stay.
     """
     if not path.exists():
         return
@@ -120,10 +120,7 @@ def drop_later_lines(path: Path, steps: int) -> None:
 def append_line(path: Path, row: dict[str, Any]) -> None:
     """Append one row as a line of JSON and sync it to the disk. A missing file is made; its folder must exist.
 
-    Example: ``append_line(path, {"step": 1, "loss": 0.5})`` adds the line ``{"step": 1, "loss": 0.5}``.
-
     Args:
-        path: the file.
         row: the row; NaN and infinity raise ValueError.
 
     Raises:
@@ -151,3 +148,124 @@ def _logged(line: bytes) -> int:
         return int(json.loads(line.decode())["step"])
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return -1
+
+
+Own = TypeVar("Own")
+Done = TypeVar("Done")
+
+
+def on_first_process(own: Sequence[Own], work: Callable[[list[Own]], list[Done]]) -> list[Done]:
+    """Do work on the items of all processes in the first process, and return this process its share.
+
+    Every process must call it, with equally many items. An error of the work is raised in all processes.
+
+    Args:
+        own: items of this process; they are pickled.
+        work: makes one result of each item, in order; only the first process calls it.
+    """
+    from accelerate.state import PartialState
+    from accelerate.utils import broadcast_object_list, gather_object
+
+    state = PartialState()
+    everyone: list[Own] = gather_object(list(own))
+    shared: list[Any] = [None]
+    if state.is_main_process:
+        try:
+            shared = [work(everyone)]
+        except Exception as error:  # the other processes wait: they must hear of it, and end as well
+            shared = [error]
+    broadcast_object_list(shared)
+    (found,) = shared
+    if isinstance(found, Exception):
+        raise found
+    start = state.process_index * len(own)
+    done: list[Done] = found[start : start + len(own)]
+    return done
+
+
+#: trl's name -> ours, of figures beside the parts of the reward.
+_FIGURES = {
+    "loss": "loss", "kl": "kl", "entropy": "entropy", "grad_norm": "grad_norm", "learning_rate": "learning_rate",
+    "completions/mean_length": "answer_tokens_mean", "completions/max_length": "answer_tokens_max",
+    "completions/clipped_ratio": "answers_cut_off", "frac_reward_zero_std": "groups_without_variance",
+    "answers/compiled": "share_compiled", "answers/passed": "share_passed", "answers/different": "share_different",
+    "mean_token_accuracy": "token_accuracy", "step_time": "step_seconds",
+}  # fmt: skip
+
+
+def set_callbacks(trainer: Any, path: Path, say: Callable[[str], None], best: Callable[[], float | None]) -> None:
+    """Make a trainer write a log file and print a line for each logged step, on the first process.
+
+    Return None. The trainer's own lines of figures are switched off; its progress bar stays.
+
+    Args:
+        path: file to which lines of JSON are appended, see :func:`row_of`.
+        say: called with each line, see :func:`line_of`; ``print`` will do.
+        best: called without arguments for each logged step; returns the best speed-up so far, None if nothing was
+            timed.
+    """
+    from transformers import PrinterCallback, ProgressCallback, TrainerCallback
+
+    class Log(TrainerCallback):  # type: ignore[misc]
+        def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+            if not state.is_world_process_zero or not logs or "train_runtime" in logs:
+                return
+            row = row_of(int(state.global_step), logs)
+            append_line(path, row)
+            say(line_of(row, int(state.max_steps), best()))
+
+    class Bar(ProgressCallback):  # type: ignore[misc]
+        def on_log(self, *args: Any, **kwargs: Any) -> None:
+            return None
+
+    bar = trainer.pop_callback(ProgressCallback) is not None
+    trainer.remove_callback(PrinterCallback)
+    if bar:
+        trainer.add_callback(Bar)
+    trainer.add_callback(Log)
+
+
+def row_of(step: int, logs: dict[str, Any]) -> dict[str, Any]:
+    """Return a line of the log as JSON values.
+
+    Returns:
+        ``step``; ``rewards`` (part, ``total`` or ``advantage`` -> ``{"mean", "std"}``) if rewards were logged; and the
+        other known figures that were. Unknown names are left out. A value that is no finite number is None.
+    """
+    row: dict[str, Any] = {"step": step}
+    rewards = {
+        name: {"mean": _figure(logs[f"rewards/{name}/mean"]), "std": _figure(logs.get(f"rewards/{name}/std"))}
+        for name in (*PART_NAMES, "total", "advantage")
+        if f"rewards/{name}/mean" in logs
+    }
+    if rewards:
+        row["rewards"] = rewards
+    row |= {ours: _figure(logs[theirs]) for theirs, ours in _FIGURES.items() if theirs in logs}
+    return row
+
+
+def line_of(row: dict[str, Any], steps: int, best: float | None) -> str:
+    """Return a logged step as one line for a person.
+
+    Example: ``step 3/100, reward -1.23 ± 0.5, loss 0.5, 25% passed, best 1.200x``. What ``row`` lacks is left out, and
+    so are parts of the reward and shares of 0.
+    """
+    said = [f"step {row['step']}/{steps}"]
+    rewards = row.get("rewards", {})
+    if "total" in rewards:
+        said.append(f"reward {_text(rewards['total']['mean'])} ± {_text(rewards['total']['std'])}")
+        means = [(name, rewards.get(name, {}).get("mean")) for name in PART_NAMES]
+        said += [f"{name} {_text(mean)}" for name, mean in means if mean]
+    said += [f"{name} {_text(row[name])}" for name in ("loss", "kl") if name in row]
+    said += [f"{row[f'share_{name}']:.0%} {name}" for name in ("compiled", "passed") if row.get(f"share_{name}")]
+    if best is not None:
+        said.append(f"best {best:.3f}x")
+    return ", ".join(said)
+
+
+def _figure(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
+
+
+def _text(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"

@@ -7,34 +7,30 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from outblas.core.config import config_name, launch_of
 from outblas.core.errors import RecordError, UsageError
 from outblas.core.evaluation import Status
 from outblas.core.files import json_text, write_atomic
 from outblas.core.problem import Problem
+from outblas.core.roofline import floor_us, regime
 from outblas.core.suites import sample
 from outblas.core.version import __version__
 from outblas.records.parquet import check_parquet, parquet_bytes
 from outblas.records.provenance import provenance_field, source_commit, utc_now
-from outblas_lab.compare.public_split import PUBLIC_SEED, PUBLIC_SHARE, PUBLIC_SPLIT, public_split
-from outblas_lab.compare.recording_hash import recording_sha
+from outblas_lab.compare.splits import PUBLIC_SEED, PUBLIC_SHARE, PUBLIC_SPLIT, public_split
 from outblas_lab.kernel_tuner.t4_files import task_of, to_cache, to_t4
-from outblas_lab.publish.dataset.dataset_card import dataset_card
-from outblas_lab.publish.dataset.dataset_tables import (
-    COLUMNS,
-    baselines_table,
-    cells_table,
-    kernels_table,
-    problems_table,
-)
-from outblas_lab.recordings.recording import Recording
-from outblas_lab.recordings.recording_files import STATUSES
+from outblas_lab.recordings.recording import Recording, recording_sha
+from outblas_lab.recordings.recording_files import CHOICES, STATUS_CODES, STATUSES
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 FORMAT, KIND = 1, "recording-data-set"
 SHEET, CARD = "datasheet.json", "README.md"
@@ -62,10 +58,8 @@ def export_recording(
     mount or a link. Its files appear at the end, the card last.
 
     Args:
-        name: its name, as the user gave it.
         folder: folder to make or to fill; it must be missing or empty.
         kernel_tuner: number of held-out problems with files of Kernel Tuner, stratified by regime; 0: none.
-        progress: called after each file.
 
     Raises:
         UsageError: the folder has files, or there are fewer held-out problems.
@@ -231,3 +225,246 @@ def _limits(recording: Recording, counts: dict[str, int]) -> list[str]:
         "The fastest recorded time of a problem is a minimum over noisy times, so it is slightly too good.",
         "Clocks were not locked. Compare a time with the baselines of its own problem only.",
     ]
+
+
+#: Hugging Face's classes of size: number of rows below which each applies.
+_SIZES = ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000_000, "100K<n<1M"))
+_LARGEST = "1M<n<10M"
+
+
+def dataset_card(sheet: Mapping[str, Any]) -> str:
+    """Return the text of README.md."""
+    recording, split = sheet["recording"], sheet["split"]
+    lines = [
+        *_header(sheet),
+        f"# Kernels for matrix products, measured on {sheet['gpu']}",
+        "",
+        f"The dense matrix of {sheet['problems']} matrix products and {sheet['candidates']} candidate kernels. "
+        "Each cell has a GPU time, or the reason why it has none.",
+        "",
+        "```python",
+        "from datasets import load_dataset",
+        "",
+        'cells = load_dataset("PATH_OF_THIS_FOLDER", "cells")  # splits train and test',
+        'kernels = load_dataset("PATH_OF_THIS_FOLDER", "kernels", split="train")  # kernel_id and every knob',
+        "```",
+        "",
+        "## Measurement",
+        "",
+        "| | |",
+        "| --- | --- |",
+        *(f"| {name} | {value} |" for name, value in _facts(sheet).items()),
+        "",
+        *(f"- {line}" for line in sheet["protocol"]),
+        "",
+        "## Split",
+        "",
+        f"`test` holds out {split['share']:.0%} of the (M, N, K), drawn with seed {split['seed']}: {split['test']} of "
+        f"{sheet['problems']} problems. `outblas recording score` scores an agent on them.",
+        "",
+        "## Columns",
+    ]
+    for table, columns in sheet["columns"].items():
+        lines += ["", f"### {table}", "", "| column | unit | meaning |", "| --- | --- | --- |"]
+        lines += [f"| `{c['name']}` | {c['unit'] or '–'} | {c['meaning']} |" for c in columns]
+    lines += [
+        "",
+        "Table `kernels` has a column for each knob besides, null for a knob that the family lacks.",
+        "",
+        "## Limits",
+        "",
+        *(f"- {line}" for line in sheet["limits"]),
+        "",
+        *_kernel_tuner(sheet),
+        "## Integrity",
+        "",
+        f"The recording is `{recording['name']}`, SHA-256 `{recording['sha256']}`. `datasheet.json` has the SHA-256 of "
+        "every file, and all of this page in a form for programs.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _header(sheet: Mapping[str, Any]) -> list[str]:
+    """Return the YAML header: licence, tags and the tables. Texts in it are quoted as JSON, which is YAML, too."""
+    rows = sum(f["rows"] for path, f in sheet["files"].items() if path.startswith("data/cells"))
+    size = next((name for below, name in _SIZES if rows < below), _LARGEST)
+    lines = ["---", f"license: {sheet['licence'].lower()}", f'pretty_name: "GEMM kernels on {sheet["gpu"]}"']
+    lines += ["tags:", *(f"- {tag}" for tag in ("gemm", "cuda", "autotuning", "kernel-tuner", "tabular"))]
+    lines += ["task_categories:", "- tabular-regression", "size_categories:", f"- {size}", "configs:"]
+    for table in sheet["columns"]:
+        lines += [f"- config_name: {table}", *(["  default: true"] if table == "cells" else []), "  data_files:"]
+        if table == "kernels":
+            lines += ["  - split: train", f"    path: data/{table}.parquet"]
+        else:
+            for part in ("train", "test"):
+                lines += [f"  - split: {part}", f"    path: data/{table}-{part}.parquet"]
+    return [*lines, "---", ""]
+
+
+def _facts(sheet: Mapping[str, Any]) -> dict[str, str]:
+    measured, toolchain = sheet["measured"], sheet["toolchain"]
+    versions = toolchain
+    if isinstance(toolchain, Mapping):
+        versions = ", ".join(f"{name} {version}" for name, version in toolchain.items() if version)
+    return {
+        "GPU": str(sheet["gpu"]),
+        "driver": str(sheet["driver"]),
+        "toolchain": str(versions),
+        "clocks": sheet["clocks"],
+        "date": str(measured["date"]),
+        "commit": str(measured["commit"]),
+        "licence": sheet["licence"],
+    }
+
+
+def _kernel_tuner(sheet: Mapping[str, Any]) -> list[str]:
+    """Return the section on the files of Kernel Tuner; empty without such files."""
+    count = sum(path.endswith(".cache.json") for path in sheet["files"])
+    if not count:
+        return []
+    return [
+        "## Kernel Tuner",
+        "",
+        f"`kernel_tuner/` has {count} pairs of T4 results and caches for the simulation mode, in milliseconds: a pair "
+        "for each of a few problems of `test` and each launch option. `outblas export-t4` writes those of any other "
+        "problem.",
+        "",
+    ]
+
+
+@dataclass(frozen=True)
+class DatasetColumn:
+    """A column of a table.
+
+    Attributes:
+        unit: unit of its values; empty if it has none.
+    """
+
+    name: str
+    unit: str
+    meaning: str
+
+
+_PROBLEM = DatasetColumn("problem", "", "M_N_K_LAYOUT_DTYPE_ACC of C = A B")
+_KERNEL_ID = DatasetColumn("kernel_id", "", "row of the kernel in table kernels, from 0")
+_SPREAD = DatasetColumn("spread", "share", "(p75 - p25) / median over the rounds; null without a time")
+#: Table -> its columns. Table ``kernels`` also has one column for each knob.
+COLUMNS: dict[str, tuple[DatasetColumn, ...]] = {
+    "cells": (
+        _PROBLEM,
+        _KERNEL_ID,
+        DatasetColumn("launch", "", "launch option that the kernel needs: plain, pdl or weights"),
+        DatasetColumn("status", "", "passed, left_out, illegal, or the gate that failed"),
+        DatasetColumn("chosen", "", "how the cell was chosen: catalogue, model, random or none"),
+        DatasetColumn("median_us", "microseconds", "GPU time per call, median over the rounds; null unless passed"),
+        _SPREAD,
+        DatasetColumn("rounds", "rounds", "interleaved rounds behind the median; 0 unless passed"),
+        DatasetColumn("baseline_us", "microseconds", "time of the fastest baseline of the problem"),
+        DatasetColumn("speedup", "ratio", "baseline_us / median_us; above 1 the kernel is faster; null unless passed"),
+    ),
+    "problems": (
+        _PROBLEM,
+        DatasetColumn("m", "elements", "rows of A and C"),
+        DatasetColumn("n", "elements", "columns of B and C"),
+        DatasetColumn("k", "elements", "columns of A, rows of B"),
+        DatasetColumn("layout", "", "TN: B is stored N x K. NN: B is stored K x N"),
+        DatasetColumn("dtype", "", "type of A, B and C"),
+        DatasetColumn("acc", "", "type of the sums"),
+        DatasetColumn("flop", "FLOP", "2 M N K"),
+        DatasetColumn("floor_us", "microseconds", "time of the roofline on this GPU"),
+        DatasetColumn("regime", "", "the limit that sets the floor, and the size"),
+    ),
+    "baselines": (
+        _PROBLEM,
+        DatasetColumn("name", "", "torch, cublas, lt_heuristic, lt_auto or nvmmh"),
+        DatasetColumn("median_us", "microseconds", "GPU time per call, median over the rounds"),
+        _SPREAD,
+        DatasetColumn("detail", "", "the algorithm that the baseline chose; may be empty"),
+    ),
+    "kernels": (
+        _KERNEL_ID,
+        DatasetColumn("kernel", "", "family and knobs in one text"),
+        DatasetColumn("family", "", "kernel family"),
+    ),
+}
+
+
+def cells_table(recording: Recording, problems: Sequence[Problem]) -> pa.Table:
+    """Return one row per problem and kernel, problem after problem: len(problems) x C rows."""
+    import pyarrow as pa
+
+    part = recording.restricted_to(problems)
+    rows, columns = (a.ravel() for a in np.indices(part.status.shape))
+    failed = (part.status != STATUS_CODES[Status.PASSED]).ravel()
+    baseline = np.array([part.best_baseline(p)[1] for p in part.problems])[rows]
+    median = part.median_us.ravel().astype(np.float64)
+    values = [
+        _words([p.key for p in part.problems], rows),
+        pa.array(columns.astype(np.int32)),
+        _words([launch_of(c) for c in part.catalogue], columns),
+        _words([s.value for s in STATUSES], part.status.ravel()),
+        _words(CHOICES, part.chosen.ravel()),
+        pa.array(median, mask=failed),
+        pa.array(part.spread.ravel().astype(np.float64), mask=failed),
+        pa.array(part.rounds.ravel().astype(np.int32)),
+        pa.array(baseline),
+        pa.array(baseline / np.where(failed, 1.0, median), mask=failed),
+    ]
+    return _table("cells", values)
+
+
+def problems_table(recording: Recording, problems: Sequence[Problem]) -> pa.Table:
+    """Return one row per problem, in the order of ``problems``."""
+    import pyarrow as pa
+
+    gpu = recording.gpu
+    rows = [
+        (p.key, p.m, p.n, p.k, p.layout, p.dtype, p.acc, p.flops, floor_us(p, gpu), regime(p, gpu)) for p in problems
+    ]
+    return _table("problems", [pa.array(list(values)) for values in zip(*rows, strict=True)])
+
+
+def baselines_table(recording: Recording, problems: Sequence[Problem]) -> pa.Table:
+    """Return one row per problem and timed baseline."""
+    import pyarrow as pa
+
+    rows = []
+    for problem in problems:
+        row = recording.row(problem)
+        for name, us in recording.baselines_of(problem).items():
+            spread, detail = recording.baseline_spread[name][row], recording.baseline_detail[name][row]
+            rows.append((problem.key, name, us, float(spread), detail))
+    return _table("baselines", [pa.array(list(values)) for values in zip(*rows, strict=True)])
+
+
+def kernels_table(recording: Recording) -> pa.Table:
+    """Return one row per candidate, with a column for each knob; null for a knob that its family lacks."""
+    import pyarrow as pa
+
+    catalogue = recording.catalogue
+    knobs = list(dict.fromkeys(name for c in catalogue for name in c.knobs()))
+    table = _table(
+        "kernels",
+        [
+            pa.array(range(len(catalogue)), pa.int32()),
+            pa.array([config_name(c) for c in catalogue]),
+            pa.array([c.family for c in catalogue]),
+        ],
+    )
+    for name in knobs:
+        table = table.append_column(name, pa.array([c.knobs().get(name) for c in catalogue]))
+    return table
+
+
+def _words(words: Sequence[str], indices: np.ndarray) -> Any:
+    """Return an Arrow array of texts by their indices; plain texts, which every reader of Parquet knows."""
+    import pyarrow as pa
+
+    return pa.DictionaryArray.from_arrays(pa.array(indices.astype(np.int32)), pa.array(list(words))).cast(pa.string())
+
+
+def _table(name: str, values: Sequence[Any]) -> pa.Table:
+    import pyarrow as pa
+
+    return pa.Table.from_arrays(list(values), names=[column.name for column in COLUMNS[name]])

@@ -6,18 +6,19 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from outblas.core.errors import ConfigError, RecordError
+from outblas.core.gpu_records import gpu_of_product, reference_gpu
 from outblas.core.plain_files import read_json
+from outblas.core.roofline import Gpu
 from outblas.core.stats import LOSS_BELOW
 from outblas.kernels.config_text import config_from_name
 from outblas.records.library import Library
-from outblas.records.library_interval import LibraryInterval
+from outblas.records.library_row import LibraryInterval
 from outblas.records.result_rows import Row, problem_of
 from outblas.records.results import Result, read_result
-from outblas_lab.pool.averages import figures_of, published_us, regime_order
+from outblas_lab.pool.averages import published_us
 from outblas_lab.publish.words import PDL_NAMES, baseline_words, regime_words, short_config
 
 #: Columns of the rows that a page embeds. `us` is the time of what the library runs, and `kernel` is a place in the
@@ -189,20 +190,17 @@ def top_wins(group: Group, count: int = 10) -> list[Row]:
     return sorted(wins, key=lambda r: -r["published"])[:count]
 
 
-def regime_rows(group: Group) -> list[dict[str, Any]]:
-    """Return the figures per regime and launch option, with a row for all regimes together.
+def find_gpu(name: str) -> Gpu | None:
+    """Return the GPU with a record for a product name or short name; None if no record names it.
 
-    ``ours_floor`` and ``baseline_floor`` are medians of floor / time, in percent. The time of a fall-back row is the
-    baseline's, because the library runs it.
+    Several names may be joined by ``; ``. The first with a record counts. Example: ``"NVIDIA H200"`` gives ``h200``.
     """
-    out = []
-    regimes = sorted({r["regime"] for r in group.rows}, key=regime_order)
-    for name in ("all", *regimes):
-        for pdl in group.pdls:
-            rows = [r for r in group.of_pdl(pdl) if name in ("all", r["regime"])]
-            if rows:
-                out.append({"regime": name, "pdl": pdl, **figures_of(rows), **_of_floor(rows)})
-    return out
+    return next(filter(None, map(gpu_of_product, name.split("; "))), None)
+
+
+def gpu_or_reference(name: str) -> Gpu:
+    """Return the GPU of a product name or short name, by :func:`find_gpu`; the reference GPU if no record names it."""
+    return find_gpu(name) or reference_gpu()
 
 
 def tflops(row: Row, us: float) -> float:
@@ -217,13 +215,6 @@ def shape(row: Row) -> str:
 
 def _short(value: Any) -> Any:
     return float(f"{value:.6g}") if isinstance(value, float) else value
-
-
-def _of_floor(rows: list[Row]) -> dict[str, float]:
-    return {
-        "ours_floor": 100 * median(r["floor_us"] / published_us(r) for r in rows),
-        "baseline_floor": 100 * median(r["floor_us"] / r["baseline_us"] for r in rows),
-    }
 
 
 def _counters(path: Path) -> dict[tuple[str, str], dict[str, float]]:

@@ -42,7 +42,6 @@ def of_another_fit(figures: Path, gpu: str) -> bool:
 
     Args:
         figures: JSON file of the bench; False if it is missing, for nothing is known of the fit then.
-        gpu: short name of the GPU.
 
     Raises:
         RecordError: the file cannot be read.

@@ -6,114 +6,89 @@ Four agents stand out, and their names stand at the ends of their lines. The oth
 from __future__ import annotations
 
 import math
-from html import escape
+from typing import Any
 
-from outblas_lab.compare.compare_result import Comparison
-from outblas_lab.compare.compare_stats import Figure, figures
-from outblas_lab.publish.palette import AGENT_COLOURS, shown_agents
+from outblas_lab.compare.compare_result import Comparison, Figure, figures
+from outblas_lab.publish.drawing import QUIET, SOFT, drawing, picture
+from outblas_lab.publish.palette import AGENT_COLOURS, GREY, shown_agents
 from outblas_lab.publish.words import date_words
 
-WIDTH, HEIGHT, TOP, LEFT, RIGHT, BOTTOM, GAP = 960, 440, 100, 78, 16, 52, 14
-#: Room for the names at the right of each panel, and the least distance of two names, in pixels.
-NAME_ROOM, NAME_STEP = 66, 15
-
-#: Name of the vertical axis.
-QUALITY = "best time / time of the choice"
-_STYLE = """
-text { font-family: system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif; font-size: 13px; fill: #1f2328; }
-.title { font-size: 17px; font-weight: 600; } .soft { fill: #57606a; } .end { text-anchor: end; }
-.mid { text-anchor: middle; } .name { font-weight: 600; }
-.card { fill: #ffffff; stroke: #d0d7de; } .grid { stroke: #e3e7eb; } .lead { stroke: #8c959f; }
-.line { fill: none; stroke-width: 2.5; stroke-linejoin: round; } .band { stroke: none; opacity: 0.15; }
-.noise { stroke: #57606a; stroke-dasharray: 3 3; }
-.quiet { fill: none; stroke: #c4cad0; stroke-width: 1.3; stroke-linejoin: round; }
-@media (prefers-color-scheme: dark) {
-  text { fill: #e6edf3; } .soft { fill: #9da7b3; } .card { fill: #0d1117; stroke: #30363d; } .grid { stroke: #262c34; }
-  .band { opacity: 0.25; } .quiet { stroke: #484f58; }
-}
-"""
-
-Box = tuple[float, float, float, float]
-Made = dict[tuple[str, int], Figure]
+#: The least distance of two names, as a share of the height of a panel.
+NAME_STEP = 0.055
 
 
+@drawing()
 def compare_svg(comparison: Comparison) -> str:
-    """Return the curves of every split as SVG text. The same file gives the same bytes."""
+    """Return the curves of every split as SVG text."""
+    from matplotlib.figure import Figure as Canvas
+
     made = {split: figures(comparison, split) for split in comparison.splits}
-    low = min(f.low for of_split in made.values() for f in of_split.values())
-    low = max(0.0, math.floor(20 * low) / 20)
-    width = (WIDTH - LEFT - RIGHT - GAP * (len(made) - 1)) / len(made)
-    title = f"Agents on held-out problems of {comparison.meta['suite']}"
-    where = f"recording of {comparison.measured['gpu']}, {date_words(comparison.measured['date'])}"
-    middle = TOP + (HEIGHT - BOTTOM - TOP) / 2
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
-        'role="img" aria-labelledby="t d">',
-        f'<title id="t">{escape(title)}</title><desc id="d">{escape(_describe(comparison, made))}</desc>',
-        f"<style>{_STYLE}</style>",
-        f'<rect class="card" x="0.5" y="0.5" width="{WIDTH - 1}" height="{HEIGHT - 1}" rx="10"/>',
-        f'<text class="title" x="20" y="32">{escape(title)}</text>',
-        f'<text class="soft" x="20" y="54">{escape(f"{where}; {_key(comparison)}")}</text>',
-        f'<text class="soft mid" transform="translate(24 {middle:.1f}) rotate(-90)">{QUALITY}</text>',
+    low = max(0.0, math.floor(20 * min(f.low for of_split in made.values() for f in of_split.values())) / 20)
+    canvas = Canvas(figsize=(960 / 72, 440 / 72))
+    axes = canvas.subplots(1, len(made), sharey=True, squeeze=False)[0]
+    canvas.subplots_adjust(left=0.085, right=0.905, top=0.77, bottom=0.13, wspace=0.42)
+    for ax, (split, of_split) in zip(axes, made.items(), strict=True):
+        ax.set(xlim=(0, len(comparison.budgets) - 1), ylim=(low, 1.0))
+        _panel(ax, comparison, split, of_split)
+    axes[0].set_ylabel("best time / time of the choice")
+    canvas.text(0.5, 0.02, "measurements", ha="center", color=SOFT)
+    words = [
+        f"{split} {agent}: " + ", ".join(f"{of_split[agent, b].quality:.3f} at {b}" for b in comparison.budgets)
+        for split, of_split in made.items()
+        for agent in comparison.agents
     ]
-    for index, (split, of_split) in enumerate(made.items()):
-        box = (LEFT + index * (width + GAP), TOP, width - NAME_ROOM, HEIGHT - BOTTOM - TOP)
-        parts += _panel(comparison, split, of_split, box, low, first=index == 0)
-    centre = f'class="soft mid" x="{LEFT + (WIDTH - LEFT - RIGHT) / 2:.1f}" y="{HEIGHT - 12}"'
-    return "\n".join([*parts, f"<text {centre}>measurements</text>", "</svg>"]) + "\n"
+    drawn = [
+        (split, agent, budget, f.low, f.quality, f.high, comparison.meta["splits"][split].get("noise_floor"))
+        for split, of_split in made.items()
+        for (agent, budget), f in of_split.items()
+    ]
+    where = f"recording of {comparison.measured['gpu']}, {date_words(comparison.measured['date'])}"
+    title = f"Agents on held-out problems of {comparison.meta['suite']}"
+    return picture(canvas, title, f"{where}; {_key(comparison)}", "Geometric means. " + "; ".join(words) + ".", drawn)
 
 
-def _panel(comparison: Comparison, split: str, made: Made, box: Box, low: float, first: bool) -> list[str]:
-    x0, top, width, height = box
-    budgets = comparison.budgets
-
-    def x(place: int) -> float:
-        return x0 + width * place / max(1, len(budgets) - 1)
-
-    def y(quality: float) -> float:
-        return top + height * (1 - quality) / (1 - low)
-
-    parts = [f'<text x="{x0:.1f}" y="{top - 14:.1f}">split {escape(split)}</text>']
-    for tick in _ticks(low):
-        parts.append(f'<line class="grid" x1="{x0:.1f}" x2="{x0 + width:.1f}" y1="{y(tick):.1f}" y2="{y(tick):.1f}"/>')
-        if first:
-            parts.append(f'<text class="soft end" x="{x0 - 8:.1f}" y="{y(tick) + 4:.1f}">{tick:g}</text>')
-    for place, budget in enumerate(budgets):
-        parts.append(f'<text class="soft mid" x="{x(place):.1f}" y="{top + height + 18:.1f}">{budget}</text>')
+def _panel(ax: Any, comparison: Comparison, split: str, made: dict[tuple[str, int], Figure]) -> None:
+    budgets, shown = comparison.budgets, shown_agents(comparison.agents)
+    places = range(len(budgets))
+    ax.set_title(f"split {split}", loc="left", size=13)
+    ax.set_xticks(places, map(str, budgets))
+    ax.grid(axis="x", visible=False)
     floor = comparison.meta["splits"][split].get("noise_floor")
     if floor is not None:
-        parts.append(
-            f'<line class="noise" x1="{x0:.1f}" x2="{x0 + width:.1f}" y1="{y(floor):.1f}" y2="{y(floor):.1f}"/>'
-        )
-    shown = shown_agents(comparison.agents)
-    bands, quiet, lines = list[str](), list[str](), list[str]()
+        ax.axhline(floor, color=SOFT, linewidth=1, linestyle="--", gid="class-noise")
     for agent in comparison.agents:
         mine = [made[agent, b] for b in budgets]
-        points = _points([(x(i), y(f.quality)) for i, f in enumerate(mine)])
+        qualities = [f.quality for f in mine]
         if agent not in shown:
-            quiet.append(f'<polyline class="quiet" points="{points}"/>')
+            ax.plot(places, qualities, color=QUIET, linewidth=1.3, zorder=1.8, gid="class-quiet")
             continue
         colour = AGENT_COLOURS[shown.index(agent)]
-        edge = [(x(i), y(f.high)) for i, f in enumerate(mine)]
-        edge += [(x(i), y(f.low)) for i, f in reversed(list(enumerate(mine)))]
-        bands.append(f'<polygon class="band" fill="{colour}" points="{_points(edge)}"/>')
-        lines.append(f'<polyline class="line" stroke="{colour}" points="{points}"/>')
-    ends = {agent: y(made[agent, budgets[-1]].quality) for agent in shown}
-    return parts + quiet + bands + lines + _names(ends, shown, x0 + width, top)
-
-
-def _names(ends: dict[str, float], shown: tuple[str, ...], right: float, top: float) -> list[str]:
-    """Return the names at the ends of the lines, moved apart, with a leader from each end."""
-    parts, lowest = list[str](), top - NAME_STEP
-    for agent in sorted(ends, key=lambda a: ends[a]):
-        place = max(ends[agent], lowest + NAME_STEP)
-        lowest = place
-        parts.append(
-            f'<line class="lead" x1="{right:.1f}" x2="{right + 8:.1f}" y1="{ends[agent]:.1f}" y2="{place:.1f}"/>'
+        ax.fill_between(
+            places,
+            [f.low for f in mine],
+            [f.high for f in mine],
+            color=colour,
+            alpha=0.15,
+            linewidth=0,
+            gid="class-band",
         )
-        style = f'style="fill:{AGENT_COLOURS[shown.index(agent)]}"'
-        parts.append(f'<text class="name" {style} x="{right + 11:.1f}" y="{place + 4:.1f}">{escape(agent)}</text>')
-    return parts
+        ax.plot(places, qualities, color=colour, clip_on=False, gid="class-line")
+    _name_ends(ax, {agent: made[agent, budgets[-1]].quality for agent in shown}, shown)
+
+
+def _name_ends(ax: Any, ends: dict[str, float], shown: tuple[str, ...]) -> None:
+    """Write the names at the ends of the lines, moved apart, with a leader from each end."""
+    low, high = ax.get_ylim()
+    lowest = 1 + NAME_STEP
+    for agent in sorted(ends, key=lambda name: -ends[name]):
+        end = (ends[agent] - low) / (high - low)
+        lowest = min(end, lowest - NAME_STEP)
+        leader = {"arrowstyle": "-", "color": GREY, "shrinkA": 0, "shrinkB": 0, "relpos": (0, 0.5)}
+        name = ax.annotate(
+            agent, (1, end), (1.05, lowest), xycoords="axes fraction", arrowprops=leader, va="center", gid="class-name"
+        )
+        name.arrow_patch.set_gid("class-leader")
+        name.set(color=AGENT_COLOURS[shown.index(agent)], weight="bold")
 
 
 def _key(comparison: Comparison) -> str:
@@ -122,21 +97,3 @@ def _key(comparison: Comparison) -> str:
     grey = f"; grey: {others} other agent{'' if others == 1 else 's'}" if others else ""
     floors = all("noise_floor" in about for about in comparison.meta["splits"].values())
     return f"bands: 95% intervals{grey}{'; dashed: the noise floor of the recording' if floors else ''}"
-
-
-def _describe(comparison: Comparison, made: dict[str, Made]) -> str:
-    said = [
-        f"{split} {agent}: " + ", ".join(f"{of_split[agent, b].quality:.3f} at {b}" for b in comparison.budgets)
-        for split, of_split in made.items()
-        for agent in comparison.agents
-    ]
-    return "Geometric means. " + "; ".join(said) + "."
-
-
-def _ticks(low: float) -> list[float]:
-    step = 0.05 if low >= 0.7 else 0.1
-    return [round(1 - i * step, 2) for i in range(int((1 - low) / step + 1.001))]
-
-
-def _points(points: list[tuple[float, float]]) -> str:
-    return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)

@@ -33,9 +33,6 @@ def refuse_files_of_another_gpu(folder: Path) -> None:
 
     A GPU belongs to the folder that has the name of its packaged record. A GPU without one may be anywhere.
 
-    Args:
-        folder: folder of one GPU's result files.
-
     Raises:
         RecordError: a file is of another GPU than its folder, or cannot be read.
     """
@@ -58,20 +55,13 @@ def _gpus_of_files(folder: Path) -> Iterator[tuple[Path, str]]:
 
 
 def bench_files_of(folder: Path) -> list[Path]:
-    """Return the benches of a GPU, and the one of shapes of no list, which lies in a folder beside its own.
-
-    Args:
-        folder: folder of one GPU's result files.
-    """
+    """Return the benches of a GPU, and the one of shapes of no list, which lies in a folder beside its own."""
     unlisted = folder.parent / ANY_SHAPES / f"{folder.name}_bench.parquet"
     return [*bench_files(folder, missing_ok=True), *([unlisted] if unlisted.exists() else [])]
 
 
 def json_files_of(folder: Path) -> Iterator[tuple[Path, Any]]:
     """Yield (file, its content) of the JSON files of a GPU, and of those of shapes of no list.
-
-    Args:
-        folder: folder of one GPU's result files.
 
     Raises:
         RecordError: a file cannot be read.

@@ -23,7 +23,7 @@ from outblas_lab.pool.averages import (
 )
 from outblas_lab.publish.tables.any_shape_block import ANY_SHAPES, of_another_fit
 from outblas_lab.publish.tables.whole_models_table import WHOLE_MODELS, by_context, model_words, read_whole_models
-from outblas_lab.publish.words import mean_in_words
+from outblas_lab.publish.words import mean_in_words, table_lines
 
 SITE = "https://outblas.github.io/outblas"
 MODEL_STEPS = "model_steps.json"
@@ -44,17 +44,10 @@ class HeadlineRow:
     """A row of the table.
 
     Attributes:
-        gpu: product name of the GPU.
-        use: the use, in words.
         problems: number of problems, or of steps of a model.
         geomean: geometric mean of the speed-ups; a fall-back counts as measured.
         flop_weighted: mean weighted by FLOP; None if the file has no FLOP.
-        rival: the rival, in words.
-        drivers: versions of the GPU's driver.
-        days: days of the measurement, ISO 8601.
         page: page of the site that has the details.
-        worst: least speed-up.
-        below_098: number of speed-ups below 0.98.
         interval: least and greatest geometric mean of a start of the machine; None if there was one.
         bootstrap: 95% interval of the geometric mean over drawn shapes; None if the problems are a list.
     """
@@ -83,10 +76,6 @@ def headline_rows(folder: Path, results: Sequence[Result]) -> list[HeadlineRow]:
 def short_rows(folder: Path, results: Sequence[Result]) -> list[HeadlineRow]:
     """Return the rows of one GPU that README.md has room for, without the range of the starts.
 
-    Args:
-        folder: folder of the GPU's result files, e.g. ``results/h200``.
-        results: its bench files, read.
-
     Raises:
         RecordError: a file is there and cannot be read.
     """
@@ -107,22 +96,20 @@ def headline_table(rows: Sequence[HeadlineRow], folders: Sequence[Path] = (), li
     Raises:
         RecordError: a result file of whole models cannot be read.
     """
-    lines = [
-        "| GPU | use | problems | geometric mean | FLOP-weighted | worst | below 0.98 |",
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: |",
-    ]
+    cells = []
     for row in rows:
         use = row.use if row.rival == ALL_RIVALS else f"{row.use}, over {row.rival}"
         mean = mean_in_words(row.geomean, row.interval, row.bootstrap)
         weighted = "–" if row.flop_weighted is None else f"{row.flop_weighted:.3f}×"
-        cells = [_short(row.gpu), f"[{use}]({SITE}/{row.page})" if linked else use, row.problems, mean]
-        cells += [weighted, f"{row.worst:.3f}×", row.below_098]
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
+        shown = f"[{use}]({SITE}/{row.page})" if linked else use
+        cells.append([_short(row.gpu), shown, row.problems, mean, weighted, f"{row.worst:.3f}×", row.below_098])
     days = sorted({day for row in rows for day in row.days})
     when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
     drivers = ", ".join(sorted({driver for row in rows for driver in row.drivers}))
     gpus = " and ".join(dict.fromkeys(row.gpu for row in rows))
-    lines += [
+    head = ["GPU", "use", "problems", "geometric mean", "FLOP-weighted", "worst", "below 0.98"]
+    lines = [
+        *table_lines(head, 2, cells),
         "",
         f"fp16 with fp32 sums, without PDL. grid1000 and the layers have B stored as (N, K). {_how_counted(rows)} "
         f"Speed-ups without a rival's name are over {ALL_RIVALS}. Measured {when}, {gpus}, driver {drivers}.",
@@ -223,20 +210,10 @@ def _row(result: Result, use: str, rows: Sequence[dict[str, Any]], page: str) ->
 
 def _row_of(result: Result, use: str, figures: Row, page: str, bootstrap: Sequence[float] | None = None) -> HeadlineRow:
     return HeadlineRow(
-        str(result.provenance["gpu"]),
-        use,
-        figures["n"],
-        figures["geomean"],
-        figures["flop_weighted"],
-        ALL_RIVALS,
-        tuple(map(str, result.each("driver"))),
-        tuple(str(date)[:10] for date in result.each("date")),
-        page,
-        figures["min"],
-        figures["below_098"],
-        figures.get("interval"),
-        bootstrap,
-    )
+        str(result.provenance["gpu"]), use, figures["n"], figures["geomean"], figures["flop_weighted"], ALL_RIVALS,
+        tuple(map(str, result.each("driver"))), tuple(str(date)[:10] for date in result.each("date")), page,
+        figures["min"], figures["below_098"], figures.get("interval"), bootstrap,
+    )  # fmt: skip
 
 
 def read_model_steps(path: Path) -> dict[str, Any]:
@@ -264,9 +241,6 @@ def unusual_words(data: Mapping[str, Any]) -> str:
     """Return what sets a model of a result file apart from the whole one with the packaged library; else nothing.
 
     Example: ``", 4 of its 32 layers, tuned before"``.
-
-    Args:
-        data: content of the file, see :func:`read_model_steps`.
     """
     layers = data.get("layers", LAYERS)
     fewer = "" if layers == LAYERS else f", {layers} of its {LAYERS} layers"

@@ -39,10 +39,6 @@ def _is_replaced(row: dict[str, object], library: Library) -> bool:
 def notes_of_replaced(directory: Path, results: Sequence[Result]) -> list[str]:
     """Return a line of Markdown for each bench that timed another kernel than the packaged library has now.
 
-    Args:
-        directory: result files of a GPU, whose name it has, e.g. ``results/h200``.
-        results: its bench files.
-
     Returns:
         An empty list if no library is packaged for the GPU. Benches outside the named suites are left out.
     """
@@ -60,9 +56,6 @@ def notes_of_replaced(directory: Path, results: Sequence[Result]) -> list[str]:
 
 def notes_of_earlier_kernels(directory: Path) -> list[str]:
     """Return one line of Markdown that names the result files older than the kernels of the packaged library.
-
-    Args:
-        directory: result files of a GPU, whose name it has, e.g. ``results/h200``.
 
     Returns:
         An empty list if no file is older, or if no library is packaged for the GPU.
@@ -104,7 +97,6 @@ def replaced_words(directory: Path, rows: Sequence[Mapping[str, Any]]) -> str:
     Example: ``"; 3 of 60 have another kernel in the library now"``. Nothing if none has, or without such a library.
 
     Args:
-        directory: result files of a GPU, whose name it has.
         rows: rows with ``problem``, a key, and ``config``, the name of a kernel for plain launches or None.
     """
     library = Library.packaged(Path(directory).name, missing_ok=True)
@@ -122,10 +114,7 @@ def note_of(path: Path, form: str, made_by: str, note: Callable[[dict[str, Any]]
     """Return the lines of a note on a result file in JSON; an empty list if the file is missing.
 
     Args:
-        path: the file.
         form: what its key ``format`` has to be.
-        made_by: the script that writes it, for the error.
-        note: function of the file's content that returns the note.
 
     Raises:
         RecordError: the file is there and cannot be used.
@@ -179,9 +168,6 @@ CUTLASS_FILE = "cutlass_peer.json"
 def cutlass_means(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Return geometric means over the problems on which an instance of CUTLASS passed.
 
-    Args:
-        rows: rows of the result file.
-
     Returns:
         ``cutlass_over_baseline``, ``ours_over_baseline`` (a fall-back counts as 1 in older files, and as measured in
         others) and ``ours_over_cutlass``.
@@ -208,11 +194,9 @@ def notes_of_cutlass(directory: Path) -> list[str]:
         RecordError: the file is there and cannot be used.
     """
     return note_of(
-        Path(directory) / CUTLASS_FILE,
-        CUTLASS_FORMAT,
-        "benchmarks/cutlass_peer.py",
+        Path(directory) / CUTLASS_FILE, CUTLASS_FORMAT, "benchmarks/cutlass_peer.py",
         lambda data: _cutlass_line(data) + replaced_words(directory, data["rows"]),
-    )
+    )  # fmt: skip
 
 
 def _cutlass_line(data: dict[str, Any]) -> str:
@@ -240,11 +224,9 @@ def notes_of_inductor(directory: Path) -> list[str]:
         RecordError: the file is there and cannot be used.
     """
     return note_of(
-        Path(directory) / INDUCTOR_FILE,
-        INDUCTOR_FORMAT,
-        "benchmarks/inductor_rival.py",
+        Path(directory) / INDUCTOR_FILE, INDUCTOR_FORMAT, "benchmarks/inductor_rival.py",
         lambda data: _inductor_lines(data, directory),
-    )
+    )  # fmt: skip
 
 
 def _inductor_lines(data: dict[str, Any], directory: Path) -> str:
@@ -298,9 +280,6 @@ def notes_of_retune(directory: Path) -> list[str]:
     """Return the time that a library from nothing took, as one line of Markdown in a list.
 
     The list is empty if the directory has no file ``retune.json``, i.e. no library was built from nothing.
-
-    Args:
-        directory: result files of one GPU, e.g. ``results/h200``.
 
     Raises:
         RecordError: ``retune.json`` is there and cannot be used.

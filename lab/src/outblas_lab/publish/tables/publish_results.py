@@ -1,4 +1,4 @@
-"""Publish result files: summary.json, the pictures, and every generated block of a page.
+"""Publish result files: summary.json, the pictures, and every generated block of a page, also those of the code.
 
 A generated block stands between ``<!-- NAME:begin -->`` and ``<!-- NAME:end -->``. Its text comes from the committed
 result files or from the code, and is the same every time.
@@ -7,50 +7,45 @@ result files or from the code, and is the same every time.
 from __future__ import annotations
 
 import functools
+import inspect
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from outblas.core.config import KernelConfig, knob_schema
 from outblas.core.errors import OutblasError, RecordError
 from outblas.core.files import write_atomic
 from outblas.kernels.families.registry import FAMILIES
 from outblas.records.result_rows import Row
 from outblas.records.results import Result, bench_files, read_result
+from outblas.tune.agents import agent_registry
 from outblas_lab.compare.compare_result import read_comparison
-from outblas_lab.llm.train.training_cost import cost_table
+from outblas_lab.publish.drawing import current_picture
+from outblas_lab.publish.environment import VARIABLES
 from outblas_lab.publish.summary import VLLM, engine_rows, rows_of_results, text_of_rows, why_stale
-from outblas_lab.publish.tables import reference_blocks
-from outblas_lab.publish.tables.across_block import across_block, across_files
-from outblas_lab.publish.tables.again_table import again_table
-from outblas_lab.publish.tables.all_rows_table import markdown_table
+from outblas_lab.publish.tables import notes
+from outblas_lab.publish.tables.all_rows_table import again_table, markdown_table, notes_of_rows
 from outblas_lab.publish.tables.any_shape_block import NOT_MEASURED, any_shape_text
 from outblas_lab.publish.tables.compare_block import PICTURE as COMPARE_PICTURE
-from outblas_lab.publish.tables.compare_block import compare_block, comparison_of
+from outblas_lab.publish.tables.compare_block import (
+    RECIPE,
+    across_block,
+    across_files,
+    compare_block,
+    comparison_of,
+    recipe_block,
+)
 from outblas_lab.publish.tables.compare_picture import compare_svg
-from outblas_lab.publish.tables.counter_table import counters_text
-from outblas_lab.publish.tables.draws_block import DRAWS, draws_block
 from outblas_lab.publish.tables.gpu_folders import gpu_folders, name_of_gpu, refuse_files_of_another_gpu
 from outblas_lab.publish.tables.headline import MODEL_STEPS, HeadlineRow, headline_rows, headline_table, short_rows
-from outblas_lab.publish.tables.notes import (
-    CUTLASS_FILE,
-    notes_of_accuracy,
-    notes_of_cutlass,
-    notes_of_earlier_kernels,
-    notes_of_inductor,
-    notes_of_large_products,
-    notes_of_replaced,
-    notes_of_retune,
-)
-from outblas_lab.publish.tables.peer_tables import cutlass_table, transformer_table
-from outblas_lab.publish.tables.recipe_block import RECIPE, recipe_block
-from outblas_lab.publish.tables.rival_tables import ampere_table, cuda_l2_table
-from outblas_lab.publish.tables.row_notes import notes_of_rows
-from outblas_lab.publish.tables.scale_block import scale_block
+from outblas_lab.publish.tables.rival_tables import ampere_table, cuda_l2_table, cutlass_table, transformer_table
 from outblas_lab.publish.tables.speedup_picture import speedup_svg
-from outblas_lab.publish.tables.vllm_block import vllm_block
+from outblas_lab.publish.tables.study_blocks import DRAWS, counters_text, draws_block, scale_block
 from outblas_lab.publish.tables.weak_spots import gpus_with_library, weak_spots
-from outblas_lab.publish.tables.whole_models_table import WHOLE_MODELS, whole_models_block
+from outblas_lab.publish.tables.whole_models_table import WHOLE_MODELS, vllm_block, whole_models_block
+from outblas_lab.publish.words import table_lines
 
 PICTURES = Path("docs/img")
 #: Of ``benchmarks/profile_regimes.py``, beside the result files.
@@ -59,11 +54,7 @@ COUNTERS = "ncu.json"
 
 @dataclass(frozen=True)
 class Measured:
-    """All result files of one GPU, read once.
-
-    Attributes:
-        folder: their folder, e.g. ``results/h200``.
-    """
+    """All result files of one GPU, read once."""
 
     folder: Path
 
@@ -96,10 +87,6 @@ def publish(folder: Path, root: Path = Path()) -> list[Path]:
 def check_published(folder: Path, root: Path = Path()) -> list[str]:
     """Return one line for each published file that is missing or stale.
 
-    Args:
-        folder: as of :func:`publish`.
-        root: as of :func:`publish`.
-
     Raises:
         RecordError: as :func:`publish`.
     """
@@ -124,18 +111,17 @@ def generated_blocks(measured: Measured, *beside: Measured) -> dict[tuple[str, s
         ("docs/results/method.md", "again"): lambda: _each(benched, lambda g: again_table(g.results, g.folder.name)),
         ("docs/results/transformer.md", "transformer"): lambda: _each_with(MODEL_STEPS, gpus, transformer_table),
         ("docs/results/whole-models.md", "whole_models"): lambda: _each_with(WHOLE_MODELS, gpus, whole_models_block),
-        ("docs/results/cutlass.md", "cutlass"): lambda: _each_with(CUTLASS_FILE, gpus, cutlass_table),
+        ("docs/results/cutlass.md", "cutlass"): lambda: _each_with(notes.CUTLASS_FILE, gpus, cutlass_table),
         ("docs/results/ampere-peers.md", "ampere"): lambda: ampere_table(folder.parent),
         ("docs/results/cuda-l2.md", "cuda-l2"): lambda: cuda_l2_table(folder.parent),
         ("docs/use/when-not.md", "weak"): lambda: _weak(benched),
         ("docs/use/matmul.md", "any_shapes"): lambda: _any_shapes(gpus),
         ("docs/use/engines.md", "vllm"): lambda: _each_with(VLLM, gpus, vllm_block),
-        ("docs/use/environment-variables.md", "variables"): reference_blocks.variable_table,
+        ("docs/use/environment-variables.md", "variables"): variable_table,
         ("docs/develop/several-gpus.md", "scale"): lambda: scale_block(folder),
         ("docs/kernels/counters.md", "ncu"): lambda: _each_with(COUNTERS, gpus, lambda f: counters_text(f / COUNTERS)),
-        ("docs/llm/recipe.md", "cost"): cost_table,
-        ("docs/reference/knobs.md", "knobs"): reference_blocks.knob_page,
-        ("docs/search/agents.md", "agents"): reference_blocks.agent_table,
+        ("docs/reference/knobs.md", "knobs"): knob_page,
+        ("docs/search/agents.md", "agents"): agent_table,
         ("docs/search/published-recipe.md", "recipe"): lambda: recipe_block(folder / RECIPE),
     }
     across = across_files(folder.parent)
@@ -148,7 +134,7 @@ def generated_blocks(measured: Measured, *beside: Measured) -> dict[tuple[str, s
         blocks["docs/search/agents.md", "compare"] = lambda: compare_block(read_comparison(compared), picture)
     for family in FAMILIES:
         page = f"docs/kernels/{family.replace('_', '-')}.md"
-        blocks[page, "knobs"] = functools.partial(reference_blocks.knob_table, family)
+        blocks[page, "knobs"] = functools.partial(knob_table, family)
     return blocks
 
 
@@ -164,8 +150,6 @@ def _each(gpus: Sequence[Measured], text: Callable[[Measured], str], heading: st
     """Return the texts of some GPUs; each below the GPU's name if there are several.
 
     Args:
-        gpus: the GPUs.
-        text: function that returns the text of one.
         heading: marks of a heading, e.g. ``"## "``; empty: the name is bold.
     """
     if len(gpus) == 1:
@@ -201,9 +185,15 @@ def _weak(gpus: Sequence[Measured]) -> str:
 
 def _notes(gpu: Measured) -> list[str]:
     folder = gpu.folder
-    about_library = [*notes_of_replaced(folder, gpu.results), *notes_of_earlier_kernels(folder)]
-    beside = (notes_of_large_products, notes_of_retune, notes_of_cutlass, notes_of_inductor, notes_of_accuracy)
-    return [*about_library, *(line for notes in beside for line in notes(folder))]
+    about_library = [*notes.notes_of_replaced(folder, gpu.results), *notes.notes_of_earlier_kernels(folder)]
+    beside = (
+        notes.notes_of_large_products,
+        notes.notes_of_retune,
+        notes.notes_of_cutlass,
+        notes.notes_of_inductor,
+        notes.notes_of_accuracy,
+    )
+    return [*about_library, *(line for notes_of in beside for line in notes_of(folder))]
 
 
 def _wanted(folder: Path, root: Path) -> dict[Path, str]:
@@ -217,10 +207,13 @@ def _wanted(folder: Path, root: Path) -> dict[Path, str]:
         for gpu in (measured, *beside)
         if gpu.results
     }
-    wanted[root / PICTURES / "speedup.svg"] = picture_text(measured)
+    pictures = {"speedup.svg": picture_text(measured)}
     compared = comparison_of(folder)
     if compared is not None:
-        wanted[root / PICTURES / COMPARE_PICTURE] = compare_svg(read_comparison(compared))
+        pictures[COMPARE_PICTURE] = compare_svg(read_comparison(compared))
+    for name, picture in pictures.items():
+        path = root / PICTURES / name
+        wanted[path] = current_picture(_read(path), picture) if path.exists() else picture
     for (page, name), text in generated_blocks(measured, *beside).items():
         path = root / page
         if path in wanted or path.exists():
@@ -244,12 +237,6 @@ def with_block(page: str, name: str, text: str, where: str) -> str:
 
     The markers are lines ``<!-- NAME:begin -->`` and ``<!-- NAME:end -->``; they stay, and the text has lines of its
     own.
-
-    Args:
-        page: the page's text.
-        name: the block's name.
-        text: the block's new text.
-        where: the page's name, for the error.
 
     Raises:
         RecordError: the page does not have each marker once, in order.
@@ -287,3 +274,64 @@ def picture_text(measured: Measured) -> str:
     kind = (*key, False)  # without and with PDL: constant weights are the table's
     rows = [r for r in result.rows if tuple(r[c] for c in ("layout", "dtype", "acc", "mode", "early")) == kind]
     return speedup_svg(result, rows)
+
+
+def knob_table(family: str) -> str:
+    """Return a family's knobs in Markdown: values, default and meaning."""
+    config: type[KernelConfig] = FAMILIES[family].config
+    meanings = attribute_texts(inspect.getdoc(config) or "")
+    lines = table_lines(["knob", "values", "default", "meaning"], 4, [])
+    for knob in knob_schema(config):
+        default = "–" if knob.default is None else f"`{_value(knob.default)}`"
+        meaning = _markdown(meanings.get(knob.name, "")).replace("|", "\\|")
+        values = ", ".join(f"`{_value(value)}`" for value in knob.all_values) or "an integer"
+        lines.append(f"| `{knob.name}` | {values} | {default} | {meaning} |")
+    return "\n".join(lines)
+
+
+def knob_page() -> str:
+    """Return the tables of all families, each below its name."""
+    return "\n\n".join(f"## {family}\n\n{knob_table(family)}" for family in FAMILIES)
+
+
+def attribute_texts(doc: str) -> dict[str, str]:
+    """Return attribute -> text of the section ``Attributes:`` of a docstring; empty without such a section.
+
+    Args:
+        doc: a docstring in Google style, without its indent.
+    """
+    section = re.search(r"^(?:Attributes|Args):\n((?:[ \t]+.*\n?|\n)+)", doc, re.M)
+    found: dict[str, str] = {}
+    names: list[str] = []
+    for line in section[1].splitlines() if section else ():
+        entry = re.match(r"^    (\w+(?:, \w+)*): (.*)", line)
+        if entry:
+            names = entry[1].split(", ")
+            found |= dict.fromkeys(names, entry[2])
+        elif line.strip():
+            for name in names:
+                found[name] += " " + line.strip()
+    return found
+
+
+def _markdown(text: str) -> str:
+    """Return a docstring's text on one line in Markdown: a role such as ``:data:`Launch``` keeps the last name only."""
+    joined = " ".join(text.split())
+    return re.sub(r":\w+:`[~\w.]*?(\w+)`", r"`\1`", joined).replace("``", "`")
+
+
+def _value(value: bool | int | str) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def variable_table() -> str:
+    """Return every environment variable in Markdown."""
+    rows = [(f"`{v.name}`", v.values, v.default, v.meaning, v.read) for v in VARIABLES]
+    return "\n".join(table_lines(["variable", "values", "default", "effect", "read"], 5, rows))
+
+
+def agent_table() -> str:
+    """Return every search agent with the first sentence of its docstring and the extra that it needs."""
+    summaries, extras = agent_registry.agent_summaries().items(), agent_registry.agent_extras()
+    rows = [(f"`{name}`", _markdown(summary), extras.get(name, "–")) for name, summary in summaries]
+    return "\n".join(table_lines(["agent", "method", "extra"], 3, rows))

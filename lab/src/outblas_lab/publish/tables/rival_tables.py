@@ -1,4 +1,4 @@
-"""Tables of two result files: kernels of Ampere's instructions as rivals, and CUDA-L2 on its own problems."""
+"""Tables of rivals: Ampere's instructions, CUDA-L2, CUTLASS on Hopper, and a transformer's steps in torch."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from outblas.core.errors import RecordError
+from outblas.core.plain_files import read_json
 from outblas.core.problem import Problem
 from outblas.core.stats import geomean
-from outblas_lab.publish.tables.notes import note_of
+from outblas_lab.publish.tables.headline import MODEL_STEPS, read_model_steps
+from outblas_lab.publish.tables.notes import CUTLASS_FILE, cutlass_means, note_of, notes_of_cutlass, replaced_words
+from outblas_lab.publish.words import regime_words, step_words, table_lines
 
 AMPERE_FORMAT, AMPERE_FILE = "outblas-ampere-peers-1", "ampere_peers.json"
 CUDA_L2_FORMAT, CUDA_L2_FILE = "outblas-cuda-l2-1", "cuda_l2.json"
@@ -35,7 +38,6 @@ class Mean(NamedTuple):
 
     Attributes:
         ratio: the mean; above 1 the first named is faster.
-        problems: number of problems.
         ahead: problems on which the whole interval is above 1.
     """
 
@@ -45,11 +47,7 @@ class Mean(NamedTuple):
 
 
 def ampere_means(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str, Mean]]:
-    """Return (limit in KiB, accumulator, rival, mean of ours over the rival), where both were timed.
-
-    Args:
-        rows: rows of the result file of benchmarks/ampere_peers.py.
-    """
+    """Return (limit in KiB, accumulator, rival, mean of ours over the rival), where both were timed."""
     found = []
     for limit in _LIMITS:
         for acc in ("fp32", "fp16"):
@@ -62,11 +60,7 @@ def ampere_means(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str,
 
 
 def cuda_l2_groups(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Mean]]:
-    """Return words on CUDA-L2's sums -> ``A_over_B`` -> mean of A over B on the GPU, where its kernel was timed.
-
-    Args:
-        rows: rows of the result file of benchmarks/cuda_l2.py.
-    """
+    """Return words on CUDA-L2's sums -> ``A_over_B`` -> mean of A over B on the GPU, where its kernel was timed."""
     timed = [row for row in rows if "ours_over_cuda_l2" in _ratios(row)]
     groups = {
         "as claimed": [_ratios(row) for row in timed if not _has_other_sums(row["kernel"])],
@@ -97,9 +91,6 @@ def _mean(ratios: Sequence[Mapping[str, Any]]) -> Mean:
 def ampere_table(results: Path) -> str:
     """Return the table of Ampere's kernels for every GPU that has one, or one line if no file is there.
 
-    Args:
-        results: folder of the GPUs' result folders.
-
     Raises:
         RecordError: a file cannot be used.
     """
@@ -118,17 +109,13 @@ def _each(results: Path, name: str, form: str, made_by: str, text: Callable[[dic
 
 def _ampere_text(data: dict[str, Any]) -> str:
     rows = data["rows"]
-    lines = [
-        "| shared memory of a CTA | sums | rival | problems | OutBLAS / rival | aim | surely ahead on |",
-        "| --- | --- | --- | ---: | ---: | ---: | ---: |",
-    ]
+    cells = []
     for limit, acc, rival, mean in _some(ampere_means(rows)):
         words, aim = _RIVALS[rival]
         bar = f"{aim:.2f}×" if limit == "163" else "–"
-        lines.append(
-            f"| {_LIMITS[limit]} | {acc} | {words} | {mean.problems} | {mean.ratio:.3f}× | {bar} | {mean.ahead} |"
-        )
-    return "\n".join([*lines, "", *_square_lines(rows), *_notes(data)])
+        cells.append([_LIMITS[limit], acc, words, mean.problems, f"{mean.ratio:.3f}×", bar, mean.ahead])
+    head = ["shared memory of a CTA", "sums", "rival", "problems", "OutBLAS / rival", "aim", "surely ahead on"]
+    return "\n".join([*table_lines(head, 3, cells), "", *_square_lines(rows), *_notes(data)])
 
 
 def _square_lines(rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
@@ -144,13 +131,12 @@ def _square_lines(rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
 
 def _cuda_l2_text(data: dict[str, Any]) -> str:
     rows = data["rows"]
-    lines = [
-        "| CUDA-L2's sums | GPU time | problems | ratio of speed | surely above 1 on |",
-        "| --- | --- | ---: | ---: | ---: |",
+    cells = [
+        [words, _PAIRS[pair], mean.problems, f"{mean.ratio:.3f}×", mean.ahead]
+        for words, means in _some(list(cuda_l2_groups(rows).items()))
+        for pair, mean in means.items()
     ]
-    for words, means in _some(list(cuda_l2_groups(rows).items())):
-        for pair, mean in means.items():
-            lines.append(f"| {words} | {_PAIRS[pair]} | {mean.problems} | {mean.ratio:.3f}× | {mean.ahead} |")
+    head = ["CUDA-L2's sums", "GPU time", "problems", "ratio of speed", "surely above 1 on"]
     timed = [row for row in rows if "ours_over_cuda_l2" in _ratios(row)]
     host = {name: geomean(row["host_us"][name] for row in timed) for name in timed[0]["host_us"]}
     kernels = [row["kernel"] for row in rows if row.get("kernel")]
@@ -161,7 +147,8 @@ def _cuda_l2_text(data: dict[str, Any]) -> str:
     )
     sums = "; ".join(f"{count} sum in {words}" for words, count in other.items()) or "none sums otherwise than claimed"
     waits, padded = sum(kernel["waits"] for kernel in kernels), sum(kernel["padded"] is not None for kernel in kernels)
-    lines += [
+    lines = [
+        *table_lines(head, 2, cells),
         "",
         "Host time per call, geometric mean: " + ", ".join(f"{name} {us:.2f} µs" for name, us in host.items()) + ".",
         f"By their machine code, of {len(kernels)} kernels {sums}. "
@@ -195,3 +182,83 @@ def _failures(counts: Counter[str]) -> str:
         return "Every kernel passed its proof."
     named = ", ".join(f"`{name}` on {count}" for name, count in counts.most_common(3))
     return f"{sum(counts.values())} builds or proofs failed: {'most often ' if len(counts) > 3 else ''}{named}."
+
+
+#: Variant of a step -> its column.
+_VARIANTS = {"outblas": "`enable()`", "outblas_fused": "residuals and gates fused"}
+_MODES = {"eager": "eager", "compile": "torch.compile", "graph": "CUDA graph"}
+
+
+def transformer_table(folder: Path) -> str:
+    """Return the table of a model's steps, or one line if they are not measured.
+
+    Raises:
+        RecordError: the file is there and cannot be read.
+    """
+    path = folder / MODEL_STEPS
+    if not path.exists():
+        return "Not measured on this GPU."
+    data = read_model_steps(path)
+    names = [name for name in _VARIANTS if any(name in step["variants"] for step in data["steps"])]
+    rows: list[list[str]] = []
+    for step in data["steps"]:
+        torch, mode = step["variants"]["torch"], _MODES.get(step["mode"], step["mode"])
+        speed = [f"{torch['us'][0] / 1e3:.2f} ms", f"{torch['tokens_per_s']:,.0f}"]
+        rows.append([step_words(step["step"]), mode, *speed, *(_interval(step["variants"].get(n)) for n in names)])
+    means = [
+        f"{geomean([step['variants'][name]['speedup'][0] for step in data['steps'] if name in step['variants']]):.3f}×"
+        for name in names
+    ]
+    made = data["provenance"]
+    lines = [
+        *table_lines(["step", "mode", "torch", "tokens/s", *(_VARIANTS[name] for name in names)], 2, rows),
+        "| geometric mean | | | | " + " | ".join(means) + " |",
+        "",
+        f"{data['layers']} layers{', tuned before' if 'tuned' in data else ''}, context {data['context']}, "
+        f"{data['rounds']} interleaved rounds; {made['gpu']}, "
+        f"driver {made['driver']}, torch {made['toolchain']['torch']}, {made['date'][:10]}, "
+        f"commit {made['commit'][:7]}.",
+    ]
+    return "\n".join(lines)
+
+
+def _interval(variant: Mapping[str, Any] | None) -> str:
+    if variant is None or not variant.get("speedup"):
+        return "–"
+    ratio, low, high = variant["speedup"]
+    return f"{ratio:.3f}× ({low:.3f} to {high:.3f})"
+
+
+def cutlass_table(folder: Path) -> str:
+    """Return CUTLASS beside OutBLAS by regime, or one line if it is not measured.
+
+    Raises:
+        RecordError: the file is there and cannot be read.
+    """
+    line = notes_of_cutlass(folder)
+    if not line:
+        return "Not measured on this GPU."
+    data = read_json(folder / CUTLASS_FILE)
+    groups: dict[str, list[Mapping[str, Any]]] = {}
+    for row in data["rows"]:
+        if row["cutlass"] is not None:
+            groups.setdefault(str(row["regime"]), []).append(row)
+    cells: list[list[object]] = []
+    everything = [row for rows in groups.values() for row in rows]
+    for name, rows in [*groups.items(), ("all", everything)]:
+        means = cutlass_means(rows)
+        words = name if name == "all" else regime_words(name)
+        cells.append([words, len(rows), *(f"{value:.3f}×" for value in means.values())])
+    made = data["provenance"]
+    worst = min(everything, key=lambda row: row["ours_over_cutlass"]["ratio"])
+    head = ["regime", "problems", "CUTLASS / fastest rival", "OutBLAS / fastest rival", "OutBLAS / CUTLASS"]
+    lines = [
+        *table_lines(head, 1, cells),
+        "",
+        f"The worst problem for OutBLAS is {Problem.from_key(worst['problem']).mnk}: "
+        f"{worst['ours_over_cutlass']['ratio']:.3f}× CUTLASS. "
+        f"CUTLASS has the fastest of {len(data['instances'])} kernels of its collective builder"
+        f"{replaced_words(folder, data['rows'])}. "
+        f"{made['gpu']}, {made['date'][:10]}, commit {made['commit'][:7]}.",
+    ]
+    return "\n".join(lines)

@@ -12,7 +12,7 @@ from outblas.records.library import Library
 from outblas.records.result_rows import Row
 from outblas.records.results import Result
 from outblas_lab.pool.averages import FAR_BELOW, figures_of, launch_label, table_label
-from outblas_lab.publish.words import baseline_words, regime_words
+from outblas_lab.publish.words import baseline_words, regime_words, table_lines
 
 WORST_ROWS = 10
 #: FLOP from which a product counts as large.
@@ -24,7 +24,6 @@ def weak_spots(folder: Path, results: Sequence[Result], of: str = "") -> str:
 
     Args:
         folder: folder of a GPU's result files, e.g. ``results/h200``; it is named at the end.
-        results: its bench files, read.
         of: end of every heading, e.g. ``" on NVIDIA H200"``.
     """
     parts = [*(_mode(results, mode, of) for mode in _TITLES), _large(results, of), _worst(results, of)]
@@ -44,10 +43,7 @@ def gpus_with_library() -> str:
 
 
 _TITLES = {
-    "offline_cold": (
-        "## Cold caches",
-        "L2 is evicted before every call. This bench takes no kernel back.",
-    ),
+    "offline_cold": ("## Cold caches", "L2 is evicted before every call. This bench takes no kernel back."),
     "server": (
         "## Single requests",
         "A request is one call, at Poisson arrivals, to the end of the product. Host time counts here.",
@@ -68,10 +64,8 @@ def _mode(results: Sequence[Result], mode: str, of: str) -> str:
     if not groups:
         return ""
     title, words = _TITLES[mode]
-    lines = [
-        "| table | PDL | problems | geometric mean | FLOP-weighted | below 0.99 | below 0.98 | worst |",
-        "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]
+    head = ["table", "PDL", "problems", "geometric mean", "FLOP-weighted", "below 0.99", "below 0.98", "worst"]
+    lines = table_lines(head, 2, [])
     for (table, launch), rows in groups.items():
         found = figures_of(rows)
         lines.append(
@@ -91,14 +85,11 @@ def _chosen_words(groups: Mapping[Any, Sequence[Row]]) -> str:
 
 
 def _large(results: Sequence[Result], of: str) -> str:
-    lines = [
-        "| table | problems | geometric mean | fall-backs | largest gain |",
-        "| --- | ---: | ---: | ---: | ---: |",
-    ]
+    lines = table_lines(["table", "problems", "geometric mean", "fall-backs", "largest gain"], 1, [])
     for result in results:
         kinds: dict[str, list[Row]] = {}
         for row in result.rows:
-            if row["mode"] == "offline" and not row["pdl"] and _flop(row) >= LARGE_FLOP:
+            if row["mode"] == "offline" and not row["pdl"] and 2.0 * row["m"] * row["n"] * row["k"] >= LARGE_FLOP:
                 kinds.setdefault(table_label(result.suite, row), []).append(row)
         for table, rows in kinds.items():
             found = figures_of(rows)
@@ -108,10 +99,6 @@ def _large(results: Sequence[Result], of: str) -> str:
         return ""
     words = "From 10¹¹ FLOP on (about 3700 × 3700 × 3700) the tensor cores are the limit. Without PDL:"
     return f"## Large products{of}\n\n{words}\n\n" + "\n".join(lines)
-
-
-def _flop(row: Row) -> float:
-    return 2.0 * row["m"] * row["n"] * row["k"]
 
 
 def _worst(results: Sequence[Result], of: str) -> str:

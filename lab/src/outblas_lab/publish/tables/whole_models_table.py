@@ -1,15 +1,17 @@
-"""The tables of whole models of transformers, from the result file of ``benchmarks/transformer/whole_models.py``."""
+"""The tables of whole models: of transformers, and in vLLM."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from outblas.core.errors import RecordError
 from outblas.core.plain_files import read_json
 from outblas.core.stats import geomean
-from outblas_lab.publish.words import step_words
+from outblas_lab.publish.summary import VLLM
+from outblas_lab.publish.words import step_words, table_lines
 
 WHOLE_MODELS = "whole_models.json"
 FORMAT = "outblas-whole-models-2"
@@ -51,9 +53,6 @@ _GB = 1e9
 def whole_models_block(folder: Path) -> str:
     """Return the tables of all measured models, or one line if nothing is measured.
 
-    Args:
-        folder: folder of a GPU's result files.
-
     Raises:
         RecordError: the file is there and cannot be read, has another format, or is of tiny models.
     """
@@ -69,9 +68,6 @@ def whole_models_block(folder: Path) -> str:
 
 def read_whole_models(path: Path) -> dict[str, Any]:
     """Return the content of a result file.
-
-    Args:
-        path: the file.
 
     Raises:
         RecordError: it cannot be read, has another format, or lacks a part.
@@ -121,7 +117,7 @@ def _speed_table(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str
     measured = {figure for row in rows for each in row["variants"].values() for figure in each}
     figures = [figure for figure in _MEANS if figure in measured or figure not in _IF_MEASURED]
     heads = [*(step_words(row["step"]) for row in rows), *(_MEANS[figure] for figure in figures)]
-    lines = [f"| tokens a second | {' | '.join(heads)} |", "| --- |" + " ---: |" * len(heads)]
+    lines = table_lines(["tokens a second", *heads], 1, [])
     for name in names:
         cells = [_speed_cell(row["variants"].get(name)) for row in rows]
         means = [_mean(rows, name, figure) for figure in figures]
@@ -170,10 +166,8 @@ def _steps_if_fewer(measured: Sequence[Any], rows: Sequence[Any]) -> str:
 def _price_table(
     rows: Sequence[Mapping[str, Any]], names: Sequence[str], startup_s: Mapping[str, Mapping[str, float]]
 ) -> str:
-    lines = [
-        "| memory, start-up and logits | weights, GB | peak, GB | start-up, s | largest error | mean error | greedy |",
-        "| --- |" + " ---: |" * 6,
-    ]
+    head = ["memory, start-up and logits", "weights, GB", "peak, GB", "start-up, s"]
+    table = []
     for name in names:
         found = [row["variants"][name] for row in rows if name in row["variants"]]
         seconds = sum(startup_s[name].values()) + sum(sum(each["startup_s"].values()) for each in found)
@@ -187,8 +181,8 @@ def _price_table(
             f"{sum(each['mean'] * each['places'] for each in logits) / places:.4f}",
             f"{sum(each['agree'] * each['places'] for each in logits) / places:.1%}",
         ]
-        lines.append(f"| {_VARIANTS[name]} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        table.append([_VARIANTS[name], *cells])
+    return "\n".join(table_lines([*head, "largest error", "mean error", "greedy"], 1, table))
 
 
 def _footer(data: Mapping[str, Any]) -> str:
@@ -214,3 +208,73 @@ def _footer(data: Mapping[str, Any]) -> str:
         for name, reason in row["left_out"].items()
     ]
     return "\n".join([text, *(["", *left_out] if left_out else [])])
+
+
+#: Key of a model's cells -> (heading of a cell, unit, digits).
+_STEP_PARTS = {
+    "decode": ("batch", "ms a step", 3),
+    "end_to_end": ("batch, 64 tokens in and 256 out", "tokens/s", 0),
+    "first_token": ("prompt tokens", "ms to the first token", 2),
+    "prefill": ("prompts x tokens", "prompt tokens/s", 0),
+}
+
+
+def vllm_block(folder: Path) -> str:
+    """Return the tables of vLLM with and without OutBLAS; one line if nothing was measured.
+
+    Args:
+        folder: folder of a GPU's result files, which has or has not ``vllm.json``.
+
+    Raises:
+        OSError: the file cannot be read.
+        LookupError: it lacks a field.
+    """
+    if not (folder / VLLM).exists():
+        return "Not measured on this GPU."
+    data = read_json(folder / VLLM)
+    made, parts = data["provenance"], list[str]()
+    for model, entry in data["models"].items():
+        for name, part in ((model, entry), (f"{model}, tuned", entry.get("tuned"))):
+            for key, (heading, unit, digits) in _STEP_PARTS.items():
+                if part and key in part["cells"]:
+                    parts.append(_table(name, heading, unit, digits, part["cells"][key], part["geomean"][key]))
+        parts.append(_start(model, entry["processes"]))
+    source = f"{made['gpu']}, driver {made['driver']}, {made['date'][:10]}, commit {made['commit'][:8]}"
+    return "\n\n".join([*parts, f"Medians of pairs of fresh processes. ({source}, `{(folder / VLLM).as_posix()}`)"])
+
+
+def _table(
+    model: str, heading: str, unit: str, digits: int, cells: Mapping[str, Mapping[str, Any]], mean: float
+) -> str:
+    """Return one table: a line a cell, with the ratio of speed and all pairs' range."""
+    head = [f"{model}: {heading}", f"vLLM, {unit}", "with OutBLAS", "ratio", "pairs", "95% interval"]
+    lines = table_lines(head, 1, [])
+    for cell, row in cells.items():
+        pairs, known = row["pairs"], row["low"] is not None
+        figures = [cell, f"{row['torch']:,.{digits}f}", f"{row['outblas']:,.{digits}f}", f"{row['ratio']:.3f}"]
+        figures += [f"{min(pairs):.3f} to {max(pairs):.3f}"]
+        figures += [f"{row['low']:.3f} to {row['high']:.3f}" if known else "one pair"]
+        lines.append("| " + " | ".join(figures) + " |")
+    if len(cells) > 1:
+        lines.append(f"| geometric mean | | | **{mean:.3f}** | | |")
+    return "\n".join(lines)
+
+
+def _start(model: str, processes: Sequence[Mapping[str, Any]]) -> str:
+    """Return one line: what a start takes with and without OutBLAS, in the median of the processes."""
+    words = []
+    for variant, name in (("torch", "vLLM"), ("outblas", "with OutBLAS")):
+        good = [one for one in processes if one["variant"] == variant and "error" not in one]
+        if good:
+            ready, gpu, host = (
+                median(figure(one) for one in good)
+                for figure in (
+                    lambda one: one["ready_s"],
+                    lambda one: one["state"]["gpu_bytes"] / 1e9,
+                    lambda one: one["state"]["host_kib"] / 1024,
+                )
+            )
+            words.append(
+                f"{name} {ready:.1f} s, {gpu:.1f} GB of GPU memory and {host:,.0f} MiB of a worker's host memory"
+            )
+    return f"{model} is ready after: {'; '.join(words)}."

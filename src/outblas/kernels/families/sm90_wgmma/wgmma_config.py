@@ -59,15 +59,8 @@ class Sm90WgmmaConfig(KernelConfig):
 
     family: ClassVar[str] = "sm90_wgmma_gemm"
     later_knobs: ClassVar[tuple[str, ...]] = (
-        "split_kind",
-        "l2",
-        "early",
-        "a_rows",
-        "shift",
-        "swap",
-        "ctas",
-        "reducers",
-    )
+        "split_kind", "l2", "early", "a_rows", "shift", "swap", "ctas", "reducers",
+    )  # fmt: skip
     bm: int
     bn: int
     bk: int = 64

@@ -20,47 +20,14 @@ from outblas.kernels.geometry_terms import SM_REGISTERS, Geometry
 
 #: Coefficients from which a fit starts: rough physics in microseconds, bytes per microsecond, cycles, GHz.
 START = {
-    "launch": 1.2,
-    "launch_pdl": 0.7,
-    "launch_early": 0.4,
-    "cluster": 0.1,
-    "cluster_log": 0.05,
-    "latency_l2": 0.3,
-    "latency_hbm": 0.8,
-    "loaded_l2": 0.4,
-    "loaded_hbm": 0.4,
-    "queue": 3e7,
-    "apart": 1.5,
-    "stacked": 0.3,
-    "clock": 1.6,
-    "issue": 60.0,
-    "stage": 40.0,
-    "ingest": 70e3,
-    "l2": 5.5e6,
-    "hbm": 4.0e6,
-    "cache": 30e6,
-    "wave": 0.3,
-    "tile": 0.1,
-    "quantum": 0.9,
-    "epilogue_tma": 0.3,
-    "epilogue_direct": 0.3,
-    "store_tma": 80e3,
-    "store_direct": 50e3,
-    "split": 0.4,
-    "split_peer": 0.03,
-    "exchange": 50e3,
-    "multicast": 0.5,
-    "workspace": 1.2,
-    "hint": 0.01,
-    "once_b": 0.95,
-    "again_b": 0.5,
-    "once_c": 0.95,
-    "broken_atom": 4.0,
-    "broken_sector": 8.0,
-    "narrow": 0.2,
-    "outside": 0.1,
-    "edge": 0.05,
-}
+    "launch": 1.2, "launch_pdl": 0.7, "launch_early": 0.4, "cluster": 0.1, "cluster_log": 0.05, "latency_l2": 0.3,
+    "latency_hbm": 0.8, "loaded_l2": 0.4, "loaded_hbm": 0.4, "queue": 3e7, "apart": 1.5, "stacked": 0.3,
+    "clock": 1.6, "issue": 60.0, "stage": 40.0, "ingest": 70e3, "l2": 5.5e6, "hbm": 4.0e6, "cache": 30e6,
+    "wave": 0.3, "tile": 0.1, "quantum": 0.9, "epilogue_tma": 0.3, "epilogue_direct": 0.3, "store_tma": 80e3,
+    "store_direct": 50e3, "split": 0.4, "split_peer": 0.03, "exchange": 50e3, "multicast": 0.5, "workspace": 1.2,
+    "hint": 0.01, "once_b": 0.95, "again_b": 0.5, "once_c": 0.95, "broken_atom": 4.0, "broken_sector": 8.0,
+    "narrow": 0.2, "outside": 0.1, "edge": 0.05,
+}  # fmt: skip
 #: Kinds of kernels with different pipelines.
 KINDS = (
     *("tile", "two_blocks", "cluster_split", "workspace", "pingpong_64", "pingpong", "three", "walk", "two_consumers"),
@@ -167,24 +134,13 @@ class WgmmaCost(Family[Sm90WgmmaConfig], ABC):
         are knobs, such as ``stages``.
         """
         return {
-            "stages": config.stages,
-            "cm": config.cluster_m,
-            "cn": config.cluster_n,
-            "min_blocks": config.min_blocks,
-            "persistent": config.persistent,
-            "pingpong": config.schedule == "pingpong",
-            "group": config.group,
-            "raster_m": config.raster == "m",
-            "tma": config.store == "tma",
-            "consumers": config.consumers,
-            "workspace": config.split_kind == "workspace",
-            "stream_b": config.streams_b,
-            "stream_c": config.streams_c,
-            "rows": config.loaded_rows,
-            "shift": config.shift,
-            "fits": config.fits_m,
+            "stages": config.stages, "cm": config.cluster_m, "cn": config.cluster_n, "min_blocks": config.min_blocks,
+            "persistent": config.persistent, "pingpong": config.schedule == "pingpong", "group": config.group,
+            "raster_m": config.raster == "m", "tma": config.store == "tma", "consumers": config.consumers,
+            "workspace": config.split_kind == "workspace", "stream_b": config.streams_b,
+            "stream_c": config.streams_c, "rows": config.loaded_rows, "shift": config.shift, "fits": config.fits_m,
             "swap": config.swap,
-        }
+        }  # fmt: skip
 
     def time_us(self, x: Mapping[str, float], p: Columns, c: Columns, gpu: Gpu) -> Floats:
         return tiled_us(_COST, x, p, c, gpu)

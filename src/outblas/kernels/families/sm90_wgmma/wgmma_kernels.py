@@ -116,16 +116,9 @@ def few_rows_kernels(rows: int) -> Iterator[Sm90WgmmaConfig]:
 #: (bn, bk, min_blocks) of :func:`fitted_kernels`, chosen by the cost model on 1,620 products with M of 1 to 60. There
 #: the best of these takes 1.0004 times the best of all in the mean, and 1.12 times at most.
 _FITTED = (
-    (32, 128, 2),
-    (32, 128, 1),
-    (32, 64, 2),
-    (16, 128, 2),
-    (128, 128, 1),
-    (64, 128, 1),
-    (16, 128, 1),
-    (256, 64, 1),
+    (32, 128, 2), (32, 128, 1), (32, 64, 2), (16, 128, 2), (128, 128, 1), (64, 128, 1), (16, 128, 1), (256, 64, 1),
     (16, 64, 2),
-)
+)  # fmt: skip
 
 
 def fitted_kernels(rows: int) -> Iterator[Sm90WgmmaConfig]:

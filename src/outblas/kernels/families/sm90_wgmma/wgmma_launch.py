@@ -121,39 +121,15 @@ class WgmmaLaunch(Family[Sm90WgmmaConfig], ABC):
             epi_bufs = divisor_up_to(chunks, min(epi_bufs, 4))
         producer_regs, consumer_regs = {1: (0, 0), 2: (40, 232), 3: (40, 152)}[c.consumers]
         constants = {
-            "BM": c.bm,
-            "A_ROWS": c.loaded_rows,
-            "A_FITS": c.fits_m,
-            "BN": c.bn,
-            "BK": c.bk,
-            "STAGES": c.stages,
-            "CONSUMERS": c.consumers,
-            "PINGPONG": pingpong,
-            "STAGGER": c.schedule == "stagger",
-            "CLUSTER_M": c.cluster_m,
-            "CLUSTER_N": c.cluster_n,
-            "SPLIT": c.split_k,
-            "OWNERS": owners,
-            "PERSISTENT": c.persistent,
-            "RASTER_M": c.raster == "m",
-            "GROUP": c.group,
-            "STREAM_C": c.streams_c,
-            "STREAM_B": c.streams_b,
-            "STREAM_A": c.streams_a,
-            "STORE_TMA": store_tma,
-            "EPI_W": epi_w,
-            "EPI_BUFS": epi_bufs,
-            "MIN_BLOCKS": c.min_blocks,
-            "PRODUCER_REGS": producer_regs,
-            "CONSUMER_REGS": consumer_regs,
-            "B_K_MAJOR": k_major,
-            "B_WIDTH": b_width,
-            "PDL": c.pdl,
-            "EARLY_B": c.early,
-            "SHIFT": c.shift,
-            "SWAP": swap,
-            "BF16": problem.dtype == "bf16",
-        }
+            "BM": c.bm, "A_ROWS": c.loaded_rows, "A_FITS": c.fits_m, "BN": c.bn, "BK": c.bk, "STAGES": c.stages,
+            "CONSUMERS": c.consumers, "PINGPONG": pingpong, "STAGGER": c.schedule == "stagger",
+            "CLUSTER_M": c.cluster_m, "CLUSTER_N": c.cluster_n, "SPLIT": c.split_k, "OWNERS": owners,
+            "PERSISTENT": c.persistent, "RASTER_M": c.raster == "m", "GROUP": c.group, "STREAM_C": c.streams_c,
+            "STREAM_B": c.streams_b, "STREAM_A": c.streams_a, "STORE_TMA": store_tma, "EPI_W": epi_w,
+            "EPI_BUFS": epi_bufs, "MIN_BLOCKS": c.min_blocks, "PRODUCER_REGS": producer_regs,
+            "CONSUMER_REGS": consumer_regs, "B_K_MAJOR": k_major, "B_WIDTH": b_width, "PDL": c.pdl,
+            "EARLY_B": c.early, "SHIFT": c.shift, "SWAP": swap, "BF16": problem.dtype == "bf16",
+        }  # fmt: skip
         accumulators = m_blocks * c.bn // 2 // (2 if problem.acc == "fp16" else 1)
         # wgmma reads 64 rows of A even if fewer were loaded. The results of the other rows are never stored.
         read = stages - stage + 128 * ((c.bk // 64 - 1) * c.loaded_rows + 64) if c.a_rows else 0
@@ -175,7 +151,6 @@ class WgmmaLaunch(Family[Sm90WgmmaConfig], ABC):
         counted in clusters. The parts of a workspace multiply z.
 
         Args:
-            config: the kernel.
             sms: number of SMs; only a persistent kernel depends on it.
         """
         problem, config = self.as_computed(problem, config)

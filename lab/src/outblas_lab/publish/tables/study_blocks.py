@@ -1,0 +1,197 @@
+"""Tables of single studies: draws of random shapes, runs on several GPUs, and hardware counters."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from outblas.core.errors import RecordError
+from outblas.core.plain_files import read_json
+from outblas.core.problem import Problem
+from outblas.kernels.config_text import config_from_name
+from outblas_lab.pool.averages import FAR_BELOW, Row, figures_by_start, figures_of, figures_of_drawn
+from outblas_lab.pool.counter_file import OURS, read_counters
+from outblas_lab.publish.words import mean_in_words, short_config, table_lines
+
+#: Its name in the folder of the GPUs' folders.
+DRAWS = "draws.json"
+FORMAT = "outblas-draws-1"
+#: Number of draws of a protocol that are also counted together.
+POOLED = 3
+
+
+def figures_of_draw(rows: Sequence[Row]) -> Row:
+    """Return the figures of a draw without PDL: ``{n, geomean, min, below_098, bootstrap, by_alignment}``.
+
+    Args:
+        rows: rows of one result file. Each part of ``by_alignment`` has ``n``, ``geomean``, ``min`` and ``below_098``.
+    """
+    plain = [row for row in rows if not row["pdl"]]
+    figures = {**figures_of(plain), **figures_by_start(plain), **figures_of_drawn(plain)}
+    kept = ("n", "geomean", "min", "below_098")
+    parts = {name: {key: part[key] for key in kept} for name, part in figures["by_alignment"].items()}
+    return {**{key: figures[key] for key in (*kept, "bootstrap")}, "by_alignment": parts}
+
+
+def draws_block(path: Path) -> str:
+    """Return the table of all draws and the counts of each protocol; one line if the file is missing.
+
+    Raises:
+        RecordError: the file is there and cannot be used.
+    """
+    if not path.exists():
+        return "No draws are recorded."
+    try:
+        data = read_json(path)
+        if data["format"] != FORMAT:
+            raise ValueError(f"it is not of format {FORMAT}")
+        return "\n".join(_lines(data["draws"]))
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        wrong = f"{path} cannot be read ({type(error).__name__}: {error})"
+        raise RecordError(wrong, "what tools/drawn_history.py writes", "run it again, or restore the file") from error
+
+
+def _lines(draws: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    head = ["GPU, mode, layout", "measured", "code", "seed", "shapes", "geometric mean"]
+    yield "| " + " | ".join([*head, "aligned", "unaligned", "worst", f"below {FAR_BELOW}"]) + " |"
+    yield "| --- | --- | --- | ---: |" + " ---: |" * 6
+    for draw in draws:
+        found = [draw["by_alignment"].get(name) for name in ("aligned", "unaligned")]
+        parts = [f"{part['geomean']:.3f}×" if part else "–" for part in found]
+        cells = [_protocol(draw), draw["date"][:10], draw["commit"][:7], draw["seed"], draw["n"]]
+        cells += [mean_in_words(draw["geomean"], None, draw["bootstrap"]), *parts, f"{draw['min']:.3f}×"]
+        yield "| " + " | ".join(map(str, [*cells, draw["below_098"]])) + " |"
+    yield ""
+    for protocol, group in groupby(draws, _protocol):
+        members = list(group)
+        counts = ", ".join(str(draw["below_098"]) for draw in members)
+        last = f"; the last {POOLED} together {_share(members[-POOLED:])}" if len(members) > POOLED else ""
+        yield f"- {protocol}: {counts} below {FAR_BELOW}, together {_share(members)}{last}"
+
+
+def _protocol(draw: Mapping[str, Any]) -> str:
+    return f"{draw['gpu'].removeprefix('NVIDIA ').split(' ')[0]}, {draw['mode']}, {draw['layout']}"
+
+
+def _share(draws: Sequence[Mapping[str, Any]]) -> str:
+    below, of = (sum(draw[key] for draw in draws) for key in ("below_098", "n"))
+    return f"{below:,} of {of:,} ({below / of:.1%})"
+
+
+#: File name -> what the workers did.
+SCALE_FILES = {"scale_out_free.json": "free kernels", "scale_out_ray.json": "candidates of templates, over Ray"}
+
+
+def scale_block(folder: Path) -> str:
+    """Return the table of runs on one and on several GPUs; one line if nothing was measured.
+
+    Raises:
+        RecordError: a file is there and cannot be used.
+    """
+    lines = [_line(folder / name, words) for name, words in SCALE_FILES.items() if (folder / name).exists()]
+    if not lines:
+        return "Not measured on this GPU."
+    head = ["work", "GPUs", "one GPU, s", "its task seconds", "several GPUs, s", "their task seconds", "on equal work"]
+    return "\n".join([*table_lines(head, 1, []), *lines])
+
+
+def equal_work_ratio(one: Mapping[str, Any], several: Mapping[str, Any]) -> float:
+    """Return how much faster several GPUs did equal work than one GPU.
+
+    It is the ratio of the times. The time of the one GPU is scaled by the task seconds of the several GPUs' workers
+    over those of its own worker.
+
+    Args:
+        one: part ``one`` of a result file.
+        several: part ``several``.
+
+    Raises:
+        KeyError: a part lacks its seconds.
+        ZeroDivisionError: a part lasted no time.
+    """
+    return _seconds(one) / _seconds(several) * _task_seconds(several) / _task_seconds(one)
+
+
+def _line(path: Path, words: str) -> str:
+    try:
+        data = read_json(path)
+        one, several = data["one"], data["several"]
+        cells = [f"{several['measurements']} {words} (`{path.as_posix()}`)", len(several["gpus"])]
+        cells += [f"{figure(part):.1f}" for part in (one, several) for figure in (_seconds, _task_seconds)]
+        return "| " + " | ".join(map(str, [*cells, f"**{equal_work_ratio(one, several):.2f}×**"])) + " |"
+    except (OSError, ValueError, LookupError, TypeError, ArithmeticError) as error:
+        wrong = f"{path} cannot be read ({type(error).__name__}: {error})"
+        raise RecordError(wrong, "what benchmarks/scale_out.py writes", "measure again, or restore the file") from error
+
+
+def _seconds(part: Mapping[str, Any]) -> float:
+    return float(part["evaluate_seconds"] if "evaluate_seconds" in part else part["tune_seconds"])
+
+
+def _task_seconds(part: Mapping[str, Any]) -> float:
+    """Return the seconds in which workers had a task, summed over all workers."""
+    return math.fsum(account["seconds"].get("task", 0.0) for account in part["ledger"].values())
+
+
+_HEAD = (
+    *("regime", "M x N x K", "L2", "whose", "kernel", "µs", "tensor pipe", "HBM", "HBM read, written MB"),
+    *("L2 hits", "L2 traffic MB", "occupancy", "instructions, M", "cycles, k", "main stalls"),
+)
+_NUMERIC = _HEAD[5:14]
+
+
+def counters_text(path: Path) -> str:
+    """Return the table of counters, or one line with the command that measures them if the file is missing.
+
+    Raises:
+        RecordError: the file is there and cannot be used.
+    """
+    if not path.exists():
+        return "To be measured: `python benchmarks/profile_regimes.py`, then `outblas results --write`."
+    return counters_table(read_counters(path))
+
+
+def counters_table(data: Mapping[str, Any]) -> str:
+    """Return a Markdown table with a line for each kernel, and the provenance. One side may launch several kernels."""
+    lines = ["| " + " | ".join(_HEAD) + " |"]
+    lines.append("|" + "|".join(" ---: " if name in _NUMERIC else " --- " for name in _HEAD) + "|")
+    for row in data["rows"]:
+        for number, kernel in enumerate(row["kernels"]):
+            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in _cells(row, number, kernel)) + " |")
+    where = data["provenance"]
+    by = f"Nsight Compute {where['ncu']} on {where['gpu']}, driver {where['driver']}"
+    return "\n".join([*lines, "", f"{by}, {where['date'][:10]}, commit {where['commit']}."])
+
+
+def _cells(row: Mapping[str, Any], number: int, kernel: Mapping[str, Any]) -> list[str]:
+    problem = Problem.from_key(row["problem"])
+    part = f", kernel {number + 1} of {len(row['kernels'])}" if len(row["kernels"]) > 1 else ""
+    ours = row["side"] == OURS
+    whose = f"ours ({row['chosen_by']})" if ours else "cuBLASLt"
+    name = short_config(config_from_name(row["name"])) if ours else short_name(kernel["kernel"])
+    read, written = (_figure(kernel[f"dram_{way}_bytes"], 1e-6) for way in ("read", "write"))
+    return [
+        *(row["group"], f"{problem.m}x{problem.n}x{problem.k}", row["l2"], f"{whose}{part}", f"`{name}`"),
+        *(_figure(kernel["time_ns"], 1e-3, 2), _percent(kernel["tensor_pct"]), _percent(kernel["dram_pct"])),
+        *(f"{read}, {written}", _percent(kernel["l2_hit_pct"]), _figure(kernel["l2_bytes"], 1e-6)),
+        *(_percent(kernel["occupancy_pct"]), _figure(kernel["instructions"], 1e-6, 2), _figure(kernel["cycles"], 1e-3)),
+        ", ".join(f"{reason} {ratio:.2f}" for reason, ratio in kernel["stalls"]) or "–",
+    ]
+
+
+def short_name(kernel: str) -> str:
+    """Return a kernel's name without its arguments; for CUTLASS's wrapper, the name of the kernel in it."""
+    wrapped = re.match(r"(?:void )?cutlass::\w+<(\w+)", kernel)
+    return wrapped[1] if wrapped else re.split(r"[<(]", kernel.removeprefix("void "))[0]
+
+
+def _figure(value: float | None, scale: float, digits: int = 1) -> str:
+    return "–" if value is None else f"{value * scale:.{digits}f}"
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1f}%"
