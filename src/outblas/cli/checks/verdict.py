@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from outblas.cli.checks.gpu_data import TUNE
 from outblas.cli.checks.health import Check
-from outblas.core.install_hint import install_hint
+from outblas.core.install_hint import install_hint, lab_hint
 from outblas.runtime.device import default_recording
 
 REPLAY = f"outblas tune --device replay:{default_recording()} --sample 40"
@@ -35,6 +35,11 @@ class MachineVerdict:
         return "; ".join([*parts, f"next: {self.next}"])
 
 
+def _hint(state: Mapping[str, Check]) -> str:
+    """Return what to install for recordings, where there is no GPU."""
+    return install_hint("tune") if "recording" in state else lab_hint()
+
+
 def verdict_of(checks: Sequence[Check]) -> MachineVerdict:
     """Return what a machine with these checks can do.
 
@@ -53,7 +58,7 @@ def verdict_of(checks: Sequence[Check]) -> MachineVerdict:
     cannot = [] if replays else [f"replay recordings ({state['recording'].found})"] if "recording" in state else []
     if not works("gpu"):
         cannot.append("run or time kernels (no NVIDIA GPU)")
-        return MachineVerdict(tuple(can), tuple(cannot), REPLAY if replays else install_hint("tune"))
+        return MachineVerdict(tuple(can), tuple(cannot), REPLAY if replays else _hint(state))
     if not works("torch"):
         cannot.append(f"call outblas.matmul (torch: {state['torch'].found if 'torch' in state else 'absent'})")
         return MachineVerdict(tuple(can), tuple(cannot), install_hint("gpu"))
