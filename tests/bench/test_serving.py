@@ -25,7 +25,7 @@ from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow, SecondWinner
 from outblas.records.results import read_result, write_result
 from outblas_lab.build.library_tables import is_bench_of
-from outblas_lab.pool import serving
+from outblas_lab.pool import served_rows, serving
 from outblas_lab.publish.summary import summarise
 from support.fake_gpu import PROVENANCE, timing
 from support.gpus.known import H200
@@ -127,7 +127,7 @@ def test_one_half_of_the_requests_chooses_the_rival_and_the_other_judges_it(serv
 
 
 def test_a_row_of_a_tuned_problem(served: list[tuple[Any, ...]]) -> None:
-    (row,) = serving.server_rows(TUNED, LIBRARY, 0, H200, 100.0)
+    (row,) = served_rows.server_rows(TUNED, LIBRARY, 0, H200, 100.0)
     assert (row["config"], row["status"], row["fallback"], row["pdl"]) == (config_name(CONFIG), "passed", False, False)
     assert (row["ours_us"], row["baseline"], row["baseline_us"]) == (8.0, "lt_auto", 10.5)
     assert row["published"] == row["speedup"] == pytest.approx(10.5 / 8)
@@ -144,7 +144,7 @@ def test_a_row_of_a_tuned_problem(served: list[tuple[Any, ...]]) -> None:
 def test_the_plain_choice_is_published_beside_a_second_winner(
     served: list[tuple[Any, ...]], problem: Problem, config: str
 ) -> None:
-    (row,) = serving.server_rows(problem, WITH_SECOND, 0, H200, 100.0)
+    (row,) = served_rows.server_rows(problem, WITH_SECOND, 0, H200, 100.0)
     assert "plain" in served[0][0], "both are served in the same rounds"
     assert (row["config"], row["fallback"], row["ours_us"]) == (config, config == "", 8.0)
     assert (row["plain_config"], row["plain_us"], row["plain_p99_us"]) == (config_name(CONFIG), 9.0, 9.0)
@@ -159,7 +159,7 @@ def test_a_row_whose_kernel_could_not_be_loaded_falls_back(
     monkeypatch.setattr(
         serving.PublicApi, "failures", property(lambda self: ["it cannot be loaded"] * (self._workload == failed))
     )
-    (row,) = serving.server_rows(TUNED, WITH_SECOND, 0, H200, 100.0)
+    (row,) = served_rows.server_rows(TUNED, WITH_SECOND, 0, H200, 100.0)
     status = "passed" if config else "launch_error"
     assert (row["config"], row["status"]) == (config and config_name(config), status)
     assert row["fallback"] is (not config) and row["plain_config"] == ("" if plain is None else config_name(plain))
@@ -169,13 +169,13 @@ def test_a_row_whose_kernel_could_not_be_loaded_falls_back(
 @pytest.mark.parametrize("qps", [None, 0.0])
 def test_a_server_without_a_rate_is_refused(served: list[tuple[Any, ...]], qps: float | None) -> None:
     with pytest.raises(UsageError, match="target-qps"):
-        serving.server_rows(TUNED, LIBRARY, 0, H200, qps)
+        served_rows.server_rows(TUNED, LIBRARY, 0, H200, qps)
     assert served == []
 
 
 @pytest.mark.parametrize("problem", [OTHER, Problem(8, 8, 8)])
 def test_where_the_library_has_no_kernel_the_row_falls_back(served: list[tuple[Any, ...]], problem: Problem) -> None:
-    (row,) = serving.server_rows(problem, LIBRARY, 0, H200, 100.0)
+    (row,) = served_rows.server_rows(problem, LIBRARY, 0, H200, 100.0)
     gain = 10.5 / 8
     assert (row["fallback"], row["published"], row["config"], row["status"]) == (True, gain, "", "left_out")
     assert (row["ours_us"], row["ours_p99_us"], row["speedup"]) == (8.0, 8.0, gain), "what the call took all the same"
@@ -203,7 +203,7 @@ def test_ours_is_the_library_that_is_benched_and_matmul_decides_afterwards_as_be
         return times_of(entries)
 
     monkeypatch.setattr(serving, "time_server", server)
-    serving.server_rows(TUNED, WITH_SECOND, 1, H200, 100.0)
+    served_rows.server_rows(TUNED, WITH_SECOND, 1, H200, 100.0)
     assert [(name, workload) for name, _, workload in seen[:2]] == [("ours", "single"), ("plain", "stream")]
     assert all(state.library is WITH_SECOND for _, state, _ in seen)
     assert seen[:2] == seen[2:], "each keeps its own state, with the kernels that it has loaded"
@@ -211,7 +211,7 @@ def test_ours_is_the_library_that_is_benched_and_matmul_decides_afterwards_as_be
 
 
 def test_rows_make_a_result_file(served: list[tuple[Any, ...]], tmp_path: Path) -> None:
-    rows = [row for p in (TUNED, OTHER) for row in serving.server_rows(p, LIBRARY, 0, H200, 100.0)]
+    rows = [row for p in (TUNED, OTHER) for row in served_rows.server_rows(p, LIBRARY, 0, H200, 100.0)]
     path = write_result(rows, {"suite": "grid1000", "provenance": PROVENANCE}, tmp_path / "server.parquet")
     assert [row["mode"] for row in read_result(path).rows] == ["server", "server"]
     (summary,) = summarise(path)
@@ -226,8 +226,8 @@ def test_a_summary_has_the_mean_of_plain_choices_beside_that_of_second_winners(
     served: list[tuple[Any, ...]], tmp_path: Path
 ) -> None:
     second, other = WITH_SECOND.rows[0], LIBRARY.rows[1]
-    rows = serving.server_rows(TUNED, replace(LIBRARY, rows=(second,)), 0, H200, 100.0)
-    rows += serving.server_rows(OTHER, replace(LIBRARY, rows=(other,)), 0, H200, 100.0)
+    rows = served_rows.server_rows(TUNED, replace(LIBRARY, rows=(second,)), 0, H200, 100.0)
+    rows += served_rows.server_rows(OTHER, replace(LIBRARY, rows=(other,)), 0, H200, 100.0)
     path = write_result(rows, {"suite": "grid1000", "provenance": PROVENANCE}, tmp_path / "server.parquet")
     (summary,) = summarise(path)
     expected = math.sqrt(10.5 / 9 * 10.5 / 8)

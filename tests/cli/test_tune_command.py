@@ -13,7 +13,6 @@ from outblas.core.problem import Problem
 from outblas.records.library import Library
 from outblas.records.result_rows import launch_of_row
 from outblas.records.results import read_result
-from outblas.tune import tune_run
 from outblas_lab.recordings.replay import ReplayEvaluator
 from support.cli_fixture import assert_refused, outblas, recording_fixture  # noqa: F401
 from support.gpus.known import H200
@@ -102,7 +101,7 @@ def test_a_run_is_not_resumed_on_another_kind_of_gpu(
     assert outblas(*tune_arguments(recording, run)).exit_code == 0
     before = (run / "run.json").read_bytes()
     with monkeypatch.context() as patch:
-        patch.setattr(tune_run, "ReplayEvaluator", Other)
+        patch.setattr("outblas_lab.recordings.nearest_recording.ReplayEvaluator", Other)
         assert_refused(outblas(*tune_arguments(recording, run)), "other settings (gpu)", "gpu='h200'", "another --run")
     assert (run / "run.json").read_bytes() == before
     older = {key: value for key, value in json.loads(before).items() if key != "gpu"}

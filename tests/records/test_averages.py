@@ -7,6 +7,7 @@ import math
 import pytest
 
 from outblas.core.problem import Problem
+from outblas.records import result_rows
 from outblas_lab.pool import averages
 from outblas_lab.pool.averages import best_of_layouts, extended_figures, figures_by_key, figures_of, torch_ratio
 
@@ -29,13 +30,13 @@ def row(m=64, n=64, k=64, **other):
     [("plain", False, False, "off"), ("pdl", True, False, "on"), ("weights", True, True, "on, constant weights")],
 )
 def test_a_launch_option_and_its_columns(launch, pdl, early, label):
-    assert averages.launch_columns(launch) == {"pdl": pdl, "early": early}
-    assert averages.launch_of_row(row(pdl=pdl, early=early)) == launch
+    assert result_rows.launch_columns(launch) == {"pdl": pdl, "early": early}
+    assert result_rows.launch_of_row(row(pdl=pdl, early=early)) == launch
     assert averages.launch_label(row(pdl=pdl, early=early)) == label
 
 
 def test_what_a_row_is_of():
-    assert averages.problem_of(row(1, 2, 3, layout="NN", dtype="bf16")) == Problem(1, 2, 3, "NN", "bf16")
+    assert result_rows.problem_of(row(1, 2, 3, layout="NN", dtype="bf16")) == Problem(1, 2, 3, "NN", "bf16")
     assert averages.table_label("llm", row(layout="NN", mode="server")) == "llm NN fp16/fp32, server"
     assert averages.MAX_DECODE_M == 64
 

@@ -10,6 +10,7 @@ import pytest
 
 import outblas
 import outblas.records
+import outblas_lab.recordings
 import outblas_lab.train
 from outblas.records.results import COLUMNS as RESULT_COLUMNS
 from outblas_lab.recordings.recording_files import BASELINES, CELLS
@@ -19,7 +20,7 @@ from support.helpers import ROOT
 FORMATS = (ROOT / "docs" / "reference" / "file-formats.md").read_text(encoding="utf-8")
 API = (ROOT / "docs" / "reference" / "api.md").read_text(encoding="utf-8")
 #: (version as the page has it, dotted name of the constant).
-ROWS = re.findall(r"^\|.*\| (\S+) \| `(outblas\.[\w.]+)` \|$", FORMATS, re.M)
+ROWS = re.findall(r"^\|.*\| (\S+) \| `(outblas(?:_lab)?\.[\w.]+)` \|$", FORMATS, re.M)
 
 
 def constant(name: str) -> Any:
@@ -72,7 +73,7 @@ def test_the_reference_has_each_public_name_once() -> None:
     listed = re.findall(r"^::: ([\w.]+)$", API, re.M)
     public = [
         f"{face.__name__}.{name}"
-        for face in (outblas, outblas_lab.train, outblas.records)
+        for face in (outblas, outblas_lab.recordings, outblas_lab.train, outblas.records)
         for name in face.__all__
         if name != "__version__"
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import typer
@@ -11,7 +11,7 @@ import typer
 from outblas.cli.checks import health
 from outblas.cli.checks.health import TUNE, Check
 from outblas.cli.common import EXIT_ERROR, JsonOption, out
-from outblas.core.install_hint import install_hint
+from outblas.core.install_hint import install_hint, lab_hint
 from outblas.runtime.device import default_recording
 
 #: Check.ok -> word at the start of its line.
@@ -77,6 +77,11 @@ class MachineVerdict:
         return "; ".join([*parts, f"next: {self.next}"])
 
 
+def _hint(state: Mapping[str, Check]) -> str:
+    """Return what to install for recordings, where there is no GPU."""
+    return install_hint("tune") if "recording" in state else lab_hint()
+
+
 def verdict_of(checks: Sequence[Check]) -> MachineVerdict:
     """Return what a machine with these checks can do.
 
@@ -92,7 +97,7 @@ def verdict_of(checks: Sequence[Check]) -> MachineVerdict:
     cannot = [] if replays else [f"replay recordings ({state['recording'].found})"] if "recording" in state else []
     if not works("gpu"):
         cannot.append("run or time kernels (no NVIDIA GPU)")
-        return MachineVerdict(tuple(can), tuple(cannot), REPLAY if replays else install_hint("tune"))
+        return MachineVerdict(tuple(can), tuple(cannot), REPLAY if replays else _hint(state))
     if not works("torch"):
         cannot.append(f"call outblas.matmul (torch: {state['torch'].found if 'torch' in state else 'absent'})")
         return MachineVerdict(tuple(can), tuple(cannot), install_hint("gpu"))

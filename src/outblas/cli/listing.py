@@ -8,6 +8,7 @@ import typer
 
 from outblas.cli.common import JsonOption, out
 from outblas.core.errors import unknown_name
+from outblas.core.install_hint import lab_hint
 from outblas.core.lab_parts import find_part
 
 if TYPE_CHECKING:
@@ -31,8 +32,8 @@ def listing(
         print_document(ListDocument(**found))
         return
     for one in kinds:
-        out.print(f"{one}:")
-        width = max(18, *(len(entry.name) for entry in found[one]))
+        out.print(f"{one}:" if found[one] else f"{one}: {lab_hint()}", markup=False)
+        width = max((18, *(len(entry.name) for entry in found[one])))
         for entry in found[one]:
             out.print(f"  {entry.name:<{width}} {_WORDS[one](entry)}".rstrip(), markup=False)
 
@@ -48,7 +49,7 @@ def _suites() -> list[ListedSuite]:
 
 def _suite_words(entry: ListedSuite) -> str:
     from outblas.core.errors import ToolchainMissing
-    from outblas.core.install_hint import install_hint, lab_hint
+    from outblas.core.install_hint import install_hint
     from outblas.records.parquet import check_parquet
 
     replay = f"recorded ({'; '.join(entry.recorded)})" if entry.recorded else "not recorded: needs a GPU"

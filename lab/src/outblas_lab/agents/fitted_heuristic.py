@@ -56,8 +56,8 @@ class FittedHeuristic(Heuristic):
         self._fitted = coefficients, np.array(found)
 
     def rank(self, problem: Problem, candidates: Sequence[KernelConfig]) -> np.ndarray:
-        from outblas.kernels.cost.cost_model import predict_with
-
         if self._fitted is None:
             return super().rank(problem, candidates)
+        from outblas.kernels.cost.cost_model import predict_with
+
         return np.argsort(predict_with(*self._fitted, problem, candidates, self.gpu), kind="stable")

@@ -63,8 +63,11 @@ def check_agent(name: str, option: str = "--agent") -> None:
         option: the option that names it, for the error.
 
     Raises:
-        UsageError: there is no such agent, or it comes with outblas-lab, which is not installed.
+        UsageError: it is a Python file, there is no such agent, or it comes with outblas-lab, which is not installed.
     """
+    if name.endswith(".py"):
+        do = f"compare or score the file: outblas recording score {name}"
+        raise UsageError(f"agent file {name}", "the name of an agent, as `outblas list agents` prints them", do)
     known = agents()
     if name not in known:
         more = "" if lab_parts.entry_points(lab_parts.AGENTS) else f"; for more agents {lab_hint()}"
@@ -86,9 +89,6 @@ def make_agent(name: str, seed: int, gpu: Gpu) -> Agent:
         ToolchainMissing: Kernel Tuner (``kt-...``) or ``openai`` (``llm``) is not installed. Agents ``tpe`` and
             ``nvmmh`` raise it at their first proposal only.
     """
-    if name.endswith(".py"):
-        do = f"compare or score the file: outblas recording score {name}"
-        raise UsageError(f"agent file {name}", "the name of an agent, as `outblas list agents` prints them", do)
     check_agent(name)
     module, _, cls = agents()[name].partition(":")
     agent = getattr(import_module(module), cls)(seed, gpu)
