@@ -22,7 +22,7 @@ HAS_GPU = $(shell nvidia-smi -L >/dev/null 2>&1 && echo 1)
 # Set, it would make every process of the tests compile the same modules again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test test-slow prepare check imports imports-here imports-others lint docs format pre-commit build clean
+.PHONY: help demo test test-slow prepare check imports imports-here imports-others lint docs map format pre-commit build clean
 
 help:
 	@echo "make demo    tune grid1000 on an H200's recorded measurements, or with GPU=h100 an H100's; write a report (no GPU needed)"
@@ -32,6 +32,7 @@ help:
 	@echo "make prepare install all that the tests need, and check meanwhile"
 	@echo "make check   lint and types only       make format   rewrite the code in the house style"
 	@echo "make docs    the documentation site in site/; a warning is an error"
+	@echo "make map     draw the packages and their imports into docs/develop/map.md"
 	@echo "make build   wheels of both packages, one with compiled kernels, and an sdist in dist/"
 	@echo "make clean   remove .venv, caches and builds"
 
@@ -81,6 +82,9 @@ pre-commit: $(VENV)/.dev
 
 docs: $(VENV)/.dev
 	$(BIN)/mkdocs build --strict
+
+map:
+	$(PYTHON) tools/draw_map.py --write
 
 # Not isolated: NVRTC is in .venv, and the wheel has its kernels compiled. auditwheel names the oldest system that it
 # fits, which is the one of this machine or newer: the release builds in a manylinux image.

@@ -1,3 +1,3 @@
 """The version of OutBLAS. The build reads it here, and files that OutBLAS writes record it."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
