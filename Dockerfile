@@ -3,7 +3,7 @@
 #   docker build --tag outblas .
 #   docker run --name outblas-demo outblas                             # tunes on recorded measurements, writes a report
 #   docker cp outblas-demo:/work/runs/demo/report.html .
-#   docker build --tag outblas:gpu --build-arg EXTRAS=gpu,report .
+#   docker build --tag outblas:gpu --build-arg EXTRAS=gpu,tune .
 #   docker run --rm --gpus all outblas:gpu outblas doctor              # needs the NVIDIA Container Toolkit
 #
 # The driver is the host's; CUDA's other parts come as wheels. The wheel of the first stage has no compiled kernels
@@ -21,7 +21,7 @@ RUN python -m pip install --no-cache-dir build==1.6.1 hatchling==1.33.0 numpy==2
     && python -m build --wheel --no-isolation --outdir /wheels lab
 
 FROM python:3.12-slim@sha256:78387bc3881b8273120a12ebe6c1ab22b018ccc2c9adf565ae1ac9b536e184ea
-ARG EXTRAS=report
+ARG EXTRAS=tune
 # The native extension is linked to the C++ library.
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends libstdc++6 \
@@ -30,7 +30,7 @@ RUN apt-get update \
     && install --directory --owner=outblas /work /work/runs
 COPY --from=build /wheels /wheels
 RUN wheel="$(ls /wheels/outblas-*.whl)" \
-    && python -m pip install --no-cache-dir "${wheel}[${EXTRAS}]" /wheels/outblas_lab-*.whl
+    && python -m pip install --no-cache-dir "${wheel}[${EXTRAS}]" "$(ls /wheels/outblas_lab-*.whl)[report]"
 USER outblas
 WORKDIR /work
 VOLUME /work/runs

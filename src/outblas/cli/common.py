@@ -21,7 +21,7 @@ from rich.text import Text
 from outblas.core.clean_text import clean_sizes, clean_text
 from outblas.core.config import LAUNCHES, Launch
 from outblas.core.errors import EXIT_ERROR as EXIT_ERROR
-from outblas.core.errors import OutblasError, ToolchainMissing, UsageError, unknown_name
+from outblas.core.errors import OutblasError, UsageError, unknown_name
 from outblas.core.lab_parts import part
 from outblas.core.problem import Problem
 from outblas.runtime.device import default_recording
@@ -174,19 +174,6 @@ def output_file(option: str, path: Path, kind: str, read: Callable[[Path], objec
             wrong, do = f"{option} {path} is there and is no {kind}", "choose another path, or move it away"
             raise UsageError(wrong, f"a new file, or a {kind}", do) from error
     return path
-
-
-def page_of_run(run: Path, page: Path) -> str:
-    """Write the report of a run that has ended; return its path, or one line on what is missing for it.
-
-    A package that only reports need must not fail a run whose results are there.
-    """
-    from outblas_lab.publish.html.tune_page import write_report
-
-    try:
-        return str(write_report(run, page))
-    except ToolchainMissing as missing:
-        return f"not written: {missing}, then run outblas report {run}"
 
 
 def check_launch(launch: str) -> Launch:

@@ -202,18 +202,16 @@ def _run(
     if not json_out:
         _print_outcome(outcome, ranked)
     installed = _install(outcome, request, json_out) if install else None
-    write_report = find_part("report")
-    if write_report is not None:
-        write_report(files.path, files.report)
+    page_of_run = find_part("report")
+    page = page_of_run(files.path, files.report) if page_of_run else f"none; {lab_hint()}"
     gates = 0
     try:
         gates = more()
     finally:  # the products are tuned, whatever becomes of the gates
         if json_out:
-            _print_document(outcome, ranked, installed, gates, write_report is not None)
+            _print_document(outcome, ranked, installed, gates, page == str(files.report))
         else:
-            report = files.report if write_report else f"none; {lab_hint()}"
-            out.print(f"report:  {report}", markup=False)
+            out.print(f"report:  {page}", markup=False)
 
 
 class _Work:

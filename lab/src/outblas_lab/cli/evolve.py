@@ -132,6 +132,7 @@ def _limit(option: str, value: int | None) -> int | None:
 def _run(request: EvolveRequest, title: str) -> None:
     """Evolve, say where everything lies, write the report."""
     from outblas_lab.llm.evolve_run import run_evolve
+    from outblas_lab.publish.html.tune_page import page_of_run
 
     if request.place.runs_kernels and "code" in request.settings.kinds:
         _say_what_holds()
@@ -141,7 +142,7 @@ def _run(request: EvolveRequest, title: str) -> None:
         f"ended:        {reason}\nbest kernels: {files.best if files.best.is_dir() else 'none was proven'}",
         markup=False,
     )
-    page = common.page_of_run(files.path, files.report)
+    page = page_of_run(files.path, files.report)
     out.print(f"transcript:   {files.transcript}\nreport:       {page}\neverything:   {files.store}", markup=False)
 
 

@@ -16,7 +16,7 @@ from outblas_lab.recordings.recording import Recording
 
 _EXTRAS = {
     "rl": ("gymnasium", "optuna", "sb3_contrib", "tensorboard"),
-    "llm": ("openai",),
+    "llm": ("openai", "tenacity"),
     "mcp": ("mcp",),
     "train-llm": ("trl", "peft", "accelerate", "datasets"),
 }

@@ -13,10 +13,7 @@ PARTS = (
             "compare": Command(
                 f"{_PACKAGE}.compare:compare", "Compare agents on held-out problems", resumable=("compare",)
             ),
-            "train": Command(f"{_PACKAGE}.train:train", "Train the policy of agent ppo or knob", resumable=("train",)),
-            "sweep": Command(
-                f"{_PACKAGE}.train:sweep", "Search the settings of `train` with Optuna", resumable=("sweep",)
-            ),
+            "train": Command(f"{_PACKAGE}.train:train", "Train the policy of agent ppo", resumable=("train",)),
             "recipe": Command(
                 f"{_PACKAGE}.study.recipe_command:recipe",
                 "Train by the published reward and our own",
@@ -71,6 +68,9 @@ EXTRAS = {
     "optuna": "rl",
     "wandb": "wandb",
     "openai": "llm",
+    "tenacity": "llm",
+    "jinja2": "report",
+    "matplotlib": "report",
     "trl": "train-llm",
     "mcp": "mcp",
     "mcp_types": "mcp",

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from outblas.core.errors import RecordError
+from outblas.core.errors import RecordError, ToolchainMissing
 from outblas.core.files import write_atomic
 from outblas.core.plain_files import read_plain_file
 from outblas.records.results import PROVENANCE_FIELDS, read_meta
@@ -143,3 +143,14 @@ def _run_facts(run: dict[str, Any], known: dict[str, Any]) -> dict[str, Any]:
         elif key not in ("format", "kind") and known.get(key) != value:
             facts[f"run: {key}"] = value
     return facts
+
+
+def page_of_run(run: Path, page: Path) -> str:
+    """Write the report of a run that has ended; return its path, or one line on what is missing for it.
+
+    A package that only reports need must not fail a run whose results are there.
+    """
+    try:
+        return str(write_report(run, page))
+    except ToolchainMissing as missing:
+        return f"not written: {missing}, then run outblas report {run}"

@@ -1,0 +1,89 @@
+"""``outblas contribute``: pack the results of this GPU into one file for the project."""
+
+from __future__ import annotations
+
+from itertools import chain
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from outblas.cli import common
+from outblas.cli.common import GpuDeviceOption, err, out
+from outblas.core.errors import UsageError
+
+
+def contribute(
+    run: Annotated[
+        list[Path] | None, typer.Option(help="Run directory of `outblas tune` with the proofs; may be repeated.")
+    ] = None,
+    out_file: Annotated[
+        Path | None, typer.Option("--out", help="File to write; by default GPU.outblas.zip in this directory.")
+    ] = None,
+    gpu_device_id: GpuDeviceOption = 0,
+) -> None:
+    """Pack your tuned library, the GPU's record, provenance and proofs into one file (GPU).
+
+    Attach the file to an issue "results of my GPU". It holds no paths, host names or program data.
+    """
+    from outblas.runtime.device import record_of_device, require_gpus
+
+    (index,) = require_gpus((gpu_device_id,))
+
+    from outblas.records.contribution import (
+        Contribution,
+        contribution_faults,
+        load_contribution,
+        proof_summary,
+        save_contribution,
+    )
+    from outblas.records.library import Library
+    from outblas.records.user_library import user_library_path
+    from outblas.tune.tune_run import open_store
+
+    record = record_of_device(index)
+    path = user_library_path(record.gpu.name)
+    if path is None or not path.is_file():
+        raise UsageError(
+            f"no library of {record.gpu.name} is installed", "results of this GPU", "outblas tune --suite llm --install"
+        )
+    library = Library.load(path)
+    target = out_file or Path(f"{record.gpu.name}.outblas.zip")
+    common.output_file("--out", target, "contribution", load_contribution)
+    evaluations = []
+    for folder in run or ():
+        with open_store(folder) as (store, name):
+            evaluations.append(list(store.evaluations(name)))
+    proofs = proof_summary(library, chain.from_iterable(evaluations))
+    kept = ("gpu", "driver", "toolchain", "date", "commit", "stamp")
+    provenance = {key: library.provenance.get(key) for key in kept}
+    shared = Library(library.gpu, library.rows, intervals=library.intervals)
+    found = Contribution(shared, record, provenance, proofs)
+    save_contribution(found, target)
+    for fault in contribution_faults(found)[:20]:
+        err.print(f"note: {fault}", markup=False)
+    out.print(f"contribution: {target} ({library.size('problems')}, {proofs['kernels']} kernels)", markup=False)
+    out.print(f"check it: outblas build-library --check {target}", markup=False)
+
+
+def check_contribution(path: Path) -> None:
+    """Verify a contribution; print its content and every fault.
+
+    Args:
+        path: the file.
+
+    Raises:
+        RecordError: the file is damaged or hostile.
+        Exit: the content has faults; the status is 2.
+    """
+    from outblas.records.contribution import contribution_faults, load_contribution
+
+    found = load_contribution(path)
+    faults = contribution_faults(found)
+    product = found.provenance.get("gpu")
+    out.print(f"{product}: {found.library.size('problems')}, record {found.record.gpu.name}", markup=False)
+    for fault in faults:
+        err.print(f"fault: {fault}", markup=False)
+    if faults:
+        raise typer.Exit(common.EXIT_ERROR)
+    out.print("consistent; a judging run on such a GPU decides: outblas build-library --begin-with", markup=False)
