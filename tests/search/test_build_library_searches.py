@@ -25,11 +25,11 @@ from outblas.records.store import Store
 from outblas.runtime.device import Device
 from outblas.tune import tune_run
 from outblas.tune.agents.base import Agent
-from outblas.tune.neighbour_winners import neighbours_of_winners
 from outblas.tune.tune import Interrupted
 from outblas_lab.build import build_searches, weight_intervals
 from outblas_lab.build.build_run import copy_tables_from, publish_seconds
 from outblas_lab.build.build_work import BuildFolder, proved
+from outblas_lab.build.refine import neighbours_of_winners
 from outblas_lab.pool.worker_plan import WorkerPlan
 from outblas_lab.recordings.recording import Recording
 from support import fake_gpu

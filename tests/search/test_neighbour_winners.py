@@ -13,7 +13,8 @@ from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryInterval
 from outblas.records.library_row import LibraryRow as LibraryRow
-from outblas.tune.neighbour_winners import LibraryNeighbours, neighbour_winners, winners
+from outblas.tune.neighbour_winners import LibraryNeighbours, neighbour_winners
+from outblas_lab.build.refine import winners
 from support.gpus.known import H200
 
 HERE = Problem(1024, 1024, 1024)

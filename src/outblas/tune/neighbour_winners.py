@@ -6,12 +6,11 @@ costs its timing only.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from math import log2
 
-from outblas.core.config import LAUNCHES, KernelConfig, Launch, config_name, launch_of
-from outblas.core.evaluation import Evaluation, Status
+from outblas.core.config import LAUNCHES, KernelConfig, Launch, config_name
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.kernels.catalogue import launch_options
@@ -20,87 +19,7 @@ from outblas.kernels.geometry_terms import WGMMA_ROWS
 from outblas.kernels.legality import why_illegal
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryRow
-from outblas.tune.agents.base import Agent, interleave, unexplored
-from outblas_lab.build.neighbours import neighbours
-
-
-class InOrderAgent(Agent):
-    """An agent that proposes the candidates in the order in which they are offered, without those in the history."""
-
-    name = "in_order"
-
-    def propose(
-        self, problem: Problem, candidates: Sequence[KernelConfig], history: Sequence[Evaluation], n: int
-    ) -> list[KernelConfig]:
-        return unexplored(candidates, history)[:n]
-
-
-class PreferredFirstAgent(Agent):
-    """An agent that proposes known good configs of a problem first, then those of another agent, each once.
-
-    Its name, seed and GPU are the other agent's. It asks the other agent for all candidates, with an empty history. So
-    that agent's order does not follow the answers.
-
-    Args:
-        first: problem -> configs; those that are not offered are ignored. A problem may be missing.
-    """
-
-    def __init__(self, first: Mapping[Problem, Sequence[KernelConfig]], then: Agent) -> None:
-        super().__init__(then.seed, then.gpu)
-        self.name, self._first, self._then = then.name, first, then
-
-    def propose(
-        self, problem: Problem, candidates: Sequence[KernelConfig], history: Sequence[Evaluation], n: int
-    ) -> list[KernelConfig]:
-        offered = set(candidates)
-        known = [c for c in self._first.get(problem, ()) if c in offered]
-        others = self._then.propose(problem, candidates, (), len(candidates))
-        return unexplored(list(dict.fromkeys((*known, *others))), history)[:n]
-
-
-def tried_by_problem(evaluations: Iterable[Evaluation]) -> dict[Problem, list[Evaluation]]:
-    """Return problem -> its evaluations, in their order."""
-    found: dict[Problem, list[Evaluation]] = {}
-    for evaluation in evaluations:
-        found.setdefault(evaluation.problem, []).append(evaluation)
-    return found
-
-
-def winners(tried: Sequence[Evaluation]) -> dict[Launch, KernelConfig]:
-    """Return launch option -> the proven candidate with the highest speed-up. Options without one are missing.
-
-    A candidate counts only for the option that it needs itself, see :func:`outblas.core.config.launch_of`. The first
-    one wins a tie. Evaluations without a speed-up do not count.
-    """
-    best: dict[Launch, tuple[float, KernelConfig]] = {}
-    for e in tried:
-        if e.status is Status.PASSED and e.timing and e.speedup:
-            launch = launch_of(e.config)
-            if launch not in best or e.speedup.ratio > best[launch][0]:
-                best[launch] = (e.speedup.ratio, e.template)
-    return {launch: config for launch, (_, config) in best.items()}
-
-
-def neighbours_of_winners(
-    problem: Problem, best: Mapping[Launch, KernelConfig], known: Collection[KernelConfig], gpu: Gpu
-) -> list[KernelConfig]:
-    """Return neighbours of the winners of a problem that are not known, launch options in turns.
-
-    Only options of :func:`outblas.kernels.catalogue.launch_options` count, for the winners and for their neighbours.
-    Without a winner the list is empty.
-
-    Args:
-        best: its winners, as :func:`winners` returns them.
-        known: configs that were tried before.
-    """
-    options = launch_options(problem, gpu)
-    turns = [
-        [c for c in neighbours(problem, best[launch], gpu) if c not in known and launch_of(c) in options]
-        for launch in options
-        if launch in best
-    ]
-    return list(dict.fromkeys(interleave(*turns)))
-
+from outblas.tune.agents.base import interleave
 
 #: How far shapes are looked at: the sum over M, N, K of the factors between them, in powers of two.
 MAX_LOG2_DISTANCE = 2.0

@@ -31,7 +31,7 @@ class FittedHeuristic(Heuristic):
         """Fit the model's coefficients on these problems (about a minute for 800), or read the fit from the cache.
 
         A recording of another GPU is fitted with that GPU's record. The coefficients are then scaled by the rates of
-        both records (:mod:`outblas.kernels.cost.scaled`).
+        both records (:mod:`outblas.kernels.cost.cost_model`).
 
         Args:
             recording: measurements of ``problems``; other problems in it are not used.

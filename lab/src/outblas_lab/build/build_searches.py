@@ -25,15 +25,7 @@ from outblas.runtime.device import gpu_of_device
 from outblas.tune.agents.base import Agent, interleave
 from outblas.tune.agents.transfer import Transfer
 from outblas.tune.live_evaluator import LiveEvaluator
-from outblas.tune.neighbour_winners import (
-    InOrderAgent,
-    LibraryNeighbours,
-    PreferredFirstAgent,
-    neighbour_winners,
-    neighbours_of_winners,
-    tried_by_problem,
-    winners,
-)
+from outblas.tune.neighbour_winners import LibraryNeighbours, neighbour_winners
 from outblas.tune.tune import PROBLEMS_AT_ONCE, SearchOptions, tune
 from outblas_lab.agents.recorded_agent import RecordedAgent
 from outblas_lab.build.build_work import (
@@ -47,6 +39,7 @@ from outblas_lab.build.build_work import (
 )
 from outblas_lab.build.library_tables import rows_of_table, with_table_rows
 from outblas_lab.build.neighbours import neighbours
+from outblas_lab.build.refine import InOrderAgent, PreferredFirstAgent, neighbours_of_winners, tried_by_problem, winners
 
 #: Measurements per problem, beside those of packaged kernels. The first is for a recorded table. The second is for a
 #: table that follows its sisters and the model; the third for one whose only sister has another dtype. The fourth is
@@ -227,7 +220,7 @@ class KnownKernels:
     """The kernels of one problem that the library and the searches of a work know.
 
     Attributes:
-        winners: launch option -> the best kernel, see :func:`outblas.tune.neighbour_winners.winners`.
+        winners: launch option -> the best kernel, see :func:`outblas_lab.build.refine.winners`.
         tried: all kernels that were tried.
     """
 

@@ -19,10 +19,10 @@ from outblas.kernels.legality import why_illegal
 from outblas.records.library_row import LibraryRow
 from outblas.records.store import Store
 from outblas.runtime.device import gpu_of_device
-from outblas.tune.neighbour_winners import tried_by_problem
 from outblas_lab.build.build_searches import earlier_searches
 from outblas_lab.build.build_work import REOPENED_STARTS, BuildFolder
 from outblas_lab.build.library_tables import rows_of_table
+from outblas_lab.build.refine import tried_by_problem
 
 #: Finalists of each launch option, at most, and how far behind the best of them, as a factor of speed.
 PER_LAUNCH, WITHIN = 2, 0.97

@@ -16,12 +16,13 @@ from outblas.kernels.pool import pool
 from outblas.records.library_row import LibraryRow
 from outblas.runtime.device import gpu_of_device
 from outblas.tune.agents.base import interleave
-from outblas.tune.neighbour_winners import InOrderAgent, neighbour_winners
+from outblas.tune.neighbour_winners import neighbour_winners
 from outblas_lab.build.build_searches import second_search
 from outblas_lab.build.build_work import REOPENED_STARTS, BuildFolder
 from outblas_lab.build.choosing import chosen_row, kernel_ratios, pooled_starts
 from outblas_lab.build.finalists import near_the_best
 from outblas_lab.build.neighbours import neighbours
+from outblas_lab.build.refine import InOrderAgent
 
 #: Untried candidates of a row that falls back, and of one with a kernel.
 WIDE_BUDGET, NEAR_BUDGET = 96, 10

@@ -149,7 +149,7 @@ def run_workload_trial(work: BuildFolder, table: Table, mode: str) -> None:
     Args:
         table: the table; its kernels must be chosen.
         mode: ``offline_cold``, or ``server``, which comes after it. That one uses the GPUs for which the host has cores
-            enough (:func:`outblas_lab.pool.request_process.serving_gpus`).
+            enough (:func:`outblas_lab.pool.run_bench.serving_gpus`).
 
     Raises:
         UsageError: the table is not tuned or changed since the trial began, or the cold trial is missing for mode

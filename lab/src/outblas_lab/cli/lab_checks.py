@@ -11,8 +11,7 @@ from outblas.core.errors import OutblasError, ToolchainMissing
 from outblas.core.install_hint import install_hint
 from outblas_lab.jail import canary, landlock, seccomp, toolchain
 from outblas_lab.jail.confinement import report
-from outblas_lab.recordings import recording_places
-from outblas_lab.recordings.recording import Recording
+from outblas_lab.recordings.recording import Recording, packaged
 
 _EXTRAS = {
     "rl": ("gymnasium", "optuna", "sb3_contrib", "tensorboard"),
@@ -24,7 +23,7 @@ _EXTRAS = {
 
 def _recording() -> Check:
     name = "recording"
-    recordings = recording_places.packaged()
+    recordings = packaged()
     if not recordings:
         return Check(name, None, "none in this installation", "install the package afresh")
     sizes = []

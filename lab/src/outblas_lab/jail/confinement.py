@@ -19,7 +19,6 @@ import sysconfig
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import outblas
 from outblas_lab.jail import landlock, seccomp
 from outblas_lab.jail.system_calls import CHECKED_RELEASE
 
@@ -36,7 +35,7 @@ _SYSTEM = (
 #: The parts of an installation of Python or CUDA that programs need.
 _INSTALLED = ("bin", "include", "lib", "lib64", "libexec", "nvvm", "targets", "pyvenv.cfg")
 _PACKAGE_FOLDERS = ("site-packages", "dist-packages")
-_LAB = sys.modules[__name__.partition(".")[0]]
+_USER, _LAB = sys.modules["outblas"], sys.modules[__name__.partition(".")[0]]
 #: Packages that load parts of themselves late, and may be installed from a checkout.
 _PACKAGES = ("torch", "numpy", "triton")
 #: Timers and waiting signals of the user's, at most, for a worker to make more.
@@ -213,7 +212,7 @@ def readable_roots(more: tuple[str, ...] = ()) -> list[str]:
     installed = {os.path.realpath(path) for path in sys.path if os.path.basename(path) in _PACKAGE_FOLDERS}
     installed |= {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), os.path.realpath(sys.executable)}
     others = (path for name in _PACKAGES for path in getattr(sys.modules.get(name), "__path__", ()))
-    packages = {os.path.realpath(path) for path in (*outblas.__path__, *_LAB.__path__, *others)}
+    packages = {os.path.realpath(path) for path in (*_USER.__path__, *_LAB.__path__, *others)}
     prefixes = {sys.prefix, sys.base_prefix, sys.exec_prefix}
     prefixes |= {path for name in ("CUDA_HOME", "CUDA_PATH") if (path := os.environ.get(name)) and _is_cuda(path)}
     whole = _whole()
