@@ -17,7 +17,7 @@ from torch.nn import functional as F  # noqa: E402
 import outblas  # noqa: E402
 from outblas.adapt.optimize import OptimizeReport  # noqa: E402
 from outblas.core.errors import UsageError  # noqa: E402
-from support.models import decoder_blocks as blocks
+from support.models import decoder_blocks as blocks  # noqa: E402
 from support.models.decoder_blocks import counted, decoder, products, rows  # noqa: E402
 from support.served_fixture import Served, served_fixture  # noqa: F401  # noqa: E402
 

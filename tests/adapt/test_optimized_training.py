@@ -23,7 +23,7 @@ from outblas.adapt.model_weights import model_weights  # noqa: E402
 from outblas.adapt.module_draft import plan_of  # noqa: E402
 from outblas.adapt.parts import ResidualSum  # noqa: E402
 from outblas.dispatch import device_registry  # noqa: E402
-from support.models import decoder_blocks as blocks
+from support.models import decoder_blocks as blocks  # noqa: E402
 from support.models.decoder_blocks import rows  # noqa: E402
 
 HALF = torch.bfloat16

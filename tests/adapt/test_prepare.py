@@ -23,7 +23,7 @@ from outblas.tune import tune_captured  # noqa: E402
 from outblas.tune.prepare import ALGORITHM, LIBRARY, TORCH, UNLISTED, PreparedProduct, PrepareReport  # noqa: E402
 from support.fused_fixture import host_fixture  # noqa: F401  # noqa: E402
 from support.gpus.known import H200  # noqa: E402
-from support.models import decoder_blocks as blocks
+from support.models import decoder_blocks as blocks  # noqa: E402
 from support.served_fixture import ANY, Served, served_fixture  # noqa: F401  # noqa: E402
 
 CHOICE = LibraryChoice(ANY, 1.2, 1.1, 1.3)

@@ -15,7 +15,7 @@ if str(TESTS) not in sys.path:
 from outblas.core.evaluation import Status, Verdict  # noqa: E402
 from outblas.core.problem import Problem  # noqa: E402
 from outblas.workers.sandbox import Sandbox, WorkerLoss  # noqa: E402
-from support import cheat_tools
+from support import cheat_tools  # noqa: E402
 
 PROBLEM = Problem(96, 80, 1000)
 NAMES = cheat_tools.names()

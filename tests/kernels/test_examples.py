@@ -19,7 +19,7 @@ from outblas_lab.custom.examples.example_kernels import all_examples, example, e
 from outblas_lab.custom.free_kernel import FreeKernel  # noqa: E402
 from outblas_lab.jail.carried_builds import CarriedBuilds  # noqa: E402
 from outblas_lab.jail.static_gate import examine  # noqa: E402
-from support.emulation import emulate
+from support.emulation import emulate  # noqa: E402
 from support.gpus.known import H200  # noqa: E402
 
 pytestmark = pytest.mark.long

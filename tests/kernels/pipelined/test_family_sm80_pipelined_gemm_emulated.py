@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 from outblas.core.problem import Problem  # noqa: E402
 from outblas.kernels.families.sm80_pipelined_gemm import Sm80PipelinedConfig  # noqa: E402
 from outblas.kernels.legality import why_illegal  # noqa: E402
-from support.emulation import emulate
+from support.emulation import emulate  # noqa: E402
 from support.gpus.known import H200  # noqa: E402
 from support.helpers import half_of_pairs  # noqa: E402
 

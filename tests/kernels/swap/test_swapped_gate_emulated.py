@@ -16,7 +16,7 @@ from outblas.core.problem import Problem  # noqa: E402
 from outblas.kernels.epilogue import STACKED_GATE, why_not_fused  # noqa: E402
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig  # noqa: E402
 from outblas.kernels.legality import why_illegal  # noqa: E402
-from support.emulation import emulate
+from support.emulation import emulate  # noqa: E402
 from support.gpus.known import H200  # noqa: E402
 from support.helpers import half_of_pairs  # noqa: E402
 
