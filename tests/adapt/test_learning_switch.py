@@ -21,8 +21,8 @@ from outblas.dispatch.enable import Switch  # noqa: E402
 from outblas.records.library import Library  # noqa: E402
 from outblas.records.library_row import LibraryRow  # noqa: E402
 from support.learning.fake_machine import FAST, FakeMachine  # noqa: E402
-from support.native_fixture import switch_of_cpu  # noqa: E402
-from support.served_fixture import ANY, Served, numbers  # noqa: E402
+from support.native_fixture import built_fixture, switch_of_cpu  # noqa: E402, F401
+from support.served_fixture import ANY, Served, numbers, served_fixture  # noqa: E402, F401
 
 
 class Registered(FakeMachine):

@@ -142,7 +142,7 @@ def test_the_driver_leaves_each_gpu_two_cores(
     monkeypatch: pytest.MonkeyPatch, cores: int, gpus: int, left: int
 ) -> None:
     from outblas.runtime import nvrtc
-    from outblas.workers import compile_ahead
+    from outblas_lab.pool import compile_for_pool as compile_ahead
     from outblas_lab.pool import worker_plan
     from support.gpus.known import H200
 
