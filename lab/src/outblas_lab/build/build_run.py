@@ -107,10 +107,6 @@ def copy_tables_from(work: BuildFolder, files: Sequence[Path]) -> None:
     table that was made with other kernel sources names their hash in its provenance; its bench in mode ``offline``
     proves its kernels with today's.
 
-    Args:
-        work: directory of the build, which must exist.
-        files: library files.
-
     Raises:
         UsageError: the libraries are of different kinds of GPU.
     """
@@ -158,8 +154,6 @@ def build(
     """Lock the directory, take over tables, then run the jobs.
 
     Args:
-        work: the directory, made if it is missing.
-        listed: the jobs, see :func:`jobs`.
         tables: tables that the directory may adopt.
         libraries: files of libraries whose tables the directory takes over if it lacks them (:func:`copy_tables_from`).
         sibling: directory of another GPU's build, whose finalists begin the tables that are missing (:func:`adopt`).
@@ -228,9 +222,6 @@ def _trial_modes(modes: Sequence[str]) -> list[str]:
 def run_job(work: BuildFolder, job: Sequence[str]) -> None:
     """Run one job in this process. Those of :data:`STEPS_WITHOUT_GPU` need no GPU.
 
-    Args:
-        job: the words of a job, see :func:`jobs`.
-
     Raises:
         UsageError: the directory is of other kernels or another GPU (:meth:`BuildFolder.check`), or the table is
             unknown.
@@ -249,9 +240,6 @@ def run_jobs(work: BuildFolder, listed: Sequence[Sequence[str]]) -> None:
 
     The seconds go to ``seconds.json``, those of a failed job included. At the end, the line of :func:`publish_seconds`
     is printed. Without jobs nothing happens.
-
-    Args:
-        listed: the jobs, see :func:`jobs`.
 
     Raises:
         OutblasError: a job failed. The jobs after it are not run.
@@ -283,9 +271,6 @@ def command_of_job(work: BuildFolder, job: Sequence[str]) -> list[str]:
 
     After ``-m outblas build-library`` come ``--work PATH``, ``--gpus N,N`` and ``--job``. The last argument is
     the job, e.g. ``"tune llm:TN:fp16:fp32"``. With ``work.from_nothing``, ``--from-nothing`` stands before ``--job``.
-
-    Args:
-        job: the job; its words are joined by blanks.
     """
     command = [sys.executable, "-m", "outblas", "build-library", "--work", str(work.path)]
     command += ["--gpus", ",".join(map(str, work.gpus))]
@@ -301,7 +286,6 @@ def add_seconds(work: BuildFolder, job: Sequence[str], seconds: float) -> dict[s
 
     Args:
         job: the job; its words joined by blanks are its name.
-        seconds: seconds to add.
     """
     path = work.path / "seconds.json"
     do = "move it away; it only has the seconds of jobs"
@@ -322,9 +306,6 @@ def publish_seconds(work: BuildFolder, seconds: dict[str, float]) -> str:
     The provenance gets ``seconds`` and ``seconds_of_making``, in which jobs of a build that this one began with stay.
     A library that was made from nothing also gets the record ``retune.json`` beside it. Without a library nothing is
     written.
-
-    Args:
-        seconds: job -> seconds.
     """
     made_in = _of_making(seconds)
     making = sum(made_in.values())
@@ -353,8 +334,6 @@ def parse_names(text: str, known: Sequence[str], option: str) -> list[str]:
     Duplicates stay. Blanks are part of a word: ``"a, b"`` has the word ``" b"``. An empty text is one empty word.
 
     Args:
-        text: the text, e.g. ``"tune,bench"``.
-        known: the allowed words.
         option: the option, for the error, e.g. ``--steps``.
 
     Raises:

@@ -97,9 +97,6 @@ def command_of(step: str, table: Table) -> str:
     """Return the command that runs one step again.
 
     Example: ``outblas build-library --steps tune --tables grid1000:TN:fp16:fp32``.
-
-    Args:
-        step: name of the step, not checked.
     """
     return f"outblas build-library --steps {step} --tables {table}"
 
@@ -110,9 +107,6 @@ def packaged_kernels(work: BuildFolder, gpu: Gpu) -> dict[Problem, list[KernelCo
     The neighbours are the nearest of those configs, at most six, legal and of a launch option worth trying. No config
     is repeated. A list is empty if the row falls back. The dictionary is empty if ``work.from_nothing`` or the package
     has no library for the GPU.
-
-    Args:
-        work: directory of the build; only ``from_nothing`` counts.
     """
     if work.from_nothing:
         return {}
@@ -275,8 +269,6 @@ def second_search(
     Args:
         step: a key of :data:`outblas_lab.build.build_work.PROVENANCE_KEYS`, the name of the run in the
             table's store. Another raises KeyError.
-        problems: problems to search; each must have a row.
-        offered: returns a problem's candidates.
         stale: list of finalists that is deleted; None: that of the first trials.
     """
     progress, better, rows = printer(f"{step} {table}"), 0, {row.problem: row for row in work.load().rows}
@@ -344,11 +336,7 @@ def search_weak_rows_again(work: BuildFolder, table: Table) -> None:
 
 
 def search_again(work: BuildFolder, table: Table, rows: Sequence[LibraryRow]) -> None:
-    """Search some rows of a tuned table once more, as :func:`search_weak_rows_again` does.
-
-    Args:
-        rows: rows of the table in the work's library.
-    """
+    """Search some rows of a tuned table once more, as :func:`search_weak_rows_again` does."""
     gpu, library = gpu_of_device(work.gpu_index), work.load()
     known, packaged = known_kernels(work, table, "again"), packaged_kernels(work, gpu)
 

@@ -48,7 +48,6 @@ class BuiltPack:
     """A pack that was built.
 
     Attributes:
-        path: the file.
         kernels: number of distinct sources in it.
         images: number of distinct cubins.
         bytes: size of the file.
@@ -168,10 +167,6 @@ def build(
 def build_for_wheel(path: Path = PACK, report: Callable[[str], None] = lambda line: None) -> Path:
     """Return the pack for a wheel: newly built, or without NVRTC (an isolated build) an earlier one that is current.
 
-    Args:
-        path: the pack.
-        report: receives lines of progress.
-
     Raises:
         ToolchainMissing: NVRTC is not installed and no current pack exists.
         RecordError: as :func:`build`.
@@ -191,9 +186,6 @@ def is_current(path: Path) -> bool:
     """Return True if a pack has this package's version, kernel files and libraries.
 
     False if it is missing or damaged; nothing is raised.
-
-    Args:
-        path: the pack.
     """
     try:
         about = CubinPack(path).about

@@ -110,10 +110,8 @@ def keep_trial(
     """Time the problems of a trial that its file lacks, and keep every line as it comes.
 
     Args:
-        start: name of the trial, a part of its file's name.
         chosen: problem -> its finalists.
         rounds: rounds of a problem; another number begins the trial anew.
-        station: opens a GPU and times a problem there.
         gpus: CUDA indices of the GPUs that share the problems; None: all of the work.
     """
     journal = _journal(work, table, start, chosen, rounds)
@@ -139,7 +137,6 @@ def live_station(
     """Return a station that proves and times the finalists of a problem in interleaved rounds.
 
     Args:
-        chosen: problem -> its finalists.
         options: settings of the evaluator; each GPU has its own index.
         fallbacks: problem -> the algorithm that is timed as its fall-back; None: none is.
     """
@@ -158,9 +155,6 @@ def live_station(
 def finalists_of_start(work: BuildFolder, table: Table, start: str) -> dict[Problem, list[KernelConfig]]:
     """Return problem -> the finalists that a trial times.
 
-    Args:
-        start: as for :func:`run_trial`.
-
     Raises:
         UsageError: the table is not tuned; for starts 4 to 9, the step was not run that finds their finalists.
     """
@@ -175,7 +169,6 @@ def finished_trial(
     """Return the lines of a finished trial without its settings; an empty list if it is not finished.
 
     Args:
-        start: as for :func:`run_trial`.
         chosen: the finalists that it must have timed; None: any.
 
     Raises:

@@ -118,12 +118,7 @@ def kernels_since(library: Library) -> str:
 
 
 def with_kernels(provenance: Mapping[str, Any], old: str, new: str) -> dict[str, Any]:
-    """Return a library's provenance in which a hash of kernel sources replaces one of equal kernels, tables included.
-
-    Args:
-        old: the hash that is replaced in each field ``kernels``.
-        new: the hash that replaces it.
-    """
+    """Return a library's provenance in which a hash of kernel sources replaces one of equal kernels, tables included."""
 
     def renamed(key: str, value: Any) -> Any:
         if isinstance(value, Mapping):

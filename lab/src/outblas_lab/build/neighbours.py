@@ -19,11 +19,6 @@ def neighbours(problem: Problem, config: KernelConfig, gpu: Gpu) -> list[KernelC
     Ideas: early loads of B, evenly spread CTAs, then the ideas of the config's family. The list has the first
     suggestion of each idea, then the second of each, and so on. Illegal suggestions are left out, so the list may be
     empty. Early loads and even spreading are suggested only for a config with ``pdl``.
-
-    Args:
-        problem: the problem that the configs must be able to run.
-        config: a legal config of any family.
-        gpu: the GPU.
     """
     ideas = [_early(config), _even(problem, config, gpu), *FAMILIES[config.family].neighbours(problem, config)]
     # The first suggestion of each idea, then the second of each: so a short list has some of every idea.

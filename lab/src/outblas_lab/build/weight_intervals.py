@@ -43,9 +43,6 @@ def search_intervals(work: BuildFolder, table: Table) -> None:
     goes on with the other weights. A new directory leaves out the weights whose intervals its library has of today's
     kernel sources (``--begin-with``).
 
-    Args:
-        table: the table; each weight is searched from its smallest to its largest M.
-
     Raises:
         Interrupted: Ctrl-C.
         OutblasError: as :func:`outblas.tune.tune_run.run_tune`.
@@ -142,7 +139,6 @@ def ranges_to_search(
     """Return the ranges of a directory's run. A new run has those of weights that the library does not know.
 
     Args:
-        folder: directory of the run.
         known: returns the weights that a library has of today's kernel sources.
     """
     file = RunFiles(folder).run

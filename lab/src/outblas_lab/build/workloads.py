@@ -71,9 +71,6 @@ def search_cold(work: BuildFolder, table: Table) -> None:
     The file is ``<stem>_trial_search_cold.jsonl``. A finished search is left as it is, a killed one goes on. The GPUs
     of the work share the problems. Larger products hardly depend on the caches.
 
-    Args:
-        table: the table; its kernels must be chosen.
-
     Raises:
         UsageError: the table is not tuned, or changed since the search began.
     """
@@ -89,7 +86,6 @@ def cold_options(work: BuildFolder, table: Table, step: str, rounds: int, rivals
     """Return the options of evaluation with cold caches: all kernels of a problem share its rounds.
 
     Args:
-        table: the table, whose known proofs are reused.
         step: a key of :data:`outblas_lab.build.build_work.SEEDS`.
         rivals: baselines that are timed beside the kernels.
     """
@@ -147,7 +143,6 @@ def run_workload_trial(work: BuildFolder, table: Table, mode: str) -> None:
     there is one file for each of three starts of the machine, and a call makes the one of this start.
 
     Args:
-        table: the table; its kernels must be chosen.
         mode: ``offline_cold``, or ``server``, which comes after it. That one uses the GPUs for which the host has cores
             enough (:func:`outblas_lab.pool.run_bench.serving_gpus`).
 
@@ -213,9 +208,6 @@ def workload_candidates(
 
     They are the best of a search with cold caches, if there was one, and the finalists of all trials. Those of other
     launch options take part without programmatic dependent launch.
-
-    Args:
-        rows: problem -> its row, for all problems of the table.
 
     Raises:
         UsageError: the table is not tuned.
@@ -287,9 +279,6 @@ def choose_workloads(work: BuildFolder, table: Table) -> None:
     """Choose the second winners of a table's rows, and save them in the work's library.
 
     A workload without a finished trial keeps the second winners that the rows have.
-
-    Args:
-        table: the table; its kernels must be chosen.
 
     Raises:
         UsageError: the table is not tuned, no trial is finished, or one did not time a row's plain choice.

@@ -274,10 +274,6 @@ def mean_regret(made: dict[tuple[str, int], Figure], agent: str) -> float:
 
     The regret is 1 / quality - 1, and the mean is arithmetic. Example: qualities 0.5 at budget 1 and 0.8 at 16 give
     0.625.
-
-    Args:
-        made: figures of one split, see :func:`figures`.
-        agent: name of the agent, which must have figures.
     """
     mine = [f for f in made.values() if f.agent == agent]
     within = [f for f in mine if OVERALL_BUDGETS[0] <= f.budget <= OVERALL_BUDGETS[1]] or mine

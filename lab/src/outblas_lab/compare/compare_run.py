@@ -408,14 +408,10 @@ class ScoreRequest:
     """Arguments of :func:`score_agent`.
 
     Attributes:
-        agent: the agent file.
-        recording: name or path of the recording.
         baselines: names of agents; none are allowed.
         split_seed: seed of the split and of its sample.
         sample: number of held-out problems to search, stratified by regime; None: all.
         seeds: seeds of every agent that draws.
-        folder: folder of the results.
-        command: the command line, for provenance.
         jobs: processes that search side by side.
         resume: False searches anew even if a score is there.
     """

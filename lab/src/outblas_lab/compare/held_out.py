@@ -304,7 +304,6 @@ def run_units(
     on ``jobs``: packages that use threads of their own get one.
 
     Args:
-        plan: the recording and what is held out.
         jobs: processes, one unit each at a time; at most one a unit is started.
         watch: hears of begun units and of silence; None: nobody does.
 

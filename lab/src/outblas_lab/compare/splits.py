@@ -173,9 +173,7 @@ def arms_of(agents: Sequence[str], sources: Sequence[str], gpu: Gpu) -> list[str
     An agent that learns from one recording has no arm with ``both``.
 
     Args:
-        agents: names of agents.
         sources: keys of :data:`SOURCES`, each once.
-        gpu: the judged GPU.
 
     Raises:
         UsageError: a source is unknown or given twice, or none is given; or an agent would have no arm.

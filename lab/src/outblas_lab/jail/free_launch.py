@@ -277,9 +277,6 @@ def launch_config(launch: LaunchBlock, problem: Problem, gpu: Gpu) -> Any:
 def encode_map(address: int, wanted: TensorMap, problem: Problem) -> Any:
     """Return the TMA descriptor of an operand for a launch block's tensor map. Equal requests return the same object.
 
-    Args:
-        wanted: operand, box and swizzle.
-
     Raises:
         DeviceError: the driver refuses it.
     """

@@ -93,10 +93,6 @@ class JailedEvaluator:
         first, in their order. Their baselines are None. A kernel that fails raises no error; its evaluation has the
         status, such as ``COMPILE_ERROR``.
 
-        Args:
-            problem: the product to compute.
-            kernels: free kernels.
-
         Yields:
             (evaluation, baselines of the same rounds or None).
 

@@ -63,9 +63,6 @@ def start_libraries(gpu_index: int, entries: Iterable[Bindable]) -> None:
     """Start CUDA, torch and the libraries of some entries on a GPU, for a process that is confined afterwards.
 
     An entry that fails is ignored.
-
-    Args:
-        entries: baselines that later calls need.
     """
     import torch
 
@@ -322,9 +319,6 @@ def free_proof_shapes(problem: Problem, launch: LaunchBlock, gpu: Gpu) -> list[P
     All have the layout, dtype and accumulator of ``problem``, at most 2 * 1024**3 FLOP, and are allowed by the launch
     block. The first is ``problem`` itself. If that has more FLOP, it is the sister whose largest extents were halved.
     Example: for 4096 x 4096 x 4096 the first is 1024 x 1024 x 1024.
-
-    Args:
-        launch: the kernel's launch block, ``kernel.launch``.
 
     Returns:
         The problems, each once; empty if the block allows none that small.

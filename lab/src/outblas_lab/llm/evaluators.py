@@ -30,8 +30,6 @@ COMPILE_ONLY = "compile"
 class EvaluatorChoice:
     """An evaluator as the command line names it. ``str()`` of it is its name.
 
-    Example: ``EvaluatorChoice("cuda:0", 0)`` and ``EvaluatorChoice("compile")``.
-
     Attributes:
         name: ``cuda:N``, ``cuda`` for several GPUs, ``compile`` or the path of a file.
         gpu_index: N of ``cuda:N``; else None.
@@ -53,9 +51,6 @@ class EvaluatorChoice:
 
 def choose_workers(plan: Workers) -> EvaluatorChoice:
     """Return the evaluator of several workers. Its name is ``cuda``, so a run may resume on other GPUs.
-
-    Args:
-        plan: the workers, of :func:`outblas_lab.pool.worker_plan.make_plan`.
 
     Raises:
         DeviceError: the workers would replay a recording, as they do on a machine without a GPU.
@@ -104,10 +99,7 @@ def parse_evaluator(text: str | None) -> EvaluatorChoice:
 def open_chosen_evaluator(place: EvaluatorChoice, gpu: str | None = None) -> Iterator[Evaluator]:
     """Open the evaluator of a place; it is closed at the end of the context.
 
-    It is a context manager: ``with open_chosen_evaluator(parse_evaluator("compile")) as evaluator:``.
-
     Args:
-        place: result of :func:`parse_evaluator`.
         gpu: short name of the packaged GPU whose architecture is the target of ``compile``; None: the reference GPU.
             It is ignored for the other places.
 
@@ -146,7 +138,6 @@ class WithTemplates(Evaluator):
     Its ``gpu``, ``source`` and ``baselines(problem)`` are those of the inner evaluator.
 
     Args:
-        inner: evaluator of free kernels.
         recorded: recorded evaluations; those of free kernels are ignored.
     """
 
@@ -170,9 +161,6 @@ class WithTemplates(Evaluator):
     def evaluate(self, pairs: Iterable[tuple[Problem, Candidate]]) -> Iterator[Evaluation]:
         """Yield one evaluation per pair, in order. Each pair is evaluated when the caller takes its result.
 
-        Args:
-            pairs: (problem, candidate) pairs.
-
         Raises:
             ToolchainMissing: a pair was not recorded, and a compiler is not installed.
         """
@@ -195,7 +183,6 @@ def compiled_template(problem: Problem, config: KernelConfig, gpu: Gpu) -> Evalu
     ``STATIC_REJECTED``, with its reason as the detail and without counters.
 
     Args:
-        config: the kernel's config.
         gpu: GPU whose architecture is the target.
 
     Raises:

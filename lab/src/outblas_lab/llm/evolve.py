@@ -84,11 +84,7 @@ class Evolution:
 
     Args:
         problems: problems of the requested kernels, each once.
-        models: models that write them.
-        evaluator: proves and times the kernels.
-        record: record of the run.
         client: client of the server. Its account starts at ``record.journal.spent()``; its request log is the journal.
-        settings: settings of the search.
         watch: called after every outcome, with it.
         counters: hardware counters that prompts show; by default none is known.
 
@@ -375,10 +371,6 @@ def log_gap(best_us: float | None, floor_us: float) -> float:
     """Return the natural log of (best known time / floor), at least 0; 1.0 if no time is known.
 
     Example: ``log_gap(4.0, 2.0)`` is log 2, about 0.693; ``log_gap(1.0, 2.0)`` is 0.0.
-
-    Args:
-        best_us: best known time, microseconds; None: none is known.
-        floor_us: least plausible time, microseconds.
     """
     return 1.0 if best_us is None else max(0.0, math.log(best_us / floor_us))
 
@@ -392,7 +384,6 @@ def next_problem(gaps: Mapping[str, float], tries: Mapping[str, int]) -> str | N
     Example: ``next_problem({"a": 0.5, "b": 0.9}, {"b": 1})`` returns ``"a"``.
 
     Args:
-        gaps: problem key -> :func:`log_gap`.
         tries: problem key -> chains begun so far; a missing key counts as 0.
     """
     open_gaps = [key for key, value in gaps.items() if value >= CLOSED_GAP]

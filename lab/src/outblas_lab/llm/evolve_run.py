@@ -43,7 +43,6 @@ class ServerSettings:
 
     Attributes:
         base_url: address; None: see :class:`outblas_lab.llm.client.Client`.
-        retry_policy: time limits and attempts.
         requests_per_minute: most requests per minute; None: no limit.
         tokens_per_minute: most tokens per minute, of prompts and answers together; None: no limit.
         temperature: temperature of sampling; None: the server's default.
@@ -62,11 +61,7 @@ class EvolveRequest:
 
     Attributes:
         problems: problems of the requested kernels, each once.
-        models: models that write them.
-        server: server and its settings.
         place: evaluator of the kernels, of :func:`outblas_lab.llm.evaluators.parse_evaluator`.
-        budget: limits on what is spent.
-        settings: settings of the search.
         path: folder of the run.
         command: the command line, for provenance.
         counters: file or folder of hardware counters that prompts show; None: none. See
@@ -88,7 +83,6 @@ def run_evolve(request: EvolveRequest, make_progress: MakeProgress) -> tuple[str
     """Evolve into the folder of the request, or resume the run of the same settings there.
 
     Args:
-        request: settings of the run.
         make_progress: called once, when the run begins, with (evolution, budget, account, client). It returns a
             function that is called after every outcome with that outcome.
 
@@ -211,7 +205,6 @@ def why_no_answer(journal: EvolveJournal, before: int = 0) -> str:
     Example: ``none of 3 requests was answered (the last: timeout, nothing within 300 s)``.
 
     Args:
-        journal: the run's record.
         before: number of requests of earlier sessions, which are skipped. They count only if this session sent none.
     """
     replies = islice(journal.replies(), before if journal.spent().requests > before else 0, None)
@@ -252,10 +245,7 @@ def write_recording(path: Path, evaluations: Iterable[Evaluation], gpu: Gpu, pro
     replaced.
 
     Args:
-        path: the file.
-        evaluations: the evaluations, in the order of the file.
         gpu: GPU of the figures.
-        provenance: provenance of the run, for the file's header.
 
     Raises:
         RecordError: the disk refuses it; an earlier file is kept.

@@ -14,7 +14,6 @@ class EvolveSettings:
     """Settings of a search, apart from its problems and its server.
 
     Attributes:
-        shape: shape of the archive.
         seed: seed of the archive's draws, and of the draw of models with different weights.
         turns: most turns of a conversation, with the first question.
         parallel: number of conversations at once.

@@ -116,7 +116,6 @@ def kernel_facts(evaluation: Evaluation, hardware: str = "") -> str:
     missing without any. Example: ``Machine code: hgmma 32, registers 168``.
 
     Args:
-        evaluation: evaluation of the kernel.
         hardware: as for :func:`feedback_text`.
     """
     left_out = {"compile_seconds", *PROFILED_COUNTERS}

@@ -50,10 +50,6 @@ class KnownCounters:
         marked as an estimate. Nothing is estimated for a free kernel.
 
         Example: ``Nsight Compute: tensor pipe 6.7%, HBM 4.5%, L2 hits 63.6%, occupancy 7.4%, main stalls wait 1.70``.
-
-        Args:
-            evaluation: evaluation of the kernel.
-            gpu: GPU of the estimate.
         """
         launches = self.of(evaluation)
         if launches:

@@ -54,8 +54,6 @@ def feature_distance(one: Problem, other: Problem, gpu: Gpu) -> tuple[int, float
     of extents, and 1 more if the problems are of different regimes. Equal problems give (0, 0.0).
 
     Args:
-        one: a problem.
-        other: another, or the same.
         gpu: GPU that decides the regimes.
     """
     types, apart = problem_distance(one, other)
@@ -81,7 +79,6 @@ class NearProblems:
         """Return the section, at most about :data:`SECTION_CHARS` characters long; "" if nothing is near.
 
         Args:
-            problem: problem of the prompt.
             archive: archive of the run. Its kernels of the problem itself are left out: a prompt shows them apart.
             kinds: kinds of answers that are asked for: without ``config`` the library's knobs are left out, without
                 ``code`` free kernels.

@@ -80,7 +80,6 @@ def first_prompt(
     None, [], {})[0]["role"]`` is ``"system"``. The user's text begins with ``# Problem``.
 
     Args:
-        gpu: the GPU of the requested kernels.
         baselines: baseline -> time in microseconds; may be empty.
         best_us: time in microseconds of the fastest proven kernel; None without one.
         parents: kernels to show: two, the slower first; or one, or none.
@@ -106,11 +105,7 @@ def first_prompt(
 
 
 def small_task_prompt(task: SmallTask, gpu: Gpu) -> list[Message]:
-    """Return a system message and a user message that ask for a small general kernel.
-
-    Args:
-        gpu: the GPU of the kernel.
-    """
+    """Return a system message and a user message that ask for a small general kernel."""
     problem = task.problem
     text = _fill(
         "small_task", says=f"{task.says}.", m=problem.m, k=problem.k, n=problem.n, hardware=describe_gpu(gpu),
@@ -125,9 +120,6 @@ def kernel_guide(problem: Problem, gpu: Gpu) -> str:
 
     It has the parts of :func:`first_prompt` that do not ask for an answer. The text begins with ``You write GPU
     kernels``.
-
-    Args:
-        gpu: the GPU of the kernels.
     """
     return _fill(
         "guide",
@@ -157,10 +149,7 @@ def choice_prompt(
     The message is a dictionary with ``role`` and ``content``.
 
     Args:
-        gpu: the GPU.
-        offered: the configs.
         tried: one line for each tried config that is worth showing; if empty, the text says ``Nothing.``
-        n: number of configs to choose.
     """
     text = _fill(
         "choose",
@@ -186,9 +175,7 @@ def follow_up(
         kind: kind of the outcome, a key of :data:`FOLLOW_UPS`; another (such as ``compiled``) raises KeyError.
         words: the outcome's words; if empty, the text says ``no more is known``. The texts of ``cut``, ``empty`` and
             ``refusal`` do not contain them.
-        gpu: the GPU.
         best_us: time in microseconds of the fastest proven kernel; None without one.
-        max_tokens: most tokens of an answer.
         kinds: requested kinds of answers, at least one.
     """
     return _fill(
@@ -297,8 +284,6 @@ def shown_kernel(title: str, candidate: Mapping[str, Any], facts: str = "", most
     """Return a kernel for a prompt: a line, facts on it, and a fenced block of its code or of its knobs.
 
     Args:
-        title: the first line.
-        candidate: the kernel as JSON values.
         facts: lines below the title; may be empty.
         most: number of characters of code that are kept; longer code is clipped in its middle.
     """

@@ -94,9 +94,6 @@ class KernelFolder:
     def store(self, found: SourcedEvaluation) -> bool:
         """Keep a proven kernel: its evaluation, an entry of the archive, and ``best/`` if its score is the best.
 
-        Args:
-            found: the kernel's evaluation and its origin.
-
         Returns:
             False if the archive had the kernel for this problem; then nothing changes.
 

@@ -222,7 +222,6 @@ def profiled_counters(problem: Problem, config: KernelConfig, gpu: Gpu, gpu_inde
 
     Args:
         config: a kernel that was proven on it.
-        gpu: properties of the GPU.
         gpu_index: CUDA's index of the GPU.
         tool: path of ncu.
 

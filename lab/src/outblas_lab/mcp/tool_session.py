@@ -34,7 +34,6 @@ class SessionSettings:
         place: evaluator of free kernels, of :func:`outblas_lab.llm.evaluators.parse_evaluator`. A GPU also evaluates
             template kernels.
         recording: name or path of the recording that answers for template kernels without a GPU.
-        limits: limits of the session.
         folder: folder of the archive; None: the session has no archive.
     """
 
@@ -48,13 +47,6 @@ class ToolSession:
     """The state that the tools share. Use it as a context manager; it opens parts at their first use.
 
     One thread at a time may call it.
-
-    Args:
-        settings: settings of the session.
-
-    Attributes:
-        settings: settings of the session.
-        budget: spending so far.
 
     Raises:
         UsageError: the folder is no archive.

@@ -212,11 +212,7 @@ def figures_by_start(rows: Sequence[Row], starts: int | None = None) -> Row:
 def figures_by_key(
     rows: Iterable[Row], key: Callable[[Row], str], order: Callable[[str], Any] = lambda name: name
 ) -> dict[str, Row]:
-    """Return ``{key: {n, geomean of published}}`` of rows grouped by a key.
-
-    Args:
-        key: function that returns a row's group.
-    """
+    """Return ``{key: {n, geomean of published}}`` of rows grouped by a key."""
     groups: dict[str, list[float]] = {}
     for row in rows:
         groups.setdefault(key(row), []).append(row["published"])

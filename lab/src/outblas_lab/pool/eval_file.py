@@ -38,10 +38,7 @@ def eval_file(problem: Problem, path: Path, gpu_index: int | None, base_dir: Pat
     """Evaluate a file's kernel; write ``<base_dir>/eval_<problem>_<kernel>.json`` and return the printed result.
 
     Args:
-        problem: the product to compute.
-        path: the kernel's file.
         gpu_index: CUDA ordinal; None: no GPU, so the kernel is only compiled and inspected.
-        base_dir: folder of the result.
 
     Raises:
         UsageError: the file cannot be used.

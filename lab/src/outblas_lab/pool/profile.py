@@ -53,7 +53,6 @@ class ProfileRequest:
     """Request for one call of :func:`run_profile`.
 
     Attributes:
-        path: directory of a tune run.
         gpu_index: CUDA's index of the GPU.
         top: number of candidates per problem, the fastest that passed; 1 or more. Unused with ``config``.
         mnk: ``M_N_K`` of the problems, e.g. ``["64_4096_64"]``; empty takes all of the run.
@@ -79,7 +78,6 @@ def run_profile(request: ProfileRequest, progress: Progress | None = None) -> Pr
     If the store holds all of them, neither a GPU nor ncu is needed.
 
     Args:
-        request: which candidates, and by what.
         progress: called after each batch with the number of candidates done, those in the store included, and of all.
 
     Raises:

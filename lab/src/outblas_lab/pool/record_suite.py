@@ -334,9 +334,6 @@ def choose_candidates(
     The draw depends on the seed, the problem and the legal candidates alone. The model's part has the candidates that
     it predicts to be fastest, without those that were drawn. Launch options take turns in it, because each has a best
     kernel of its own.
-
-    Args:
-        catalogue: the candidates to choose from, legal ones or not.
     """
     legal = [config for config in catalogue if why_illegal(problem, config, gpu) is None]
     rng = random.Random(f"{draw.seed}/{problem.key}")

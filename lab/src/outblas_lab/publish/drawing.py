@@ -76,7 +76,6 @@ def svg_content(figure: Any, name: str) -> str:
     """Return what stands between ``<svg>`` and ``</svg>``; the same figure and name give the same text.
 
     Args:
-        figure: a ``matplotlib.figure.Figure``.
         name: part of every id, so that figures of one page share none.
     """
     import matplotlib
@@ -98,8 +97,6 @@ def picture(figure: Any, title: str, below: str, description: str, drawn: Any) -
 
     Args:
         figure: a ``matplotlib.figure.Figure`` of 72 dots per inch, with room for two lines of text at its top.
-        title: first line.
-        below: second line.
         description: the figure in words, for who cannot see it.
         drawn: JSON of all that is drawn, whose digest tells whether a picture is current.
     """

@@ -102,7 +102,6 @@ def mean_in_words(geomean: float, starts: Sequence[float] | None, bootstrap: Seq
     The mean is of each problem's median over the starts. So it may lie outside the range of the starts' own means.
 
     Args:
-        geomean: the geometric mean.
         starts: least and greatest mean of a start of the machine; None: there was one start.
         bootstrap: 95% interval over problems; None: the problems are no sample.
     """

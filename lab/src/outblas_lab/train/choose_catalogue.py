@@ -63,9 +63,6 @@ def time_matrix(rows: Sequence[MeasuredRow], gpu: Gpu) -> MeasuredTimes:
 
     Kernels with the knobs ``early`` or ``even`` are left out. Kernels for few tokens count in ``best`` and ``given``,
     but cannot be chosen.
-
-    Args:
-        gpu: the GPU that was measured.
     """
     kernels = tuple(dict.fromkeys(c.with_knobs(pdl=False) for row in rows for c in row.configs if _is_choosable(c)))
     where = {k: i for i, k in enumerate(kernels)}
@@ -156,11 +153,7 @@ def gaps_by_source(known: MeasuredTimes, kernels: Sequence[KernelConfig]) -> dic
 
 
 def report_gaps(name: str, known: MeasuredTimes, kernels: Sequence[KernelConfig]) -> str:
-    """Return the gaps to the best known times as text, one line per source, without a newline at the end.
-
-    Args:
-        kernels: the kernels to judge.
-    """
+    """Return the gaps to the best known times as text, one line per source, without a newline at the end."""
     gaps, sources = log_gaps(known, kernels), [row.source for row in known.problems]
     lines = []
     for source, mean in gaps_by_source(known, kernels).items():

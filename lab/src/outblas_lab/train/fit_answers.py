@@ -68,7 +68,6 @@ def fit_answers(paths: Sequence[Path], folder: Path, report: Callable[[str], Non
     Args:
         paths: files of recorded answers, of one or more GPUs.
         folder: the folder to write to, one file ``<gpu>.npz`` per GPU.
-        report: receives one line for each part of the fit.
 
     Returns:
         One line about the fit of each GPU.

@@ -495,7 +495,6 @@ def figures(guesses: Sequence[Guess], rules: dict[int, Rule]) -> list[dict[str, 
     The two of the fastest baseline are None if it is unknown.
 
     Args:
-        guesses: predictions for problems that were kept out.
         rules: fold -> rule.
     """
     found = []

@@ -43,7 +43,6 @@ def measured_row(source: str, problem: Problem, times: Mapping[KernelConfig, flo
     """Return the row of some times, in the mapping's order. Times that are nan, inf, 0 or negative are left out.
 
     Args:
-        source: source of the times, e.g. a file's name.
         times: kernel -> microseconds. If none is left, the row is empty.
     """
     kept = {c: t for c, t in times.items() if np.isfinite(t) and t > 0}
@@ -139,7 +138,6 @@ def fit(rows: Sequence[MeasuredRow], gpu: Gpu, steps: int = 60) -> Coefficients:
 
     Args:
         rows: measured rows, at least one, none of them empty.
-        gpu: the GPU of the measurements.
         steps: most iterations.
     """
     cells = _cells(rows, gpu)

@@ -89,9 +89,6 @@ def fit_model(measured: Measurements, folds: int) -> dict[str, Any]:
 
     The coefficients are fitted on all problems. The figures under ``checks`` are for problems that were held out.
 
-    Args:
-        folds: number of folds, by shape.
-
     Returns:
         A dict with the keys ``format, gpu, coefficients, residual, checks, provenance``.
     """

@@ -112,10 +112,8 @@ class CandidatePolicy(MaskableActorCriticPolicy):
     It begins as the regressor's greedy order: the last layer of the scorer is 0.
 
     Args:
-        observation_space: that of :class:`outblas_lab.train.env.TuningEnv`.
         action_space: ``Discrete``, one action per candidate.
         lr_schedule: remaining share of the training -> learning rate.
-        more: other arguments of ``MaskableActorCriticPolicy``.
     """
 
     def __init__(self, observation_space: Any, action_space: Any, lr_schedule: Any, **more: Any) -> None:

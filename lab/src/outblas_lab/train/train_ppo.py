@@ -191,9 +191,7 @@ def make_learner(
     """Return the learner, as new or from its last checkpoint ``ppo.zip``, and the transitions that it has seen.
 
     Args:
-        parts: recorded problems of one GPU or several.
         begun: its regressor provides the guesses of the environment.
-        run: place of the checkpoint and of TensorBoard's logs.
         evaluator_of: makes the evaluator of a part's recording.
 
     Raises:
@@ -227,10 +225,6 @@ def make_learner(
 def save_checkpoint(model: Any, path: Path) -> None:
     """Write a learner atomically: a process that is killed meanwhile leaves the checkpoint before; return None.
 
-    Args:
-        model: a learner of Stable-Baselines3.
-        path: the file, e.g. ``ppo.zip``.
-
     Raises:
         RecordError: the disk refuses. The old file is kept.
     """
@@ -241,10 +235,6 @@ def save_checkpoint(model: Any, path: Path) -> None:
 
 def load_checkpoint(path: Path, **arguments: Any) -> Any:
     """Return the learner of a checkpoint.
-
-    Args:
-        path: file of :func:`save_checkpoint`.
-        arguments: those of ``MaskablePPO.load``.
 
     Raises:
         RecordError: the file is damaged.
@@ -333,9 +323,7 @@ def claim_folder(run: TrainingRun, settings: Any, parts: Sequence[TrainingPart])
     """Write the settings of a training to its folder, or refuse a folder of other settings; return None.
 
     Args:
-        run: the folder; without one, nothing happens.
         settings: a dataclass of settings with a field ``steps``, which may differ: a training may be prolonged.
-        parts: recorded problems of the training.
 
     Raises:
         UsageError: the folder has a training of other settings.

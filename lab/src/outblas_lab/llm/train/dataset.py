@@ -30,9 +30,6 @@ def prompt_messages(prompt: Text, chat: bool) -> Text:
 
     Text becomes one message of the user. Messages become their contents, with a blank line between two. The returned
     text always ends with an added line break: ``prompt_messages("x", False)`` is ``"x\n"``.
-
-    Args:
-        chat: True returns messages.
     """
     if chat:
         return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt

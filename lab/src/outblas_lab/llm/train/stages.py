@@ -71,7 +71,6 @@ def train(
     model is left in ``run/<stage>/final``.
 
     Args:
-        language: prompts and answers, of the name ``settings.language``.
         resume: go on from the last checkpoint of a killed training. Its kernels are not evaluated again. Nothing is
             trained if all steps were taken. Without a checkpoint the stage begins anew.
 
@@ -184,11 +183,7 @@ def _grpo(
 
 
 def served(url: str | None) -> dict[str, Any]:
-    """Return the options of trl by which a vLLM server generates the answers; empty without a server.
-
-    Args:
-        url: address of the server, without ``/v1``.
-    """
+    """Return the options of trl by which a vLLM server generates the answers; empty without a server."""
     return {} if url is None else {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": url}
 
 

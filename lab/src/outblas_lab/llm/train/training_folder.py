@@ -92,9 +92,6 @@ def trained_steps(checkpoint: Path) -> int | None:
     """Return the number of steps of a checkpoint; None if its state is missing or cut off.
 
     Example: 5 if ``trainer_state.json`` has ``{"global_step": 5}``. The folder's name does not matter.
-
-    Args:
-        checkpoint: folder with ``trainer_state.json``, of which ``global_step`` is read.
     """
     try:
         return int(json.loads((checkpoint / _STATE).read_text(encoding="utf-8"))["global_step"])
@@ -107,9 +104,6 @@ def drop_later_lines(path: Path, steps: int) -> None:
 
     A line that was cut off by a kill, or has no ``step``, is removed, too. A missing file is ignored. Example: of the
     steps 1, 2 and 3, ``drop_later_lines(path, 2)`` keeps 1 and 2.
-
-    Args:
-        path: the log, one JSON object with ``step`` a line.
     """
     if not path.exists():
         return

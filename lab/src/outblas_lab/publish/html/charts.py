@@ -22,7 +22,6 @@ class Series:
     Attributes:
         name: text of the legend; series of the same name are switched together.
         artists: their ``matplotlib.artist.Artist``; one each for bars, one in all for lines, dots and bands.
-        colour: a CSS colour.
         mark: shape in the legend: ``line``, ``dashed``, ``dots`` or ``bars``; an empty text: not part of it.
         tips: a text per value, shown under the pointer.
         rows: numbers of the group's rows, whose texts the page's script writes; in place of `tips`.
@@ -54,8 +53,6 @@ class Chart:
         Args:
             x: quantity and unit of the horizontal axis.
             y: those of the vertical axis.
-            width: width in points.
-            height: height in points.
         """
         from matplotlib.figure import Figure
 
@@ -77,8 +74,6 @@ class Chart:
 
         Args:
             axis: ``x`` or ``y``.
-            low: its lowest ratio.
-            high: its highest.
             ticks: ratios with a label.
         """
         self.axes.set(**{f"{axis}scale": "log", f"{axis}lim": (low, high)})

@@ -65,7 +65,6 @@ def heat_level(published: float, limit: float) -> int:
     Example: ``heat_level(2.0, 2.0)`` is 10, ``heat_level(0.5, 2.0)`` is -10. Beyond the limit it stays there.
 
     Args:
-        published: the speed-up.
         limit: ratio of the last step, above 1.
     """
     level = round(STEPS * math.log(published) / math.log(limit))

@@ -37,7 +37,6 @@ class Group:
         layout: ``TN`` or ``NN``.
         dtype: ``fp16`` or ``bf16``.
         acc: ``fp32`` or ``fp16``.
-        mode: mode of the bench.
         early: True if the rows need constant weights.
     """
 

@@ -122,10 +122,6 @@ def again_table(results: Sequence[Result], gpu: str) -> str:
     """Return Markdown: the common command, then a table of file, further options and GPU minutes.
 
     Minutes are those of the GPU, all starts together. A dash stands for a file that was made before they were kept.
-
-    Args:
-        results: the published bench files of a GPU, in the order of the rows.
-        gpu: short name of the GPU, that of the folder of the files.
     """
     rows = []
     for result in results:

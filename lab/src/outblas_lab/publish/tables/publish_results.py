@@ -95,12 +95,7 @@ def check_published(folder: Path, root: Path = Path()) -> list[str]:
 
 
 def generated_blocks(measured: Measured, *beside: Measured) -> dict[tuple[str, str], Callable[[], str]]:
-    """Return (page, name of the block) -> the block's text, for every page from the root of the repository.
-
-    Args:
-        measured: result files of the GPU that comes first.
-        beside: those of the other GPUs, whose folders lie beside its folder.
-    """
+    """Return (page, name of the block) -> the block's text, for every page from the root of the repository."""
     folder, gpus = measured.folder, (measured, *beside)
     benched = [gpu for gpu in gpus if gpu.results]
     compared = comparison_of(folder)
@@ -295,11 +290,7 @@ def knob_page() -> str:
 
 
 def attribute_texts(doc: str) -> dict[str, str]:
-    """Return attribute -> text of the section ``Attributes:`` of a docstring; empty without such a section.
-
-    Args:
-        doc: a docstring in Google style, without its indent.
-    """
+    """Return attribute -> text of the section ``Attributes:`` of a docstring; empty without such a section."""
     section = re.search(r"^(?:Attributes|Args):\n((?:[ \t]+.*\n?|\n)+)", doc, re.M)
     found: dict[str, str] = {}
     names: list[str] = []

@@ -222,9 +222,6 @@ _STEP_PARTS = {
 def vllm_block(folder: Path) -> str:
     """Return the tables of vLLM with and without OutBLAS; one line if nothing was measured.
 
-    Args:
-        folder: folder of a GPU's result files, which has or has not ``vllm.json``.
-
     Raises:
         OSError: the file cannot be read.
         LookupError: it lacks a field.
