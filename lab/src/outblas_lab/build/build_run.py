@@ -114,7 +114,9 @@ def copy_tables_from(work: BuildFolder, files: Sequence[Path]) -> None:
     libraries = [work.load(), *found] if work.library.exists() else found
     if not libraries:
         return
-    _check_one_gpu(libraries)
+    gpus = sorted({library.gpu for library in libraries})
+    if len(gpus) > 1:
+        raise UsageError(f"libraries of {', '.join(gpus)}", "one kind of GPU", "leave the others out")
     rows: dict[Problem, LibraryRow] = {}
     tables: dict[str, Any] = {}
     for library in libraries:
@@ -136,12 +138,6 @@ def _with_intervals_of(library: Library, others: Sequence[Library]) -> Library:
             own: dict[str, Any] = {kind: joined(getattr(other, kind), getattr(library, kind))}
             library = replace(library, provenance={**library.provenance, kind: {**found, **known}}, **own)
     return library
-
-
-def _check_one_gpu(libraries: Sequence[Library]) -> None:
-    gpus = sorted({library.gpu for library in libraries})
-    if len(gpus) > 1:
-        raise UsageError(f"libraries of {', '.join(gpus)}", "one kind of GPU", "leave the others out")
 
 
 def build(
@@ -260,7 +256,11 @@ def run_jobs(work: BuildFolder, listed: Sequence[Sequence[str]]) -> None:
                 )
         finally:
             spent = monotonic() - begin
-            seconds = add_seconds(work, job, spent)
+            kept, name = work.path / "seconds.json", " ".join(job)
+            do = "move it away; it only has the seconds of jobs"
+            seconds = dict(read_object(kept, "what a build wrote", do)) if kept.exists() else {}
+            seconds[name] = round(seconds.get(name, 0.0) + spent, 1)
+            write_json(kept, seconds)
             print(f"{' '.join(job)}: {spent:.0f} s", flush=True)
     if listed:  # without jobs the library keeps the seconds that it has
         print(publish_seconds(work, seconds), flush=True)
@@ -276,24 +276,6 @@ def command_of_job(work: BuildFolder, job: Sequence[str]) -> list[str]:
     command += ["--gpus", ",".join(map(str, work.gpus))]
     command += ["--from-nothing"] if work.from_nothing else []
     return [*command, "--job", " ".join(job)]
-
-
-def add_seconds(work: BuildFolder, job: Sequence[str], seconds: float) -> dict[str, float]:
-    """Add seconds to a job in ``<work>/seconds.json`` and return job -> seconds of all jobs in that file.
-
-    A job that ran several times has the sum, rounded to 0.1 s. The file is made if it is missing; its folder must
-    exist.
-
-    Args:
-        job: the job; its words joined by blanks are its name.
-    """
-    path = work.path / "seconds.json"
-    do = "move it away; it only has the seconds of jobs"
-    known = read_object(path, "what a build wrote", do) if path.exists() else {}
-    name = " ".join(job)
-    known[name] = round(known.get(name, 0.0) + seconds, 1)
-    write_json(path, known)
-    return dict(known)
 
 
 def publish_seconds(work: BuildFolder, seconds: dict[str, float]) -> str:

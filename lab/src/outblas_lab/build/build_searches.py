@@ -332,7 +332,9 @@ def search_weak_rows_again(work: BuildFolder, table: Table) -> None:
     Raises:
         UsageError: the table is not tuned.
     """
-    search_again(work, table, [row for row in rows_of_table(work.load(), table).rows if is_weak(row)])
+    rows = rows_of_table(work.load(), table).rows
+    weak = [r for r in rows if r.plain is None or r.plain.speedup < WEAK_BELOW or r.choice("pdl") is None]
+    search_again(work, table, weak)
 
 
 def search_again(work: BuildFolder, table: Table, rows: Sequence[LibraryRow]) -> None:
@@ -359,15 +361,6 @@ def search_again(work: BuildFolder, table: Table, rows: Sequence[LibraryRow]) ->
         return worth_trying(problem, (*first[problem], *first_search_candidates(problem, gpu)))
 
     second_search(work, table, "again", list(first), PreferredFirstAgent(first, then), budget, offered)
-
-
-def is_weak(row: LibraryRow) -> bool:
-    """Return True if a row needs another search.
-
-    It does without a kernel for ``plain`` or ``pdl``. It does, too, if the plain one's speed-up over the fastest
-    baseline is below 1.01 (:data:`WEAK_BELOW`).
-    """
-    return row.plain is None or row.plain.speedup < WEAK_BELOW or row.choice("pdl") is None
 
 
 def of_intervals(problem: Problem, library: Library, gpu: Gpu) -> list[KernelConfig]:

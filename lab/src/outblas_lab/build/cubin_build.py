@@ -159,7 +159,7 @@ def build(
         elif isinstance(result, Cubin):
             cubins[pack_key(source, ARCHITECTURE)] = result
         progress.step(compiled=isinstance(result, CompileError) or not result.from_cache)
-    data = pack_bytes(cubins, _about())
+    data = pack_bytes(cubins, {**_identity(), "nvrtc": nvrtc_version(), "architectures": [ARCHITECTURE]})
     write_atomic(path, data)
     return BuiltPack(path, len(cubins), CubinPack(path).images, len(data), tuple(sorted(left_out)))
 
@@ -198,10 +198,6 @@ def _identity() -> dict[str, Any]:
     libraries = {gpu: hashlib.sha256(data).hexdigest() for gpu, data in packaged_libraries().items()}
     general = {gpu: hashlib.sha256(data).hexdigest() for gpu, data in any_shape_files().items()}
     return {"outblas": __version__, "kernels": kernels_sha(), "libraries": libraries, "any_shape": general}
-
-
-def _about() -> dict[str, Any]:
-    return {**_identity(), "nvrtc": nvrtc_version(), "architectures": [ARCHITECTURE]}
 
 
 class _Progress:

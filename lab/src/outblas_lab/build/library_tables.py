@@ -118,7 +118,7 @@ def kernels_since(library: Library) -> str:
 
 
 def with_kernels(provenance: Mapping[str, Any], old: str, new: str) -> dict[str, Any]:
-    """Return a library's provenance in which a hash of kernel sources replaces one of equal kernels, tables included."""
+    """Return a library's provenance in which a hash of kernel sources replaces one of equal kernels, in tables, too."""
 
     def renamed(key: str, value: Any) -> Any:
         if isinstance(value, Mapping):

@@ -105,7 +105,7 @@ def wide_candidates(problem: Problem, known: Sequence[KernelConfig], gpu: Gpu) -
 def near_candidates(
     problem: Problem, won: Mapping[Problem, Mapping[Launch, KernelConfig]], gpu: Gpu
 ) -> list[KernelConfig]:
-    """Return neighbours of a problem's best plain kernel and winners of nearby shapes, in turns, without its own best."""
+    """Return neighbours of a problem's best plain kernel and winners of nearby shapes, in turns, without its best."""
     best = won[problem]
     near = neighbours(problem, best["plain"], gpu) if "plain" in best else []
     plain_only = {p: {"plain": found["plain"]} for p, found in won.items() if "plain" in found}

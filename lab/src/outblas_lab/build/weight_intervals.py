@@ -210,17 +210,16 @@ def search_gates(work: BuildFolder, table: Table) -> None:
 def _gates_request(work: BuildFolder, table: Table) -> TuneRequest:
     gates = engine_gates() if table.suite == "engine" else frozenset[tuple[int, int]]()
     ranges = ranges_of_suite(table.suite, [p for p in table.problems() if (p.n, p.k) in gates])
-    path, known = work.path / f"{table.stem}_gates", partial(_known_weights, table=table)
+    path = work.path / f"{table.stem}_gates"
+
+    def known(library: Library) -> set[Weight]:
+        return {one.weight for one in library.gates} if _are_of_today(library, table) else set()
+
     ranges = replace(ranges, ranges=ranges_to_search(work, path, ranges.ranges, known))
     return TuneRequest(
         (), table.suite, "transfer", ENGINE_BUDGET, SEED, Device(gpu_index=work.gpu_index), path,
         command_of("gates", table), gate_plan(make_plan("local", gpus=work.gpus), ranges, work.load()), ranges=ranges,
     )  # fmt: skip
-
-
-def _known_weights(library: Library, table: Table) -> set[Weight]:
-    """Return the weights of a library's gates, if those of the table are of today."""
-    return {one.weight for one in library.gates} if _are_of_today(library, table) else set()
 
 
 def _are_of_today(library: Library, table: Table) -> bool:

@@ -325,7 +325,10 @@ def second_winner(row: LibraryRow, entries: Sequence[TrialEntry], mode: str) -> 
     Raises:
         UsageError: the trial did not try the row's plain choice.
     """
-    entry = of_all_starts(entries)
+    entry = pooled(entries)
+    # Entries whose algorithm is not the same in every start are left out.
+    said = {name: {algorithm_of_detail(each.details.get(name, "")) for each in entries} for name in RIVALS}
+    entry = replace(entry, timings={n: timing for n, timing in entry.timings.items() if len(said.get(n, {""})) == 1})
     plain = FALLBACK if row.plain is None else config_name(row.plain.config)
     if plain not in entry.timings:
         if plain in entry.failed or plain == FALLBACK:
@@ -351,14 +354,6 @@ def second_winner(row: LibraryRow, entries: Sequence[TrialEntry], mode: str) -> 
     if best in (LT_AUTO, LT_HEURISTIC):
         return SecondWinner(None, *sure[best], algorithm_of_detail(entry.details[best]))
     return SecondWinner(None if best == FALLBACK else config_from_name(best), *sure[best])
-
-
-def of_all_starts(entries: Sequence[TrialEntry]) -> TrialEntry:
-    """Return one entry with the rounds of all starts; a rival that ran another algorithm in one of them is left out."""
-    found = pooled(entries)
-    said = {name: {algorithm_of_detail(each.details.get(name, "")) for each in entries} for name in RIVALS}
-    same = {name: timing for name, timing in found.timings.items() if len(said.get(name, {""})) == 1}
-    return replace(found, timings=same)
 
 
 def over_plain(entry: TrialEntry, plain: str, name: str, mode: str) -> tuple[float, float, float]:

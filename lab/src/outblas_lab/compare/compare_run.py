@@ -29,7 +29,6 @@ from outblas_lab.compare.splits import (
     PUBLIC_SHARE,
     PUBLIC_SPLIT,
     SOURCES,
-    Split,
     arm_parts,
     arms_of,
     check_split,
@@ -115,7 +114,11 @@ def run_compare(
     if request.resume and out_path.exists():
         _check_replaced(request, arms, recording, other)
     made = {name: held_out_tasks(plan, recording, name) for name in request.splits}
-    learned = _learned(made, recording, other)
+    sources = [""] if other is None else ["", *SOURCES]  # an agent by itself has source ""
+    learned = {
+        name: {source: sum(len(p.problems) for p in parts_of(source, split, recording, other)) for source in sources}
+        for name, (split, _) in made.items()
+    }
     units = _units(request, arms, recording.gpu)
     keys = {split: [task.key for task in tasks] for split, (_, tasks) in made.items()}
     total = sum(len(keys[unit.split]) for unit in units)
@@ -155,19 +158,6 @@ def run_compare(
             f"them, move {out_path} away and repeat their command"
         )
     return out_path
-
-
-def _learned(
-    made: Mapping[str, tuple[Split, Sequence[HeldOutTask]]], recording: Recording, other: Recording | None
-) -> dict[str, dict[str, int]]:
-    """Return split -> source -> number of training problems, of all GPUs together; an agent by itself has source
-    ``""``.
-    """
-    sources = [""] if other is None else ["", *SOURCES]
-    return {
-        name: {source: sum(len(p.problems) for p in parts_of(source, split, recording, other)) for source in sources}
-        for name, (split, _) in made.items()
-    }
 
 
 def _watch(say: Callable[[str], None] | None, training: Mapping[str, Mapping[str, int]]) -> Watch | None:

@@ -147,7 +147,10 @@ class FreshOperands:
             if inexact:
                 raise GateFailed(Status.WRONG, f"{int(inexact)} sums of integers are not exact {where}")
         if kind == "twins":
-            self._same_bits(places)
+            first: dict[int, Any] = {}
+            for place in places:
+                if not equal_bits(first.setdefault(place.seed, place.c), place.c):
+                    raise GateFailed(Status.NOT_REPEATABLE, "two calls on equal operands differ in some bit")
         return max(ratio for _, ratio, _, _ in found)
 
     def _compare(self, place: Place, kind: Kind) -> Any:
@@ -174,12 +177,6 @@ class FreshOperands:
         inexact = ((c != expected) & exact).sum()
         ratio = reference.worst_error_ratio(c)
         return torch.stack([each.to(torch.float64) for each in (changed, ratio, inexact, special)])
-
-    def _same_bits(self, places: Sequence[Place]) -> None:
-        first: dict[int, Any] = {}
-        for place in places:
-            if not equal_bits(first.setdefault(place.seed, place.c), place.c):
-                raise GateFailed(Status.NOT_REPEATABLE, "two calls on equal operands differ in some bit")
 
 
 def same_bits(results: Sequence[Any], others: Sequence[Any]) -> bool:

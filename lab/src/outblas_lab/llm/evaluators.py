@@ -13,7 +13,7 @@ from outblas.core.config import Candidate, KernelConfig
 from outblas.core.errors import CompileError, DeviceError, UsageError
 from outblas.core.evaluation import Evaluation, Status, Verdict
 from outblas.core.evaluator import Evaluator
-from outblas.core.gpu_records import packaged_gpu, reference_gpu
+from outblas.core.gpu_records import reference_gpu
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu, architecture
 from outblas_lab.custom.free_kernel import FreeKernel
@@ -96,7 +96,7 @@ def parse_evaluator(text: str | None) -> EvaluatorChoice:
 
 
 @contextmanager
-def open_chosen_evaluator(place: EvaluatorChoice, gpu: str | None = None) -> Iterator[Evaluator]:
+def open_chosen_evaluator(place: EvaluatorChoice) -> Iterator[Evaluator]:
     """Open the evaluator of a place; it is closed at the end of the context.
 
     Args:
@@ -122,7 +122,7 @@ def open_chosen_evaluator(place: EvaluatorChoice, gpu: str | None = None) -> Ite
         with LiveEvaluator(place.gpu_index, free=FreeOptions()) as live:
             yield live
     elif place.name == COMPILE_ONLY:
-        yield WithTemplates(CompileOnlyEvaluator(reference_gpu() if gpu is None else packaged_gpu(gpu)), ())
+        yield WithTemplates(CompileOnlyEvaluator(reference_gpu()), ())
     else:
         path = Path(place.name)
         yield WithTemplates(RecordedFreeEvaluator(path), load(path).evaluations)

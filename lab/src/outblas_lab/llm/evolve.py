@@ -235,22 +235,17 @@ class Evolution:
                     chain.replies[question.id] = await self._ask(question)
                 except RequestRejected as error:
                     self._settle(chain, AnswerOutcome(question.id, "unanswered", words=str(error)))
-                    self._count_refusal(question, error)
+                    # A long conversation may be refused for its length, which says nothing of the next one.
+                    self._refused[question.model] += question.turn == 0
+                    if self._refused[question.model] >= MAX_UNANSWERED_IN_A_ROW:
+                        count = self._refused[question.model]
+                        self._error = self._error or ServerError(
+                            f"{count} conversations in a row with {question.model!r}: {error.wrong}",
+                            "a server that takes the first question", "correct --model, --max-tokens or --temperature",
+                        )  # fmt: skip
                     return
                 self._unanswered = self._refused[question.model] = 0
             await self._read(chain, question, chain.replies[question.id])
-
-    def _count_refusal(self, question: Question, error: RequestRejected) -> None:
-        """End the run if the server refuses every first question of a model: no later one will do better.
-
-        A long conversation may be refused for its length, which says nothing of the next one.
-        """
-        self._refused[question.model] += question.turn == 0
-        if self._refused[question.model] >= MAX_UNANSWERED_IN_A_ROW:
-            self._error = self._error or ServerError(
-                f"{self._refused[question.model]} conversations in a row with {question.model!r}: {error.wrong}",
-                "a server that takes the first question", "correct --model, --max-tokens or --temperature",
-            )  # fmt: skip
 
     def _follow_up(self, chain: Chain) -> Question:
         last = chain.last

@@ -221,14 +221,17 @@ def _finish(
     evaluator: Evaluator, place: EvaluatorChoice, command: str, reason: str,
 ) -> None:  # fmt: skip
     """The best kernels as files, the transcript, and what the run was."""
-    best = _best(journal)
+    best: dict[str, dict[str, Any]] = {}
+    for entry in journal.entries():
+        if entry.problem not in best or entry.score > best[entry.problem]["score"]:
+            best[entry.problem] = {"candidate": entry.candidate, "score": entry.score, "us": entry.us}
     for key, found in best.items():
         candidate = config_from_json(found["candidate"])
         free = isinstance(candidate, FreeKernel)
         body = candidate.text if isinstance(candidate, FreeKernel) else json.dumps(config_to_json(candidate), indent=1)
         found["file"] = str(write_atomic(files.best / f"{key}.{'cu' if free else 'json'}", body.encode()).name)
         found["candidate"] = config_name(candidate)
-    write_atomic(files.transcript, "".join(f"{json.dumps(entry)}\n" for entry in journal.transcript()).encode())
+    write_atomic(files.transcript, "".join(f"{json.dumps(one)}\n" for one in journal.transcript()).encode())
     spent = journal.spent()
     if place.workers is not None:
         provenance = evaluator.provenance(command)  # type: ignore[attr-defined]  # a pool, whose hosts say it
@@ -256,12 +259,3 @@ def write_recording(path: Path, evaluations: Iterable[Evaluation], gpu: Gpu, pro
         for evaluation in evaluations:
             recorder.append(evaluation)
     scratch.replace(path)
-
-
-def _best(journal: EvolveJournal) -> dict[str, dict[str, Any]]:
-    """Problem key -> its best archived kernel."""
-    best: dict[str, dict[str, Any]] = {}
-    for entry in journal.entries():
-        if entry.problem not in best or entry.score > best[entry.problem]["score"]:
-            best[entry.problem] = {"candidate": entry.candidate, "score": entry.score, "us": entry.us}
-    return best

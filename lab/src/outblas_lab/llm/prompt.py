@@ -271,13 +271,14 @@ def _parents(parents: Sequence[Entry], facts: Mapping[str, str]) -> str:
     if not parents:
         return ""
     titles = ("The slower", "The faster") if len(parents) == 2 else ("The only one so far",)
-    shown = [_parent(title, entry, facts.get(entry.name, "")) for title, entry in zip(titles, parents, strict=True)]
+    shown = [
+        shown_kernel(
+            f"{title}: {e.us:.2f} us, {math.exp(e.score):.3f}x of the fastest baseline at least",
+            e.candidate, facts.get(e.name, ""),
+        )
+        for title, e in zip(titles, parents, strict=True)
+    ]  # fmt: skip
     return _fill("parents", shown="\n".join(shown))
-
-
-def _parent(title: str, entry: Entry, facts: str) -> str:
-    speed = f"{entry.us:.2f} us, {math.exp(entry.score):.3f}x of the fastest baseline at least"
-    return shown_kernel(f"{title}: {speed}", entry.candidate, facts)
 
 
 def shown_kernel(title: str, candidate: Mapping[str, Any], facts: str = "", most: int = _PARENT_CHARS) -> str:

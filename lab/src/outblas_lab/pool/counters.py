@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from outblas.core.errors import RecordError
-from outblas_lab.pool.ncu import FIGURE_METRICS, MAIN_STALLS, STALL_REASONS, ProfiledLaunch, stall_metric
+from outblas_lab.pool.ncu import FIGURE_METRICS, MAIN_STALLS, STALL_METRIC, STALL_REASONS, ProfiledLaunch
 
 #: Prefix of the counters of stalled warps.
 STALL_PREFIX = "stall_"
@@ -58,7 +58,11 @@ COUNTERS: tuple[Counter, ...] = (
     _count("l2_bytes", "bytes", "all traffic of L2"),
     *(
         Counter(
-            STALL_PREFIX + reason, "warps per instruction issued", (stall_metric(reason),), 1.0, f"that wait: {reason}"
+            STALL_PREFIX + reason,
+            "warps per instruction issued",
+            (STALL_METRIC.format(reason),),
+            1.0,
+            f"that wait: {reason}",
         )
         for reason in STALL_REASONS
     ),
@@ -102,7 +106,7 @@ def counters_of_figures(figures: Mapping[str, Any]) -> dict[str, float]:
     return found
 
 
-def main_stalls(counters: Mapping[str, float], most: int = MAIN_STALLS) -> list[tuple[str, float]]:
+def main_stalls(counters: Mapping[str, float]) -> list[tuple[str, float]]:
     """Return (reason, stalled warps per issued instruction) of the worst stalls, worst first; equal ones by name.
 
     Example: ``main_stalls({"stall_barrier": 0.25, "stall_wait": 0.5, "cycles": 80300})`` returns
@@ -117,7 +121,7 @@ def main_stalls(counters: Mapping[str, float], most: int = MAIN_STALLS) -> list[
         name.removeprefix(STALL_PREFIX): value for name, value in counters.items() if name.startswith(STALL_PREFIX)
     }
     worst = sorted((reason for reason in stalls if stalls[reason] > 0), key=lambda reason: (-stalls[reason], reason))
-    return [(reason, stalls[reason]) for reason in worst[:most]]
+    return [(reason, stalls[reason]) for reason in worst[:MAIN_STALLS]]
 
 
 #: Columns of a table of counters, after the columns that identify the kernel.

@@ -100,8 +100,15 @@ def run_profile(request: ProfileRequest, progress: Progress | None = None) -> Pr
             gpu = gpu_of_device(gpu_index)
             tool = ncu.find_ncu(request.tool)
             about = {**collect_provenance(request.command, gpu_index), "ncu": ncu.version(tool)}
-            _same_gpu(path, about["gpu"])
-            _legal(missing, gpu)
+            was, product = measured_on(path), about["gpu"]
+            if was is not None and product is not None and product not in was:  # its counters would pass for those
+                wrong = f"{path} was measured on {', '.join(was)}, and this GPU is {product}"
+                raise UsageError(wrong, "the same GPU", "use that")
+            for problem, config in missing:
+                reason = why_illegal(problem, config, gpu)
+                if reason is not None:
+                    wrong = f"{config_name(config)} on {problem.key}: {reason}"
+                    raise UsageError(wrong, "a legal kernel", "tune again")
             with tempfile.TemporaryDirectory(prefix="outblas-profile-") as scratch:
                 profiler = Profiler(tool, Path(scratch), request.timeout_s, gpu_index)
                 done = len(wanted) - len(missing)
@@ -150,20 +157,6 @@ def select_pairs(
         what = "any candidate" if config is None else config_name(config)
         raise UsageError(f"{what} passed on none of the problems", "a candidate that did", "see `outblas report`")
     return pairs
-
-
-def _same_gpu(path: Path, gpu: str | None) -> None:
-    """Counters of one GPU beside times of another would pass for its own."""
-    was = measured_on(path)
-    if was is not None and gpu is not None and gpu not in was:
-        raise UsageError(f"{path} was measured on {', '.join(was)}, and this GPU is {gpu}", "the same GPU", "use that")
-
-
-def _legal(pairs: Sequence[Pair], gpu: Gpu) -> None:
-    for problem, config in pairs:
-        reason = why_illegal(problem, config, gpu)
-        if reason is not None:
-            raise UsageError(f"{config_name(config)} on {problem.key}: {reason}", "a legal kernel", "tune again")
 
 
 def _batches(pairs: Sequence[Pair], gpu: Gpu) -> Iterator[list[ProfileWork]]:

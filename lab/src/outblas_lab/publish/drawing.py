@@ -89,7 +89,11 @@ def svg_content(figure: Any, name: str) -> str:
     for pattern, text in _LEFT_OUT:
         content = re.sub(pattern, text, content, flags=re.DOTALL)
     content = re.sub(r'<g ([^>]*)>(<use [^>]* style="([^"]*)"/>(?:<use [^>]*/>)*)</g>', _with_one_style, content)
-    return re.sub(r' (?:d|x|y)="[^"]*"', lambda found: re.sub(r"\d+\.\d+", _short, found[0]), content).strip()
+    return re.sub(
+        r' (?:d|x|y)="[^"]*"',
+        lambda found: re.sub(r"\d+\.\d+", lambda number: f"{float(number[0]):.1f}", found[0]),
+        content,
+    ).strip()
 
 
 def picture(figure: Any, title: str, below: str, description: str, drawn: Any) -> str:
@@ -136,7 +140,3 @@ def _with_one_style(found: re.Match[str]) -> str:
     """Write the style of equal marks once, at their group."""
     marks = found[2].replace(f' style="{found[3]}"', "")
     return f'<g {found[1]} style="{found[3]}">{marks}</g>'
-
-
-def _short(number: re.Match[str]) -> str:
-    return f"{float(number[0]):.1f}"

@@ -85,18 +85,6 @@ def _is_choosable(config: KernelConfig) -> bool:
     return not FAMILIES[config.family].few_rows_only and not config.early and not config.even
 
 
-def log_gains(best: np.ndarray, times: np.ndarray) -> np.ndarray:
-    """Return what each kernel would gain, float64[K], each 0 or more.
-
-    It is the sum of log(best / time) over problems and launch options; a slower or unknown time adds 0.
-
-    Args:
-        best: [P, 2] times to beat.
-        times: [P, K, 2] times of the kernels, inf if unknown.
-    """
-    return np.asarray(np.log(best[:, None, :] / np.minimum(best[:, None, :], times)).sum(axis=(0, 2)))
-
-
 def greedy_cover(times: np.ndarray, start: np.ndarray, taken: list[int], limit: int) -> list[int]:
     """Return indices of kernels, the one of the largest gain first, none of ``taken``.
 
@@ -110,7 +98,7 @@ def greedy_cover(times: np.ndarray, start: np.ndarray, taken: list[int], limit: 
     """
     best, chosen = start.copy(), list[int]()
     while len(chosen) < limit:
-        gain = log_gains(best, times)
+        gain = np.log(best[:, None, :] / np.minimum(best[:, None, :], times)).sum(axis=(0, 2))
         gain[taken + chosen] = -1.0
         pick = int(gain.argmax())
         if gain[pick] < MIN_GAIN:

@@ -79,6 +79,7 @@ class NetSettings(NamedTuple):
 
 
 SETTINGS = NetSettings()
+_known_inputs = functools.lru_cache(1 << 15)(network_inputs)
 
 
 def general_kernels(gpu: Gpu, seed: int = 0) -> tuple[KernelConfig, ...]:
@@ -212,12 +213,7 @@ def answer_columns() -> slice:
 
 def inputs_of(cells: OfferedCells) -> Features:
     """Return ``network_inputs`` of all kernels of a problem; kept for the fits of the next folds."""
-    return _inputs(cells.problem, cells.configs, cells.gpu, cells.answer)
-
-
-@functools.lru_cache(1 << 15)
-def _inputs(problem: Problem, configs: tuple[KernelConfig, ...], gpu: Gpu, answer: str) -> Features:
-    return network_inputs(problem, configs, gpu, answer)
+    return _known_inputs(cells.problem, cells.configs, cells.gpu, cells.answer)
 
 
 def fit_nets(x: Features, y: torch.Tensor, counts: torch.Tensor, settings: NetSettings, seed: int = 0) -> Regressor:

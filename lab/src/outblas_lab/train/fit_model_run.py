@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -110,11 +109,6 @@ def fit_model(measured: Measurements, folds: int) -> dict[str, Any]:
             "command": " ".join(["outblas fit model", *measured.arguments(), "--folds", str(folds)]),
         },
     }
-
-
-def packaged_path(gpu_name: str) -> Path:
-    """Return the package's path of a GPU's model."""
-    return Path(str(resources.files("outblas"))) / "data" / "models" / f"{gpu_name}.json"
 
 
 # --- checking ------------------------------------------------------------------------------------

@@ -80,14 +80,6 @@ class Scorer(BaseFeaturesExtractor):
             found[f"b{i}"] = layer.bias.detach().numpy().astype(np.float32)  # type: ignore[union-attr, operator]
         return found
 
-    def load_arrays(self, arrays: Mapping[str, Features]) -> None:
-        """Take over in place the parameters that :meth:`arrays` returned."""
-        with torch.no_grad():
-            self.greed.copy_(torch.as_tensor(arrays["greed"]))
-            for i, layer in enumerate(self.layers):
-                layer.weight.copy_(torch.as_tensor(arrays[f"w{i}"].T))  # type: ignore[union-attr, operator]
-                layer.bias.copy_(torch.as_tensor(arrays[f"b{i}"]))  # type: ignore[union-attr, operator]
-
 
 class _Split(nn.Module):
     """Scores go to the actor, the rest to the critic."""

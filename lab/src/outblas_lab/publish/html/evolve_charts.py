@@ -89,6 +89,6 @@ def node_label(node: LineageNode) -> str:
 
 
 def difference(before: str, after: str, names: tuple[str, str]) -> list[str]:
-    """Return the lines of a unified difference, at most 400 and then a line on the rest; none if the texts are equal."""
+    """Return the lines of a unified difference, at most 400 and then a line on the rest; none of equal texts."""
     lines = list(difflib.unified_diff(before.splitlines(), after.splitlines(), *names, lineterm="", n=2))
     return lines if len(lines) <= _LINES else [*lines[:_LINES], f"{len(lines) - _LINES} more lines"]

@@ -40,7 +40,7 @@ def heat_maps(group: Group) -> HeatMaps | None:
     once = group.of_pdl(group.pdls[0])
     if len(once) < MIN_PROBLEMS_PER_K * len(ks):
         return None
-    limit = heat_limit(group)
+    limit = max(SCALE_LEAST, min(SCALE_MOST, max(max(r["published"], 1 / r["published"]) for r in group.rows)))
     cells = {
         (r["m"], r["n"], r["k"], r["pdl"]): (number, heat_level(r["published"], limit) + STEPS, r["published"])
         for number, r in enumerate(group.rows)
@@ -52,11 +52,6 @@ def heat_maps(group: Group) -> HeatMaps | None:
             maps.append((k, pdl, ns, [(m, [cells.get((m, n, k, pdl)) for n in ns]) for m in ms]))
     fullest = max(ks, key=lambda k: sum(r["k"] == k for r in once))
     return HeatMaps(ks, ks.index(fullest), limit, maps)
-
-
-def heat_limit(group: Group) -> float:
-    """Return the ratio at which the colour scale ends: the largest of p and 1 / p over the rows, within 1.1 to 2.0."""
-    return max(SCALE_LEAST, min(SCALE_MOST, max(max(r["published"], 1 / r["published"]) for r in group.rows)))
 
 
 def heat_level(published: float, limit: float) -> int:

@@ -160,7 +160,8 @@ def embedded_rows(group: Group) -> tuple[list[list[Any]], list[str]]:
             "regime": regime_words(row["regime"]),
             "kernel": None if row["fallback"] else kernels.setdefault(kernel_words(row["config"]), len(kernels)),
         }
-        rows.append([_short(known[column]) for column in EMBEDDED])
+        values = (known[column] for column in EMBEDDED)
+        rows.append([float(f"{value:.6g}") if isinstance(value, float) else value for value in values])
     return rows, list(kernels)
 
 
@@ -210,10 +211,6 @@ def tflops(row: Row, us: float) -> float:
 def shape(row: Row) -> str:
     """Return M×N×K of a row, e.g. ``"64×4096×64"``."""
     return f"{row['m']}×{row['n']}×{row['k']}"
-
-
-def _short(value: Any) -> Any:
-    return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 def _counters(path: Path) -> dict[tuple[str, str], dict[str, float]]:
