@@ -135,7 +135,6 @@ def record_answers(problems: Sequence[Problem], store: Path, out: Path) -> str:
     (:func:`outblas.runtime.cublas.describe`) and ``median_us``. Its metadata has the provenance.
 
     Args:
-        store: journal of the problems that are done.
         out: path of the Parquet table, which is replaced. Missing folders are made.
 
     Returns:
@@ -244,7 +243,6 @@ def measure(
     """Measure kernels that an agent chooses beside torch (GPU 0, resumable).
 
     Args:
-        store: file of the evaluations, in which a stopped run resumes.
         drop_beyond: see :class:`outblas.judge.bench_cell.Options`.
     """
     gpu = gpu_of_device(0)
@@ -421,11 +419,7 @@ def unaligned_kernels(problem: Problem, gpu: Gpu) -> list[KernelConfig]:
 
 
 class PromisingKernels:
-    """The kernels that are measured of each problem on a GPU, and cuBLASLt's answers on which they depend.
-
-    Args:
-        gpu: GPU 0; the package has data of its architecture.
-    """
+    """The kernels that are measured of each problem on a GPU, and cuBLASLt's answers on which they depend."""
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
@@ -460,10 +454,6 @@ class PromisingKernels:
 
 def extend(problems: Sequence[Problem], store: Path, cells: Path) -> str:
     """Measure the kernels of :class:`PromisingKernels` beside torch, and write them as a table (GPU 0, resumable).
-
-    Args:
-        store: file of the evaluations, in which a stopped run resumes.
-        cells: path of the Parquet table, which is replaced.
 
     Returns:
         The counts in words, e.g. ``"9600 cells of 600 problems"``.

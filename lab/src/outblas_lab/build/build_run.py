@@ -150,7 +150,6 @@ def build(
     """Lock the directory, take over tables, then run the jobs.
 
     Args:
-        tables: tables that the directory may adopt.
         libraries: files of libraries whose tables the directory takes over if it lacks them (:func:`copy_tables_from`).
         sibling: directory of another GPU's build, whose finalists begin the tables that are missing (:func:`adopt`).
 
@@ -314,9 +313,6 @@ def parse_names(text: str, known: Sequence[str], option: str) -> list[str]:
     """Return the words of a text, separated by commas, as a list in order.
 
     Duplicates stay. Blanks are part of a word: ``"a, b"`` has the word ``" b"``. An empty text is one empty word.
-
-    Args:
-        option: the option, for the error, e.g. ``--steps``.
 
     Raises:
         UsageError: a word is not in ``known``.

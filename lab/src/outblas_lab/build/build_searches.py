@@ -94,10 +94,7 @@ def tune_table(work: BuildFolder, table: Table) -> None:
 
 
 def command_of(step: str, table: Table) -> str:
-    """Return the command that runs one step again.
-
-    Example: ``outblas build-library --steps tune --tables grid1000:TN:fp16:fp32``.
-    """
+    """Return the command that runs one step again."""
     return f"outblas build-library --steps {step} --tables {table}"
 
 
@@ -130,7 +127,6 @@ def judge_options(work: BuildFolder, table: Table, step: str) -> Options:
     full.
 
     Args:
-        work: directory of the build; its GPU is asked for its kind.
         step: ``tune`` or a key of :data:`outblas_lab.build.build_work.PROVENANCE_KEYS`; it decides the
             seed. An unknown name raises KeyError.
     """
@@ -215,7 +211,6 @@ class KnownKernels:
 
     Attributes:
         winners: launch option -> the best kernel, see :func:`outblas_lab.build.refine.winners`.
-        tried: all kernels that were tried.
     """
 
     winners: Mapping[Launch, KernelConfig]
@@ -246,9 +241,6 @@ def earlier_searches(work: BuildFolder, table: Table, but: str) -> dict[Problem,
 
     The searches are ``tune``, ``again``, ``refine`` and ``borrow``, in this order; a step that was not run adds
     nothing.
-
-    Args:
-        but: name of the step that is left out.
     """
     with Store(work.store(table)) as store:
         runs = (run for run in ("tune", *PROVENANCE_KEYS) if run != but)

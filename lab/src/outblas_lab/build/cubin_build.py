@@ -50,7 +50,6 @@ class BuiltPack:
     Attributes:
         kernels: number of distinct sources in it.
         images: number of distinct cubins.
-        bytes: size of the file.
         left_out: one line for each kernel that does not compile or fails the static check. Such a kernel is compiled,
             or refused, where it is used.
     """
@@ -63,10 +62,7 @@ class BuiltPack:
 
 
 def packaged_libraries() -> dict[str, bytes]:
-    """Return GPU -> content of the library file that comes with the package, as bytes.
-
-    Example: the keys are ``["h200"]``; the bytes are JSON.
-    """
+    """Return GPU -> content of the library file that comes with the package, as bytes."""
     folder = resources.files("outblas") / "data" / "libraries"
     found = {entry.name: entry for entry in folder.iterdir() if entry.name.endswith(".json")}
     return {name.removesuffix(".json"): found[name].read_bytes() for name in sorted(found)}
@@ -80,10 +76,7 @@ def sources_of(libraries: Sequence[Library]) -> list[Source]:
 
 
 def any_shape_files() -> dict[str, bytes]:
-    """Return GPU -> content of the packaged file with the kernels for problems of no library, as bytes.
-
-    Example: the keys are ``["h200"]``; the bytes are an .npz file.
-    """
+    """Return GPU -> content of the packaged file with the kernels for problems of no library, as bytes."""
     folder = resources.files("outblas") / "data" / "any_shape"
     entries = list(folder.iterdir()) if folder.is_dir() else []
     found = {entry.name: entry for entry in entries if entry.name.endswith(".npz")}
@@ -132,11 +125,9 @@ def build(
     """Compile, check and pack the kernels; the file appears whole or not at all.
 
     Args:
-        path: the pack to write.
         jobs: number of processes; None: one per core.
         libraries: libraries whose kernels are packed; None: the packaged ones, the kernels for any shape, and those for
             few rows in one order of summation.
-        report: receives lines of progress.
 
     Raises:
         ToolchainMissing: NVRTC or pydantic is not installed.

@@ -86,7 +86,6 @@ def run_trial(work: BuildFolder, table: Table, start: str) -> None:
     Otherwise it begins again, because its rounds must be of one start.
 
     Args:
-        table: the table; it must be tuned.
         start: ``1``, ``2`` or ``3``: interleaved rounds of the products that mode ``block`` does not time. ``4``
             to ``6``: more rounds of rows in which step ``reopen`` found new finalists; ``7`` to ``9``: the same of step
             ``reopen_again``. ``block``: blocks of large products.
@@ -110,7 +109,6 @@ def keep_trial(
     """Time the problems of a trial that its file lacks, and keep every line as it comes.
 
     Args:
-        chosen: problem -> its finalists.
         rounds: rounds of a problem; another number begins the trial anew.
         gpus: CUDA indices of the GPUs that share the problems; None: all of the work.
     """

@@ -101,7 +101,6 @@ def benched(
 
     Args:
         what: name of the work in progress lines.
-        part: library of the table's rows.
         mode: ``offline``, ``offline_cold``, ``server`` or ``block``.
         more: further fields of :class:`outblas_lab.pool.run_bench.BenchRequest`.
 

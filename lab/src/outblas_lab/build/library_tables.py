@@ -45,9 +45,6 @@ def with_intervals(
 
     It may keep intervals of the table that another search made, with other sources, GPU, driver or toolchain. The
     table's provenance then has that of the other search as ``earlier``.
-
-    Args:
-        measured: provenance of the intervals, as for :func:`with_table_rows`.
     """
     merged = replace_intervals(library.intervals, intervals)
     measured = _with_earlier(library.provenance.get("intervals", {}), merged, intervals, table, measured)

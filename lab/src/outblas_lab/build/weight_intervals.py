@@ -55,7 +55,6 @@ def search_weights(what: str, request: TuneRequest, add_finished: Callable[[], N
     """Search the weights of a request, and add those that are finished before and after it, however it ends.
 
     Args:
-        what: words for the lines of progress.
         request: the search; without a weight it is only said that all was done before.
         add_finished: adds the weights that the search has finished to the library.
 

@@ -87,7 +87,6 @@ def cold_options(work: BuildFolder, table: Table, step: str, rounds: int, rivals
 
     Args:
         step: a key of :data:`outblas_lab.build.build_work.SEEDS`.
-        rivals: baselines that are timed beside the kernels.
     """
     return Options(
         work.gpu_index, gpu_of_device(work.gpu_index), rounds=rounds, baselines=rivals, chunk=MANY,

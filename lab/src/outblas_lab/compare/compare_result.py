@@ -203,7 +203,6 @@ class Figure:
     Properties: ``regret`` is 1 / quality - 1, ``half_width`` is (high - low) / 2.
 
     Attributes:
-        budget: number of measurements.
         quality: geometric mean of the quality, in (0, 1].
         low: lower end of its 95% interval.
         high: upper end.
@@ -261,7 +260,6 @@ def best_agents(made: dict[tuple[str, int], Figure], budget: int) -> tuple[Figur
     The others are a list, highest quality first. Intervals that touch overlap.
 
     Args:
-        made: figures of one split, see :func:`figures`.
         budget: number of measurements; must be one of the figures', else IndexError is raised.
     """
     ranked = sorted((f for f in made.values() if f.budget == budget), key=lambda f: -f.quality)
@@ -296,7 +294,6 @@ class Gain:
     """Gain of one agent over another at one budget, on the same problems.
 
     Attributes:
-        budget: number of measurements.
         mean: mean of the log of (its quality / the other's quality); 0.001 is about 0.1% faster.
         low: lower end of its 95% interval, from resampled problems.
         high: upper end.
@@ -313,7 +310,6 @@ def paired_gains(comparison: Comparison, split: str, agent: str, than: str, seed
 
     Args:
         agent: name of the agent; an unknown one raises ValueError.
-        than: name of the other agent.
     """
     sums, counts, _ = _by_problem(comparison, split)
     mine, other = (comparison.agents.index(name) for name in (agent, than))
@@ -345,7 +341,6 @@ def regime_qualities(comparison: Comparison, split: str, gpu: Gpu) -> list[tuple
 
     Args:
         split: name of the split; an unknown one raises ValueError.
-        gpu: GPU that decides the regimes (:func:`outblas.core.roofline.regime`).
     """
     sums, counts, _ = _by_problem(comparison, split)
     held = np.unique(comparison.problem[comparison.split == comparison.splits.index(split)])

@@ -48,15 +48,12 @@ class CompareRequest:
     """Arguments of :func:`run_compare`.
 
     Attributes:
-        plan: the recording, the held-out share and the budgets.
         splits: names of the splits, each once: ``shapes``, ``families`` or ``layout``.
         agents: names of the agents, or paths of agent files, each once; not ``recorded`` or ``transfer``.
         sources: what agents learn from if the plan names another GPU's recording: keys of
             :data:`outblas_lab.compare.splits.SOURCES`.
         seeds: every agent runs with the seeds 0 .. ``seeds`` - 1; one that neither draws nor learns, with 0 only. 1 to
             1000.
-        out_path: the result file to write.
-        command: the command line, for provenance.
         jobs: processes that search side by side.
         resume: False starts anew and replaces an existing result.
     """

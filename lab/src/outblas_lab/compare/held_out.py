@@ -96,7 +96,6 @@ class Plan:
         recording: name or path.
         budgets: numbers of measurements, ascending; the quality of the choice is noted after each.
         share: held-out share of the groups, see :func:`outblas_lab.compare.splits.make_split`.
-        split_seed: seed of the splits.
         sample: number of held-out problems of each split, stratified by regime; None: all. Training is the same.
         across: name or path of another GPU's recording, from which agents may learn; None: only the judged GPU's.
     """
@@ -136,9 +135,6 @@ def held_out_tasks(plan: Plan, recording: Recording, name: str) -> tuple[Split, 
     """Return a split of the recording, and the tasks of its held-out problems (of the plan's sample).
 
     The split is whole: the sample limits the tasks only. See :func:`tasks_of` for the tasks of a problem.
-
-    Args:
-        plan: share, seed and sample.
 
     Raises:
         UsageError: the recording cannot be split so, or no held-out problem has a task.

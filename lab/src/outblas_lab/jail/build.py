@@ -288,8 +288,6 @@ def own_words(said: str, text: str, limit: int) -> str:
     left out for the text ``int x``.
 
     Args:
-        said: the compiler's whole output.
-        text: the compiled text.
         limit: most characters of ``said`` that are read, from its beginning.
     """
     own = {line.strip() for line in clean_text(text).split("\n")}

@@ -60,7 +60,6 @@ class Archive:
     """The proven kernels of all problems, by island and speed bucket. It is in memory only.
 
     Args:
-        seed: seed of the draws.
         entries: first entries, migrants included. They are taken as they are, and cause no migration.
     """
 

@@ -60,8 +60,6 @@ class AsyncEvaluator:
     async def evaluate(self, problem: Problem, candidate: Candidate) -> Evaluation:
         """Return the evaluation of a pair; a known or waiting pair is not evaluated twice. After an error it is.
 
-        Example: ``evaluation = await async_evaluator.evaluate(problem, candidate)``.
-
         Args:
             candidate: the candidate; equal ones have equal names (``config_name``).
 

@@ -84,9 +84,6 @@ class Budget:
 
         The text is one of ``50 requests``, ``2000000 tokens``, ``3 USD`` and ``600 s``, in this order of checks. It
         names the limit, not the cost. Requests, tokens and dollars may equal their limit. Seconds must be below theirs.
-
-        Example: for ``Budget(requests=50)``, ``why_not(Cost(50))`` is None and ``why_not(Cost(51))`` is ``"50
-        requests"``.
         """
         if self.requests is not None and spent.requests > self.requests:
             return f"{self.requests} requests"
@@ -113,9 +110,6 @@ class SpendingAccount:
 
     Call ``reserve(most)`` before a request and ``settle(most, took)`` after it. Example:
     ``SpendingAccount(Budget(requests=5))`` has ``spent`` and ``reserved`` of ``Cost()``.
-
-    Args:
-        spent: cost of earlier sessions; None: none.
 
     Attributes:
         spent: cost of all settled requests, with earlier sessions'.

@@ -103,7 +103,6 @@ class Client:
         base_url: address of the server, with its ``/v1``; None: what the ``openai`` package takes (``OPENAI_BASE_URL``,
             else OpenAI's own). The key is ``OPENAI_API_KEY``.
         account: the budget and what is spent of it. The client keeps it as its attribute ``account``.
-        request_log: record of the attempts.
         limiter: requests and tokens per minute; None: no limit.
         sleep: waits for seconds between two attempts; tests replace it.
 
@@ -146,7 +145,6 @@ class Client:
         the statuses 408, 409, 425, 429 and 5xx except 501. An error in a body counts as its status.
 
         Args:
-            question: number of the question, for the log.
             messages: dictionaries with ``role`` and ``content``; the last one is the user's.
 
         Raises:

@@ -67,9 +67,6 @@ def choose_workers(plan: Workers) -> EvaluatorChoice:
 def parse_evaluator(text: str | None) -> EvaluatorChoice:
     """Return the evaluator that ``--device`` names. It is not opened, and a file is not read.
 
-    Example: ``parse_evaluator("compile")`` returns ``EvaluatorChoice("compile", None)``, and
-    ``parse_evaluator("cuda:0")`` returns ``EvaluatorChoice("cuda:0", 0)`` on a machine with a GPU.
-
     Args:
         text: ``cuda:N``, ``cuda:N,M`` for several GPUs, ``compile`` or the path of a recording. None: ``cuda:0``, or
             ``compile`` on a machine without a GPU.

@@ -70,8 +70,6 @@ class EvolveRecord:
 
     Attributes:
         store: store of evaluations; those of its other runs are known, too.
-        run_id: the run's name in the store.
-        journal: record of questions, answers and the archive.
     """
 
     store: Store
@@ -85,7 +83,6 @@ class Evolution:
     Args:
         problems: problems of the requested kernels, each once.
         client: client of the server. Its account starts at ``record.journal.spent()``; its request log is the journal.
-        watch: called after every outcome, with it.
         counters: hardware counters that prompts show; by default none is known.
 
     Attributes:
@@ -363,10 +360,7 @@ def _needs_more(candidate: Candidate) -> bool:
 
 
 def log_gap(best_us: float | None, floor_us: float) -> float:
-    """Return the natural log of (best known time / floor), at least 0; 1.0 if no time is known.
-
-    Example: ``log_gap(4.0, 2.0)`` is log 2, about 0.693; ``log_gap(1.0, 2.0)`` is 0.0.
-    """
+    """Return the natural log of (best known time / floor), at least 0; 1.0 if no time is known."""
     return 1.0 if best_us is None else max(0.0, math.log(best_us / floor_us))
 
 
@@ -375,8 +369,6 @@ def next_problem(gaps: Mapping[str, float], tries: Mapping[str, int]) -> str | N
 
     A gap below the log of 1.02 is closed. Return None if all gaps are closed, or ``gaps`` is empty. These are D'Hondt's
     divisors, so tries are shared in proportion to the gaps.
-
-    Example: ``next_problem({"a": 0.5, "b": 0.9}, {"b": 1})`` returns ``"a"``.
 
     Args:
         tries: problem key -> chains begun so far; a missing key counts as 0.

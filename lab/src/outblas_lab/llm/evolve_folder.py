@@ -61,9 +61,6 @@ def folder_name(problems: Sequence[Problem], model: str, place: str) -> str:
 def open_folder(files: EvolveFiles, wanted: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
     """Write run.json into a run's folder, or check that the one there has the same settings.
 
-    Example: ``open_folder(files, {"seed": 0}, {"command": "x"})`` returns ``{"format": 1, "kind": "evolve", "seed": 0,
-    "outblas": "0.1.0", "command": "x", "started": "2026-11-23T22:15:37+00:00"}``.
-
     Args:
         wanted: settings that must be the same, JSON values.
         more: further entries of a new run.json. An existing one is not changed, whatever they are.

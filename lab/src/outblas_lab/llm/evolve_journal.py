@@ -56,7 +56,6 @@ class Question:
 
     Attributes:
         id: number of the question, unique in the run, from 1.
-        problem: key of the problem.
         purpose: ``new``, or the kind of the outcome that the turn follows.
         parents: names of the kernels in the chain's first prompt.
         messages: the whole conversation up to this question, without its answer.
@@ -87,7 +86,6 @@ class AnswerOutcome:
         us: median time in microseconds of a candidate that was timed; else None.
         ratio: speed-up of a candidate that was timed, above 1 if it is faster than the baselines; else None.
         gain: natural log of the factor by which the problem's best became faster; else 0.
-        words: text for the next turn.
     """
 
     question: int

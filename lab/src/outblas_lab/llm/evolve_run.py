@@ -60,10 +60,7 @@ class EvolveRequest:
     """Request for one call of :func:`run_evolve`.
 
     Attributes:
-        problems: problems of the requested kernels, each once.
         place: evaluator of the kernels, of :func:`outblas_lab.llm.evaluators.parse_evaluator`.
-        path: folder of the run.
-        command: the command line, for provenance.
         counters: file or folder of hardware counters that prompts show; None: none. See
             :func:`outblas_lab.llm.known_counters.load_counters`.
     """
@@ -202,8 +199,6 @@ def _identity(request: EvolveRequest) -> dict[str, Any]:
 def why_no_answer(journal: EvolveJournal, before: int = 0) -> str:
     """Return in words that no request of this session was answered; "" if one was, or none was ever sent.
 
-    Example: ``none of 3 requests was answered (the last: timeout, nothing within 300 s)``.
-
     Args:
         before: number of requests of earlier sessions, which are skipped. They count only if this session sent none.
     """
@@ -246,9 +241,6 @@ def _finish(
 def write_recording(path: Path, evaluations: Iterable[Evaluation], gpu: Gpu, provenance: dict[str, Any]) -> None:
     """Write evaluations to a new file as a recording (:mod:`outblas_lab.jail.evaluation_file`). An earlier file is
     replaced.
-
-    Args:
-        gpu: GPU of the figures.
 
     Raises:
         RecordError: the disk refuses it; an earlier file is kept.

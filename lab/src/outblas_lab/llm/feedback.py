@@ -56,9 +56,6 @@ def kind_of(evaluation: Evaluation, gpu: Gpu) -> str:
     - ILLEGAL: ``illegal``; COMPILE_ERROR: ``compile``; STATIC_REJECTED: ``static``;
     - EXITED, HANG, FAULT, LAUNCH_ERROR: ``crash``;
     - MEMORY_VIOLATION, WRONG, NOT_REPEATABLE: ``wrong``.
-
-    Args:
-        gpu: GPU whose floor counts.
     """
     if is_below_floor(evaluation, gpu):
         return "cheat"
@@ -84,7 +81,6 @@ def feedback_text(evaluation: Evaluation, gpu: Gpu, hardware: str = "") -> str:
     before: static`` and ``Machine code: hgmma 4, registers 58``.
 
     Args:
-        gpu: GPU whose floor is named.
         hardware: lines on hardware counters (:meth:`outblas_lab.llm.known_counters.KnownCounters.words`); may be empty.
     """
     lines = [f"status: {evaluation.status}"]
@@ -114,9 +110,6 @@ def kernel_facts(evaluation: Evaluation, hardware: str = "") -> str:
 
     The first line has the evaluation's counters by name, without hardware counters and ``compile_seconds``. It is
     missing without any. Example: ``Machine code: hgmma 32, registers 168``.
-
-    Args:
-        hardware: as for :func:`feedback_text`.
     """
     left_out = {"compile_seconds", *PROFILED_COUNTERS}
     static = [f"{k} {v:g}" for k, v in sorted(evaluation.counters.items()) if k not in left_out]

@@ -27,7 +27,6 @@ class Lesson:
     """An entry of the journal.
 
     Attributes:
-        number: its number, four digits.
         text: its text in Markdown, without links.
         shapes: (M, N, K) of the problems that it names, in order.
     """

@@ -48,8 +48,6 @@ class KnownCounters:
 
         A kernel without counters has a line that says so. For a kernel of the families the cost model's time follows,
         marked as an estimate. Nothing is estimated for a free kernel.
-
-        Example: ``Nsight Compute: tensor pipe 6.7%, HBM 4.5%, L2 hits 63.6%, occupancy 7.4%, main stalls wait 1.70``.
         """
         launches = self.of(evaluation)
         if launches:

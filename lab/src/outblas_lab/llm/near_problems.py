@@ -52,9 +52,6 @@ def feature_distance(one: Problem, other: Problem, gpu: Gpu) -> tuple[int, float
 
     The first number counts differences of layout, dtype and accumulator. The second is the sum of |log2| of the ratios
     of extents, and 1 more if the problems are of different regimes. Equal problems give (0, 0.0).
-
-    Args:
-        gpu: GPU that decides the regimes.
     """
     types, apart = problem_distance(one, other)
     return types, apart + (0.0 if regime(one, gpu) == regime(other, gpu) else _OTHER_REGIME)

@@ -63,7 +63,6 @@ class Asked:
 
     Attributes:
         kinds: kinds of answers, ``code`` and ``config``, at least one.
-        host_form: offer kernels of form ``host``, too.
     """
 
     kinds: Sequence[str] = (CODE, CONFIG)
@@ -84,7 +83,6 @@ def first_prompt(
         best_us: time in microseconds of the fastest proven kernel; None without one.
         parents: kernels to show: two, the slower first; or one, or none.
         facts: name of a kernel -> text on it (:func:`outblas_lab.llm.feedback.kernel_facts`). A missing name: no text.
-        asked: the requested answers. None: all.
         near: section on near problems (:meth:`outblas_lab.llm.near_problems.NearProblems.text`); may be empty.
     """
     asked, floor = asked or Asked(), floor_us(problem, gpu)
@@ -176,7 +174,6 @@ def follow_up(
         words: the outcome's words; if empty, the text says ``no more is known``. The texts of ``cut``, ``empty`` and
             ``refusal`` do not contain them.
         best_us: time in microseconds of the fastest proven kernel; None without one.
-        kinds: requested kinds of answers, at least one.
     """
     return _fill(
         FOLLOW_UPS[kind],
@@ -238,8 +235,6 @@ def notes_of(problem: Problem, gpu: Gpu) -> list[str]:
     - ``long_k``: K is over 8 times the larger of M and N. Also, C has fewer tiles of 128 x 128 than the GPU has SMs.
     - ``tails``: C has more tiles than SMs, and a large part of the last wave is empty.
     - ``ragged``: the rows of some matrix are no multiple of 16 bytes.
-
-    Example: ``["memory", "few_rows", "long_k"]`` for 8 x 4096 x 65536 (M, N, K) on an H200.
     """
     names = [regime(problem, gpu).partition("_")[0]]
     tiles = -(-problem.m // _TILE) * -(-problem.n // _TILE)
@@ -285,7 +280,6 @@ def shown_kernel(title: str, candidate: Mapping[str, Any], facts: str = "", most
     """Return a kernel for a prompt: a line, facts on it, and a fenced block of its code or of its knobs.
 
     Args:
-        facts: lines below the title; may be empty.
         most: number of characters of code that are kept; longer code is clipped in its middle.
     """
     code = candidate.get("family") == "free"

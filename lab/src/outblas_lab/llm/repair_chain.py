@@ -37,7 +37,6 @@ class TurnLimits:
 
         Args:
             purposes: purposes of the questions so far, in order: ``new``, or the kind of the outcome that each follows.
-            outcome: kind of the outcome that the turn would follow.
         """
         if len(purposes) >= self.turns:
             return False
@@ -118,7 +117,6 @@ def chains_of(
     texts.
 
     Args:
-        outcomes: number of a question -> outcome.
         replies: (number of a question, reply) of all attempts. Only answered ones of unfinished chains are kept.
     """
     chains: dict[int, Chain] = {}

@@ -59,9 +59,6 @@ class Reply:
 def read_completion(body: bytes, most: Cost, price: Price, seconds: float) -> Reply:
     """Return the answer in a server's body. A text of over 2**20 characters is cut, with ``finish`` ``length``.
 
-    Example: the body ``b'{"choices": [{"message": {"content": "hi"}, "finish_reason": "stop"}]}'`` gives a reply whose
-    ``text`` is ``"hi"`` and whose ``finish`` is ``"stop"``.
-
     Thoughts before ``</think>`` are no part of the text: servers without a parser of thoughts leave them there.
 
     Args:

@@ -32,10 +32,7 @@ _PAGE_CHARS = 500
 
 
 def wait_before_next(status: int) -> float | None:
-    """Return the least wait that a status asks for, seconds: 0, None (not for this question) or :data:`NEVER`.
-
-    Example: 429 gives 0.0, 400 gives None, and 401 gives ``NEVER``.
-    """
+    """Return the least wait that a status asks for, seconds: 0, None (not for this question) or :data:`NEVER`."""
     if status in FATAL_STATUSES:
         return NEVER
     return 0.0 if status in RETRIED_STATUSES else None
@@ -72,10 +69,7 @@ def words_of_error(error: APIStatusError) -> str:
 
 
 def named_in(words: str, names: Iterable[str]) -> list[str]:
-    """Return the names that occur in a text as whole words.
-
-    Example: of ``["seed", "top_p"]``, ``'"loc": ["body", "seed"]'`` has ``["seed"]``.
-    """
+    """Return the names that occur in a text as whole words."""
     return [name for name in names if re.search(rf"\b{re.escape(name)}\b", words)]
 
 

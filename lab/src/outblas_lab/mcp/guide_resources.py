@@ -25,7 +25,6 @@ class GuideResource(NamedTuple):
 
     Attributes:
         uri: its address; ``{problem}`` stands for a problem's key.
-        mime_type: type of its text.
         text: function of the session and the problem that returns its text.
     """
 

@@ -133,9 +133,6 @@ class KernelFolder:
     def install(self, problem: Problem, evaluator: Evaluator) -> dict[str, Any] | None:
         """Write the decision for a problem into ``library.json``, by the rule of every library.
 
-        Args:
-            evaluator: the source of the baselines.
-
         Returns:
             Launch option -> name of the installed kernel; None if no kernel qualifies, and nothing is written.
 

@@ -240,9 +240,6 @@ def profiled_counters(problem: Problem, config: KernelConfig, gpu: Gpu, gpu_inde
 def recorded_rows(session: ToolSession, problem: Problem, count: int) -> dict[str, Any] | None:
     """Return the best rows of the session's recording on a problem; None if it does not hold the problem.
 
-    Args:
-        count: number of kernels.
-
     Returns:
         ``source``, ``baselines_us``, ``proven`` (number of kernels) and ``best``, fastest first.
 

@@ -19,10 +19,8 @@ class CompileAhead:
     Compile errors are not reported. The later use of a kernel raises them.
 
     Args:
-        gpu: target of the compilation.
         jobs: number of processes; None: one per usable core.
         least: smallest number of new kernels that are compiled in one call; fewer are left to their users. Default: 4.
-        epilogue: what the kernels compute after the product.
     """
 
     def __init__(

@@ -73,8 +73,6 @@ PROFILED_COUNTERS: tuple[str, ...] = tuple(counter.name for counter in COUNTERS)
 def counters_of(launch: ProfiledLaunch) -> dict[str, float]:
     """Return name -> value of the counters that ncu reported for a profiled kernel. Others are absent.
 
-    Example: ncu's ``{"lts__t_sector_hit_rate.pct": 50.0}`` gives ``{"l2_hit_rate": 0.5}``.
-
     Raises:
         RecordError: ncu reported none of them.
     """
@@ -93,8 +91,6 @@ def counters_of(launch: ProfiledLaunch) -> dict[str, float]:
 def counters_of_figures(figures: Mapping[str, Any]) -> dict[str, float]:
     """Return name -> value of the counters in a result of :func:`outblas_lab.pool.ncu.figures`. Others are absent.
 
-    Example: ``{"l2_hit_pct": 50.0, "stalls": [["wait", 0.5]]}`` gives ``{"l2_hit_rate": 0.5, "stall_wait": 0.5}``.
-
     Args:
         figures: plain name -> number or None, and ``stalls``: [reason, stalled warps per issued instruction].
     """
@@ -108,9 +104,6 @@ def counters_of_figures(figures: Mapping[str, Any]) -> dict[str, float]:
 
 def main_stalls(counters: Mapping[str, float]) -> list[tuple[str, float]]:
     """Return (reason, stalled warps per issued instruction) of the worst stalls, worst first; equal ones by name.
-
-    Example: ``main_stalls({"stall_barrier": 0.25, "stall_wait": 0.5, "cycles": 80300})`` returns
-    ``[("wait", 0.5), ("barrier", 0.25)]``.
 
     Args:
         counters: name -> value, e.g. ``Evaluation.counters``. Names with the prefix ``stall_`` count; a reason is such

@@ -37,7 +37,6 @@ class WorkerSlot:
 
     Attributes:
         state: ``stopped``, ``starting``, ``idle``, ``busy``, or ``gone``: given up.
-        unit: unit in hand; None: no unit.
         since: time of its last message, or of its task, in seconds of ``time.monotonic``.
         losses: workers lost here in a row.
         expected: number of expected problems that were sent to it.

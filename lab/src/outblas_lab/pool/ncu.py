@@ -79,7 +79,6 @@ class ProfiledLaunch:
 
     Attributes:
         block: extents of a block as text, e.g. ``(128, 1, 1)``.
-        grid: extents of the grid as text.
         metrics: ncu's name -> value in nanoseconds, bytes, percent, or a plain count, e.g.
             ``{"gpu__time_duration.sum": 1234500.0}``. Metrics without a value are absent.
     """
@@ -281,8 +280,6 @@ def between_marks(launches: Iterable[ProfiledLaunch]) -> list[list[ProfiledLaunc
 
 def figures(launch: ProfiledLaunch) -> dict[str, Any]:
     """Return a kernel's counters by plain name, as JSON values.
-
-    Example: ``figures(launch)["l2_hit_pct"]`` is 50.0 (percent), ``figures(launch)["stalls"]`` ``[["wait", 0.5]]``.
 
     Returns:
         ``kernel``, ``grid`` and ``block`` as text. Each key of :data:`FIGURE_METRICS`: a number, or None if not

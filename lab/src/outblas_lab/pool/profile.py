@@ -59,7 +59,6 @@ class ProfileRequest:
         config: a candidate that replaces the fastest, on every problem on which it passed.
         tool: path of ncu; None searches the usual places.
         timeout_s: seconds for each start of ncu.
-        command: the command line, for provenance.
     """
 
     path: Path
@@ -130,7 +129,6 @@ def select_pairs(
 
     Args:
         evaluations: evaluations of the run; of a repeated pair only the first counts, even if it failed.
-        top: largest number of candidates of each problem; unused with ``config``.
         mnk: ``M_N_K`` of the problems, in any layout, dtype and accumulator; empty: all.
         config: take only this candidate, on each problem on which it passed, however slow; None: the fastest.
 

@@ -260,10 +260,6 @@ def matrix_of(
     cells are of the whole catalogue, or of the names in ``candidates``; ``chosen`` then says how each was chosen.
     A candidate that no entry names has no column.
 
-    Args:
-        problems: the rows; each has an entry.
-        catalogue: the candidates, in the order of the columns.
-
     Raises:
         RecordError: the entries contradict each other.
     """

@@ -409,7 +409,6 @@ def serving_gpus(gpus: Sequence[int], cores: int | None = None) -> tuple[int, ..
     """Return the GPUs that may serve requests at the same time: the first ones, at least one.
 
     Args:
-        gpus: CUDA indices; at least one.
         cores: cores that this process may use; None: as the system says.
     """
     usable = len(os.sched_getaffinity(0)) if cores is None else cores

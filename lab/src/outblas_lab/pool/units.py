@@ -120,7 +120,6 @@ class WorkUnits:
 
         Args:
             others: the other workers that are not given up.
-            elsewhere: kernels that other workers have loaded.
         """
         if self._compiling is not None:
             self._waiting += self._compiling.done()

@@ -113,8 +113,6 @@ def summary_text(directory: str | os.PathLike[str]) -> str:
 def engine_rows(directory: str | os.PathLike[str]) -> list[Row]:
     """Return rows of inference engines: for each model and mode the mean and the least ratio of speed with OutBLAS.
 
-    Example: ``{"suite": "vllm", "model": "llama-3-8b", "mode": "decode", "geomean": 1.05, "min": 1.02, ...}``.
-
     Raises:
         RecordError: the file cannot be read, or lacks a field.
     """

@@ -44,8 +44,6 @@ class MeasuredTimes:
     (plain, PDL).
 
     Attributes:
-        problems: the P rows with the times.
-        kernels: the K kernels that may be chosen.
         times: [P, K, 2] microseconds; inf if unknown.
         best: [P, 2] best known times of any kernel; inf if none.
         given: [P, 2] best times of kernels that are offered anyway; inf if none.

@@ -63,11 +63,8 @@ class NetSettings(NamedTuple):
 
     Attributes:
         width: of each of two hidden layers.
-        epochs: passes over the data.
         batch: cells a step of each net.
         huber: errors beyond it count by their size, not its square.
-        learning_rate: the highest.
-        weight_decay: of AdamW.
     """
 
     width: int = 160
@@ -107,11 +104,9 @@ class OfferedCells:
     """Measured kernels of one problem.
 
     Attributes:
-        configs: the kernels.
         gains: float32, natural log of each kernel's speed-up over torch.matmul.
         fitted: bool, which kernels a fit sees.
         source: suite of the problem, or ``random``.
-        gpu: the GPU that was measured.
         answer: first answer of cuBLASLt's heuristic (:func:`outblas.runtime.cublas.describe`); empty: unknown.
         rival: natural log of the speed-up of the fastest baseline over torch.matmul; NaN if torch alone was timed.
     """
@@ -352,7 +347,6 @@ class Guess(NamedTuple):
     """Predictions for one problem that was kept out.
 
     Attributes:
-        cells: the problem and its measured kernels.
         gain: float64[kernels], predicted natural log of the speed-up over torch.matmul.
         deviation: float64[kernels], standard deviation of each.
         needed: int64[kernels], index in :data:`outblas.core.config.LAUNCHES` of the option that each kernel needs.
@@ -412,7 +406,6 @@ def guess_held_out(
     """Predict each problem that a split keeps out by nets that have not seen it.
 
     Args:
-        cells: one entry per problem.
         split: one of :data:`SPLITS`.
         report: called with ``"problems: fold 1 of 3"`` and so on.
     """

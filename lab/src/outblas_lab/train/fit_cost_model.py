@@ -29,7 +29,6 @@ class MeasuredRow:
 
     Attributes:
         source: name of a recording, or of a file without its extension.
-        configs: the kernels that were timed.
         times: microseconds per call, float64, one of each config.
     """
 
@@ -138,7 +137,6 @@ def fit(rows: Sequence[MeasuredRow], gpu: Gpu, steps: int = 60) -> Coefficients:
 
     Args:
         rows: measured rows, at least one, none of them empty.
-        steps: most iterations.
     """
     cells = _cells(rows, gpu)
     rough = cost_model.start_coefficients(gpu)

@@ -76,8 +76,6 @@ class Measurements:
     def arguments(self) -> list[str]:
         """Return the command-line arguments that name the sources, without folders; ``--store`` is repeated for each
         store.
-
-        Example: ``["--recording", "h200", "--store", "a.sqlite", "--store", "b.sqlite"]``.
         """
         shown = ["--recording", Path(self.recording).name] if self.recording else []
         return shown + [word for path in self.stores for word in ("--store", path.name)]

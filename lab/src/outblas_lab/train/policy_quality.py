@@ -68,7 +68,6 @@ def search_order(policy: Policy, view: CandidateView, us: NDArray[np.float64], b
     """Return the indices of the candidates that a policy measures, in order: its highest score every time.
 
     Args:
-        view: the C candidates of a problem and launch option.
         us: float64[C], microseconds; inf where a candidate failed.
         budget: measurements, at most C.
     """

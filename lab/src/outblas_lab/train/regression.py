@@ -40,12 +40,8 @@ class RegressSettings:
     """Settings of the regressor's training.
 
     Attributes:
-        nets: number of perceptrons.
         width: units of each of their two hidden layers.
-        epochs: passes over the tasks.
-        batch: tasks per step.
         lr: highest rate of a one-cycle schedule (AdamW).
-        weight_decay: AdamW's weight decay.
     """
 
     nets: int = 3
@@ -188,7 +184,6 @@ def train_regressor(
 
     Args:
         parts: recorded problems, of one GPU or several. Each task counts the same.
-        settings: settings of the training. None: the defaults.
         progress: called after each epoch with (epoch, epochs, ``"loss 0.0123"``).
 
     Raises:

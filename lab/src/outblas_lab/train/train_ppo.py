@@ -192,7 +192,6 @@ def make_learner(
 
     Args:
         begun: its regressor provides the guesses of the environment.
-        evaluator_of: makes the evaluator of a part's recording.
 
     Raises:
         RecordError: the checkpoint cannot be read.

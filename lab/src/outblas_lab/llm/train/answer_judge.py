@@ -60,7 +60,6 @@ class AnswerJudge:
     """Judge batches of answers with ``judge(answers)``. The constructor evaluates nothing. It is no context manager.
 
     Args:
-        timed: whether the stage rewards speed.
         store: store of evaluations under ``run_id``; None: none is kept on disk. A kernel is evaluated once per run,
             except that ``launch_error`` in the store is tried again.
         batch_seconds: after this time no new candidate begins, and the rest stays unjudged. A candidate in progress

@@ -322,11 +322,7 @@ def _kernel_tuner(sheet: Mapping[str, Any]) -> list[str]:
 
 @dataclass(frozen=True)
 class DatasetColumn:
-    """A column of a table.
-
-    Attributes:
-        unit: unit of its values; empty if it has none.
-    """
+    """A column of a table."""
 
     name: str
     unit: str

@@ -25,7 +25,6 @@ class Series:
         mark: shape in the legend: ``line``, ``dashed``, ``dots`` or ``bars``; an empty text: not part of it.
         tips: a text per value, shown under the pointer.
         rows: numbers of the group's rows, whose texts the page's script writes; in place of `tips`.
-        shown: drawn before the reader chooses.
     """
 
     name: str
@@ -70,12 +69,7 @@ class Chart:
         self.series.append(series)
 
     def ratio_axis(self, axis: str, low: float, high: float, ticks: Sequence[float]) -> None:
-        """Make an axis of ratios logarithmic, so that 2x faster and 2x slower are equally far from 1.
-
-        Args:
-            axis: ``x`` or ``y``.
-            ticks: ratios with a label.
-        """
+        """Make an axis of ratios logarithmic, so that 2x faster and 2x slower are equally far from 1."""
         self.axes.set(**{f"{axis}scale": "log", f"{axis}lim": (low, high)})
         side = getattr(self.axes, f"{axis}axis")
         side.set_ticks([], minor=True)

@@ -30,7 +30,6 @@ class LineageNode:
     """A candidate in a lineage.
 
     Attributes:
-        outcome: outcome of its first answer.
         generation: number of steps of the longest path from a candidate without shown parents; 0 for such a one.
         parents: names of the candidates that the model was shown, or that this one corrects.
     """
@@ -66,7 +65,6 @@ class EvolveRun:
 
     Attributes:
         about: content of run.json.
-        questions: questions to the models, in their order.
         outcomes: question -> outcome of its answer.
         costs: question -> cost of all attempts together.
         attempts: outcome of a request -> number of requests.

@@ -86,7 +86,6 @@ class ReportedRun:
     """A result and, for a tune run, the content of its ``run.json`` and the counters of its profile.
 
     Attributes:
-        result: rows and provenance.
         run: content of ``run.json``; empty for a result file alone.
         counters: (problem key, config name) -> counters, see :mod:`outblas_lab.pool.counters`; empty if nothing was
             profiled.

@@ -34,11 +34,7 @@ _UNRANKED = {
 
 
 def markdown_table(rows: Sequence[dict[str, Any]], more_notes: Sequence[str] = ()) -> str:
-    """Return the table of every summary row in Markdown, with its notes and its provenance.
-
-    Args:
-        more_notes: lines of Markdown that follow the table's own notes.
-    """
+    """Return the table of every summary row in Markdown, with its notes and its provenance."""
     head = ["suite", "layout", "types", "mode", "PDL", "problems", "geometric mean", "FLOP-weighted", "worst"]
     head += ["losses", "below 0.98", "fall-backs", "over torch"]
     lines = table_lines(head, 5, [])
