@@ -124,20 +124,15 @@ def copy_tables_from(work: BuildFolder, files: Sequence[Path]) -> None:
         sources = {"kernels": library.provenance["kernels"]} if library.provenance.get("kernels") else {}
         tables = {name: {**sources, **about} for name, about in library.provenance["tables"].items()} | tables
     first = libraries[0]
-    whole = _with_intervals_of(first, libraries[1:])
+    whole = first  # with the intervals and gates of the others for the tables whose it lacks
+    for other, (kind, joined) in product(libraries[1:], _JOINED.items()):
+        known, more = whole.provenance.get(kind, {}), other.provenance.get(kind, {})
+        if more.keys() - known.keys():
+            own: dict[str, Any] = {kind: joined(getattr(other, kind), getattr(whole, kind))}
+            whole = replace(whole, provenance={**whole.provenance, kind: {**more, **known}}, **own)
     if work.library.exists() and whole is first and tables.keys() == first.provenance["tables"].keys():
         return
     replace(whole, rows=tuple(rows.values()), provenance={**whole.provenance, "tables": tables}).save(work.library)
-
-
-def _with_intervals_of(library: Library, others: Sequence[Library]) -> Library:
-    """Return a library with the intervals and gates of other libraries for the tables whose it lacks."""
-    for other, (kind, joined) in product(others, _JOINED.items()):
-        known, found = library.provenance.get(kind, {}), other.provenance.get(kind, {})
-        if found.keys() - known.keys():
-            own: dict[str, Any] = {kind: joined(getattr(other, kind), getattr(library, kind))}
-            library = replace(library, provenance={**library.provenance, kind: {**found, **known}}, **own)
-    return library
 
 
 def build(

@@ -225,9 +225,6 @@ class Figure:
     def half_width(self) -> float:
         return (self.high - self.low) / 2
 
-    def overlaps(self, other: Figure) -> bool:
-        return self.low <= other.high and other.low <= self.high
-
 
 def figures(comparison: Comparison, split: str, seed: int = 0) -> dict[tuple[str, int], Figure]:
     """Return (agent, budget) -> figure of one split, for every agent and budget. Intervals come from resampled
@@ -263,7 +260,8 @@ def best_agents(made: dict[tuple[str, int], Figure], budget: int) -> tuple[Figur
         budget: number of measurements; must be one of the figures', else IndexError is raised.
     """
     ranked = sorted((f for f in made.values() if f.budget == budget), key=lambda f: -f.quality)
-    return ranked[0], [f for f in ranked[1:] if f.overlaps(ranked[0])]
+    best, *others = ranked
+    return best, [f for f in others if f.low <= best.high and best.low <= f.high]
 
 
 def mean_regret(made: dict[tuple[str, int], Figure], agent: str) -> float:

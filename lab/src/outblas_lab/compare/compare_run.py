@@ -116,7 +116,12 @@ def run_compare(
         name: {source: sum(len(p.problems) for p in parts_of(source, split, recording, other)) for source in sources}
         for name, (split, _) in made.items()
     }
-    units = _units(request, arms, recording.gpu)
+    units = [
+        CompareUnit(split, agent, seed)
+        for split in request.splits
+        for agent in arms
+        for seed in range(request.seeds if _differs(agent, recording.gpu) else 1)
+    ]
     keys = {split: [task.key for task in tasks] for split, (_, tasks) in made.items()}
     total = sum(len(keys[unit.split]) for unit in units)
     settings = _settings(plan, recording, other)
@@ -179,15 +184,6 @@ def _watch(say: Callable[[str], None] | None, training: Mapping[str, Mapping[str
         say(f"still at work after {seconds:.0f} s: {names}")
 
     return Watch(begun, waiting)
-
-
-def _units(request: CompareRequest, arms: Sequence[str], gpu: Gpu) -> list[CompareUnit]:
-    return [
-        CompareUnit(split, agent, seed)
-        for split in request.splits
-        for agent in arms
-        for seed in range(request.seeds if _differs(agent, gpu) else 1)
-    ]
 
 
 class _Answers:

@@ -96,7 +96,15 @@ def run_evolve(request: EvolveRequest, make_progress: MakeProgress) -> tuple[str
         RecordError: the folder cannot be written, or another process works in it. The same command resumes.
         KeyboardInterrupt: the user interrupts. The error says what is recorded.
     """
-    _check(request)
+    if len(set(request.problems)) != len(request.problems):
+        raise UsageError("a problem is given twice", "every problem once", "remove the repeated one")
+    if request.budget.usd is not None and any(not (m.price.prompt or m.price.answer) for m in request.models):
+        raise UsageError(
+            "a budget in USD and a model without a price",
+            "US dollars per million tokens of each",
+            "pass --price, e.g. --price 0.5,1.5",
+        )
+    check_server(request.server.base_url)
     place, files = request.place, EvolveFiles(request.path)
     command = without_passwords(request.command)
     with open_chosen_evaluator(place) as evaluator, lock_run_folder(files.path):
@@ -121,19 +129,6 @@ def run_evolve(request: EvolveRequest, make_progress: MakeProgress) -> tuple[str
             "with a larger --budget: it resumes",
         )
     return reason, files
-
-
-def _check(request: EvolveRequest) -> None:
-    """Raise what can be said before anything is written."""
-    if len(set(request.problems)) != len(request.problems):
-        raise UsageError("a problem is given twice", "every problem once", "remove the repeated one")
-    if request.budget.usd is not None and any(not (m.price.prompt or m.price.answer) for m in request.models):
-        raise UsageError(
-            "a budget in USD and a model without a price",
-            "US dollars per million tokens of each",
-            "pass --price, e.g. --price 0.5,1.5",
-        )
-    check_server(request.server.base_url)
 
 
 def _evolve(

@@ -22,24 +22,11 @@ from outblas_lab.llm.answer import CODE, CONFIG
 from outblas_lab.llm.archive import Entry
 from outblas_lab.llm.budget import Message
 from outblas_lab.llm.compact import describe, describe_offered
-from outblas_lab.llm.feedback import clipped
+from outblas_lab.llm.feedback import OUTCOME_KINDS, clipped
 
 #: Outcome -> the template that follows it; a kind without one ends its chain.
-FOLLOW_UPS = {
-    "proven": "proven",
-    "cheat": "cheat",
-    "wrong": "wrong",
-    "static": "static",
-    "crash": "crash",
-    "compile": "compile",
-    "contract": "contract_broken",
-    "illegal": "illegal",
-    "duplicate": "duplicate",
-    "malformed": "malformed",
-    "cut": "cut",
-    "empty": "empty",
-    "refusal": "refusal",
-}
+FOLLOW_UPS = {kind: kind for kind in OUTCOME_KINDS if kind not in ("compiled", "unanswered")}
+FOLLOW_UPS["contract"] = "contract_broken"
 #: Fewer rows than this are few; a K over this many times the larger of M and N is long.
 _FEW_ROWS, _LONG_K = 64, 8
 #: A tile of C, for the share of the last wave that is empty.

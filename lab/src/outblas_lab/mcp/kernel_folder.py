@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +32,19 @@ from outblas_lab.llm.archive import Archive, ArchiveShape, Entry
 from outblas_lab.llm.evolve_folder import EvolveFiles, is_evolution
 from outblas_lab.llm.evolve_journal import AnswerOutcome, EvolveJournal
 from outblas_lab.llm.feedback import kind_of, score_of
-from outblas_lab.mcp.sourced_evaluation import SourcedEvaluation
 
 FORMAT, KIND = 1, "mcp"
 #: Name of the asking model in the tables of the archive.
 _MODEL = "mcp"
+
+
+@dataclass(frozen=True)
+class SourcedEvaluation:
+    """An evaluation, the GPU of its figures, and their source: ``cuda:0``, ``replay:h200`` or ``recorded:<file>``."""
+
+    evaluation: Evaluation
+    gpu: Gpu
+    source: str
 
 
 class KernelFolder:

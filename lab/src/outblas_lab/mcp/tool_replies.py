@@ -14,7 +14,7 @@ from outblas.records.library_row import INSTALL_ABOVE, choose_kernel
 from outblas_lab.custom.free_kernel import FreeKernel
 from outblas_lab.llm.compact import write_config
 from outblas_lab.llm.feedback import clipped, kind_of
-from outblas_lab.mcp.sourced_evaluation import SourcedEvaluation
+from outblas_lab.mcp.kernel_folder import SourcedEvaluation
 
 #: Counters that a compilation gives.
 _MACHINE_CODE = ("hgmma", "hmma", "ldl", "stl", "utmaldg")

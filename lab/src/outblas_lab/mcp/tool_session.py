@@ -19,9 +19,8 @@ from outblas_lab.custom.free_kernel import FreeKernel
 from outblas_lab.jail.evaluation_file import RecordedEvaluations, load
 from outblas_lab.jail.offline_evaluators import CompileOnlyEvaluator
 from outblas_lab.llm.evaluators import COMPILE_ONLY, EvaluatorChoice, compiled_template, open_chosen_evaluator
-from outblas_lab.mcp.kernel_folder import KernelFolder
+from outblas_lab.mcp.kernel_folder import KernelFolder, SourcedEvaluation
 from outblas_lab.mcp.session_budget import SessionBudget, SessionLimits
-from outblas_lab.mcp.sourced_evaluation import SourcedEvaluation
 from outblas_lab.recordings.recording import Recording
 from outblas_lab.recordings.replay import ReplayEvaluator
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import re
 import shutil
@@ -88,7 +89,9 @@ def train(
             "set TrainSettings.language to its name",
         )
     check_installed()
-    _check_loggers(settings)
+    for name in ("tensorboard", "wandb"):
+        if getattr(settings, name) and importlib.util.find_spec(name) is None:
+            raise ToolchainMissing(f"{name} is not installed", name, f"pip install {name}, or leave --{name} out")
     if settings.stage != "supervised":
         parse_evaluator(settings.device)  # before a large model is loaded
         _questions(settings, language)
@@ -323,11 +326,3 @@ def _publish(trainer: Any, loaded: LoadedModel, final: Path, state: Any) -> None
 
         publish_folder(final, move)
     state.wait_for_everyone()
-
-
-def _check_loggers(settings: TrainSettings) -> None:
-    import importlib.util
-
-    for name in ("tensorboard", "wandb"):
-        if getattr(settings, name) and importlib.util.find_spec(name) is None:
-            raise ToolchainMissing(f"{name} is not installed", name, f"pip install {name}, or leave --{name} out")

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from outblas.core.config import Candidate, config_name, config_to_json
+from outblas.core.config import config_name, config_to_json
 from outblas.core.errors import RecordError
 from outblas.core.evaluation import Evaluation
 from outblas.records.store import Store
@@ -120,7 +120,10 @@ class EvolveRun:
     def text(self, problem: str, name: str) -> str:
         """Return a candidate as CUDA C++ or as knobs in JSON; an empty text if it was never evaluated."""
         found = self.evaluations.get((problem, name))
-        return "" if found is None else text_of(found.config)
+        if found is None:
+            return ""
+        candidate = found.config
+        return candidate.text if isinstance(candidate, FreeKernel) else json.dumps(config_to_json(candidate), indent=1)
 
     def by_answer(self) -> list[GroupTotals]:
         """Return the totals of answers with code, with knobs, and with neither."""
@@ -176,13 +179,3 @@ def load_evolution(path: Path) -> EvolveRun:
             attempts[reply.outcome] += 1
         questions, entries = tuple(replace(q, messages=()) for q in journal.questions()), tuple(journal.entries())
         return EvolveRun(path, about, questions, journal.outcomes(), costs, attempts, entries, evaluations)
-
-
-def text_of(candidate: Candidate) -> str:
-    """Return the CUDA C++ of a free kernel, or a configuration as indented JSON: ``family`` and the knobs, one a line.
-
-    Nothing is escaped for HTML.
-    """
-    if isinstance(candidate, FreeKernel):
-        return candidate.text
-    return json.dumps(config_to_json(candidate), indent=1)
