@@ -19,7 +19,7 @@ from outblas.records.store import Store
 from support.helpers import ROOT
 
 DEEP = "[" * 100_000
-POLICY = ROOT / "src" / "outblas" / "data" / "policies" / "h200.npz"
+POLICY = ROOT / "lab" / "src" / "outblas_lab" / "data" / "policies" / "h200.npz"
 
 
 def _journal(path: Path) -> None:

@@ -165,7 +165,7 @@ def test_server_mode_reports_percentiles(gpu: FakeGpu, tmp_path: Path, monkeypat
         return Served(ServerTimes(found, found, 100.0), Speedup("torch", 12 / 9, 1.3, 1.4), {"torch": "torch.mm"})
 
     used: list[Any] = []
-    monkeypatch.setattr("outblas_lab.pool.serving.serve", serve)
+    monkeypatch.setattr("outblas_lab.pool.served_rows.serve", serve)
     monkeypatch.setattr("outblas.tune.eval_problem.use_library", lambda library, index: used.append(library))
     result = run(tmp_path, mode="server", qps=100.0)
     # outblas.matmul is timed with the kernel found here, and has its own library back afterwards.

@@ -32,7 +32,7 @@ def listing(
         print_document(ListDocument(**found))
         return
     for one in kinds:
-        out.print(f"{one}:" if found[one] else f"{one}: {lab_hint()}", markup=False)
+        out.print(f"{one}:" if found[one] else f"{one}: {lab_hint()}")
         width = max((18, *(len(entry.name) for entry in found[one])))
         for entry in found[one]:
             out.print(f"  {entry.name:<{width}} {_WORDS[one](entry)}".rstrip(), markup=False)

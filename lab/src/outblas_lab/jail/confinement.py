@@ -17,6 +17,7 @@ import resource
 import sys
 import sysconfig
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import NamedTuple
 
 from outblas_lab.jail import landlock, seccomp
@@ -35,7 +36,8 @@ _SYSTEM = (
 #: The parts of an installation of Python or CUDA that programs need.
 _INSTALLED = ("bin", "include", "lib", "lib64", "libexec", "nvvm", "targets", "pyvenv.cfg")
 _PACKAGE_FOLDERS = ("site-packages", "dist-packages")
-_USER, _LAB = sys.modules["outblas"], sys.modules[__name__.partition(".")[0]]
+#: The packages of this project, imported or not.
+_OWN = ("outblas", "outblas_lab")
 #: Packages that load parts of themselves late, and may be installed from a checkout.
 _PACKAGES = ("torch", "numpy", "triton")
 #: Timers and waiting signals of the user's, at most, for a worker to make more.
@@ -212,7 +214,8 @@ def readable_roots(more: tuple[str, ...] = ()) -> list[str]:
     installed = {os.path.realpath(path) for path in sys.path if os.path.basename(path) in _PACKAGE_FOLDERS}
     installed |= {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), os.path.realpath(sys.executable)}
     others = (path for name in _PACKAGES for path in getattr(sys.modules.get(name), "__path__", ()))
-    packages = {os.path.realpath(path) for path in (*_USER.__path__, *_LAB.__path__, *others)}
+    own = (path for name in _OWN if (spec := find_spec(name)) for path in spec.submodule_search_locations or ())
+    packages = {os.path.realpath(path) for path in (*own, *others)}
     prefixes = {sys.prefix, sys.base_prefix, sys.exec_prefix}
     prefixes |= {path for name in ("CUDA_HOME", "CUDA_PATH") if (path := os.environ.get(name)) and _is_cuda(path)}
     whole = _whole()
