@@ -120,8 +120,7 @@ def _nearest(problem: Problem, known: Sequence[KernelConfig], gpu: Gpu) -> list[
 
 
 def judge_options(work: BuildFolder, table: Table, step: str) -> Options:
-    """Return the options of evaluation for one step of a table: 11 rounds, all rivals as baselines, known proofs
-    reused.
+    """Return the options of evaluation for one step of a table: all rivals, known proofs reused.
 
     A step that reopens rows proves its many candidates on the timed operands only. The trials prove its finalists in
     full.

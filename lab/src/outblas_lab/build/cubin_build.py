@@ -215,8 +215,7 @@ class _Progress:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Build the pack at its place in the package and print lines of progress: ``python -m
-    outblas_lab.build.cubin_build``.
+    """Build the pack at its place in the package: ``python -m outblas_lab.build.cubin_build``.
 
     Args:
         arguments: command line without the program, e.g. ``["--jobs", "4", "--out", "kernels.pack"]``; None: the

@@ -226,7 +226,6 @@ def _options(work: BuildFolder, table: Table, start: str) -> Options:
 
 
 def _timed(problem: Problem, configs: Sequence[KernelConfig], evaluator: LiveEvaluator) -> dict[str, Any]:
-    """Return the line of one problem."""
     found = list(evaluator.evaluate([(problem, config) for config in configs]))
     report = evaluator.baseline_report(problem)
     return {

@@ -96,8 +96,7 @@ def benched(
     mode: str,
     **more: Any,
 ) -> None:
-    """Run a bench of a table's library, or continue one that was killed. It begins anew if the library has changed
-    since.
+    """Run a bench of a table's library, or go on with one; a bench of another library begins anew.
 
     Args:
         what: name of the work in progress lines.

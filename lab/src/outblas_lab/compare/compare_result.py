@@ -227,8 +227,7 @@ class Figure:
 
 
 def figures(comparison: Comparison, split: str, seed: int = 0) -> dict[tuple[str, int], Figure]:
-    """Return (agent, budget) -> figure of one split, for every agent and budget. Intervals come from resampled
-    problems.
+    """Return (agent, budget) -> figure of one split. Intervals come from resampled problems.
 
     Numbers are rounded to 6 decimals. With one problem, low and high equal the quality.
 
@@ -251,8 +250,7 @@ def figures(comparison: Comparison, split: str, seed: int = 0) -> dict[tuple[str
 
 
 def best_agents(made: dict[tuple[str, int], Figure], budget: int) -> tuple[Figure, list[Figure]]:
-    """Return the figure with the highest quality at a budget, and those of other agents whose intervals overlap its
-    own.
+    """Return the figure of the highest quality at a budget, and others whose intervals overlap its own.
 
     The others are a list, highest quality first. Intervals that touch overlap.
 
@@ -265,8 +263,7 @@ def best_agents(made: dict[tuple[str, int], Figure], budget: int) -> tuple[Figur
 
 
 def mean_regret(made: dict[tuple[str, int], Figure], agent: str) -> float:
-    """Return an agent's mean regret over the budgets from 1 to 16 (:data:`OVERALL_BUDGETS`), or over all if none is
-    within.
+    """Return an agent's mean regret over the budgets within :data:`OVERALL_BUDGETS`, or all if none is.
 
     The regret is 1 / quality - 1, and the mean is arithmetic. Example: qualities 0.5 at budget 1 and 0.8 at 16 give
     0.625.

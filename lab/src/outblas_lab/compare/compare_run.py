@@ -287,7 +287,6 @@ def _check_replaced(
 
 
 def _settings(plan: Plan, recording: Recording, other: Recording | None) -> dict[str, Any]:
-    """Return the settings that decide the answer of a task, besides its agent and seed."""
     across = {} if other is None else {"across": recording_sha(other)}
     return {
         **across,

@@ -128,8 +128,7 @@ class LaunchBlock:
             return error.wrong
 
     def grid_of(self, problem: Problem, gpu: Gpu) -> tuple[int, int, int]:
-        """Return the CTAs along x, y and z. They are not checked against the limits of a GPU; :meth:`why_not` does
-        this.
+        """Return the CTAs along x, y and z; :meth:`why_not` checks them against a GPU's limits.
 
         Raises:
             ContractError: an expression has no value, e.g. it divides by zero.
@@ -249,7 +248,6 @@ def _within(what: str, sizes: tuple[int, ...], most: tuple[int, ...], product: i
 
 
 def _all(texts: list[str]) -> tuple[Expression, ...]:
-    """Return the parsed expressions."""
     return tuple(Expression.parse(each) for each in texts)
 
 

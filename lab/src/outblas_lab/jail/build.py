@@ -67,7 +67,6 @@ class BuiltKernel:
 
     @property
     def log(self) -> str:
-        """The compiler's words."""
         return self.cubin.log
 
     def counters(self) -> dict[str, float]:

@@ -95,9 +95,7 @@ class Archive:
         return [e for e in self.entries if e.problem == problem and island in (None, e.island)]
 
     def best(self, problem: str) -> Entry | None:
-        """Return a problem's entry with the highest score on any island, the first of equal ones; None if it has no
-        entry.
-        """
+        """Return a problem's first entry with the highest score, on any island; None if it has no entry."""
         return max(self.of(problem), key=lambda e: e.score, default=None)
 
     def draw(self, problem: str, island: int, number: int) -> tuple[Entry, ...]:

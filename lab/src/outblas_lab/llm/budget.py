@@ -136,8 +136,7 @@ class SpendingAccount:
         self.reserved += most
 
     def settle(self, most: Cost, took: Cost) -> None:
-        """Replace the reserved cost of a request by its true cost: subtract one from ``reserved``, add the other to
-        ``spent``.
+        """Replace the reserved cost of a request by its true cost, which ``spent`` gains.
 
         Args:
             took: the true cost, which may be ``Cost()``. No limit is checked.

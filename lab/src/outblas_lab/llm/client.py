@@ -183,7 +183,6 @@ class Client:
         await self._open.close()
 
     def _wait(self, state: RetryCallState) -> float:
-        """Return the seconds before the next attempt."""
         from tenacity import wait_exponential
 
         reply, after = state.outcome.result()

@@ -156,9 +156,7 @@ class Evolution:
         return self._stopping or "every problem is within 2% of its floor"
 
     def problem_progress(self) -> list[ProblemProgress]:
-        """Return the progress on every problem, in the order of the problems. Baselines are known after :meth:`run` has
-        begun.
-        """
+        """Return the progress on every problem, in their order. Baselines are known once :meth:`run` has begun."""
         begun = self._begun()
         return [
             ProblemProgress(p, floor_us(p, self._gpu), min(self._baselines.get(key, {}).values(), default=None),

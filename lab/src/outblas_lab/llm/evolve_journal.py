@@ -76,8 +76,7 @@ class Question:
 
 @dataclass(frozen=True)
 class AnswerOutcome:
-    """The outcome of an answer. Example: ``AnswerOutcome(1, "compile", "code", "free_2ccfcf104ac59b39", words="error:
-    x")``.
+    """The outcome of an answer.
 
     Attributes:
         kind: kind of outcome, a key of :data:`outblas_lab.llm.feedback.OUTCOME_KINDS`.
@@ -232,9 +231,7 @@ class EvolveJournal:
         ]
 
     def spent(self) -> Cost:
-        """Return the cost of all attempts so far. An attempt without a recorded reply counts at the most that it can
-        cost.
-        """
+        """Return the cost of all attempts so far; one without a recorded reply counts at the most it can cost."""
         total = Cost()
         for _, reply in self.replies():
             total += reply.took

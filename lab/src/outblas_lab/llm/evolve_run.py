@@ -234,8 +234,7 @@ def _finish(
 
 
 def write_recording(path: Path, evaluations: Iterable[Evaluation], gpu: Gpu, provenance: dict[str, Any]) -> None:
-    """Write evaluations to a new file as a recording (:mod:`outblas_lab.jail.evaluation_file`). An earlier file is
-    replaced.
+    """Replace a file by evaluations as a recording (:mod:`outblas_lab.jail.evaluation_file`).
 
     Raises:
         RecordError: the disk refuses it; an earlier file is kept.

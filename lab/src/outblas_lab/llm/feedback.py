@@ -32,15 +32,10 @@ _OF_STATUS = {
     Status.ILLEGAL: "illegal",
     Status.COMPILE_ERROR: "compile",
     Status.STATIC_REJECTED: "static",
-    Status.EXITED: "crash",
-    Status.HANG: "crash",
-    Status.FAULT: "crash",
-    Status.LAUNCH_ERROR: "crash",
-    Status.MEMORY_VIOLATION: "wrong",
-    Status.WRONG: "wrong",
-    Status.NOT_REPEATABLE: "wrong",
     Status.RULE_BROKEN: "cheat",
     Status.LEFT_OUT: "compiled",
+    **dict.fromkeys((Status.EXITED, Status.HANG, Status.FAULT, Status.LAUNCH_ERROR), "crash"),
+    **dict.fromkeys((Status.MEMORY_VIOLATION, Status.WRONG, Status.NOT_REPEATABLE), "wrong"),
 }
 #: Most characters of a compiler's or a gate's text in a prompt.
 MAX_LOG_CHARS = 4000

@@ -113,8 +113,7 @@ def chains_of(
     replies: Iterable[tuple[int, Reply]],
     limits: TurnLimits,
 ) -> dict[int, Chain]:
-    """Return number -> chain of every chain of a record, in the order of their first questions. Finished chains have no
-    texts.
+    """Return number -> chain of a record, in the order of first questions. Finished chains have no texts.
 
     Args:
         replies: (number of a question, reply) of all attempts. Only answered ones of unfinished chains are kept.

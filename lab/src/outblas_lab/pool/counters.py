@@ -19,8 +19,7 @@ STALL_PREFIX = "stall_"
 
 @dataclass(frozen=True)
 class Counter:
-    """A hardware counter. :data:`COUNTERS` holds them all, e.g. ``l2_hit_rate``, ``dram_read_bytes`` and
-    ``stall_wait``.
+    """A hardware counter, one of :data:`COUNTERS`.
 
     Attributes:
         unit: unit of its value, e.g. ``0 to 1``, ``bytes`` or ``SM cycles``.

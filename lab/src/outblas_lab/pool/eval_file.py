@@ -68,7 +68,6 @@ def _evaluated(problem: Problem, kernel: FreeKernel, gpu_index: int | None) -> t
 
 
 def _result_of(problem: Problem, e: Evaluation, gpu: Gpu) -> dict[str, Any]:
-    """Return the rows and lines that ``outblas.cli.eval.show`` prints."""
     result: dict[str, Any] = {"kernel": getattr(e.config, "name", ""), "status": e.status.value, "detail": e.detail}
     if e.timing is not None:
         us = e.timing.median_us

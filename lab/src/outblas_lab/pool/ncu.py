@@ -90,8 +90,7 @@ class ProfiledLaunch:
 
 
 def find_ncu(named: str | None = None) -> str:
-    """Return the path of ncu: ``named``, else on the PATH, else the newest in the usual folders, e.g.
-    ``/usr/local/cuda/bin/ncu``.
+    """Return the path of ncu: ``named``, else on the PATH, else the newest in the usual folders.
 
     Raises:
         ToolchainMissing: ncu was not found; also if ``named`` is no program, for then no other is sought.

@@ -24,8 +24,7 @@ from outblas_lab.pool import ncu
 
 @dataclass(frozen=True)
 class ProfiledAlgorithm:
-    """An algorithm of cuBLASLt to profile. A frozen dataclass, made of the pair
-    :meth:`outblas.judge.baselines.LtAuto.choice`.
+    """An algorithm of cuBLASLt to profile, of :meth:`outblas.judge.baselines.LtAuto.choice`.
 
     Attributes:
         algo: the 64 bytes of the cublasLtMatmulAlgo_t.

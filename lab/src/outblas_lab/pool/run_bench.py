@@ -103,7 +103,8 @@ def run_bench(request: BenchRequest, progress: Progress | None = None) -> Path:
             "one kind, for the figures of a file are compared",
             "choose GPUs of one kind as --gpus",
         )
-    library = _library(request.library, gpu)
+    library = Library.packaged(gpu.name) if request.library is None else request.library
+    library = library if isinstance(library, Library) else Library.load(library)
     path = request.out_path.with_name(request.out_path.name + ".jsonl")
     settings = {
         "suite": request.suite, "mode": request.mode, "rounds": request.rounds, "seed": request.seed,
@@ -148,12 +149,6 @@ def run_bench(request: BenchRequest, progress: Progress | None = None) -> Path:
 
 def _used_gpus(request: BenchRequest) -> Sequence[int]:
     return serving_gpus(request.gpu_indices) if request.mode == "server" else request.gpu_indices
-
-
-def _library(asked: Path | Library | None, gpu: Gpu) -> Library:
-    if asked is None:
-        return Library.packaged(gpu.name)
-    return asked if isinstance(asked, Library) else Library.load(asked)
 
 
 def _entries(

@@ -104,9 +104,7 @@ def rows_of_results(results: Sequence[Result]) -> list[Row]:
 
 
 def summary_text(directory: str | os.PathLike[str]) -> str:
-    """Return the correct content of ``directory/summary.json``: JSON computed from the result files. It is
-    deterministic.
-    """
+    """Return the correct content of ``directory/summary.json``, computed from the result files alone."""
     return text_of_rows([*summary_rows(directory), *engine_rows(directory)])
 
 

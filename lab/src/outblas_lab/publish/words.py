@@ -47,9 +47,7 @@ def split_words(comparison: Comparison, split: str) -> str:
 
 
 def searched_count(comparison: Comparison, split: str) -> int:
-    """Return the number of searched problems of a split; early choices of ``outblas recipe`` do not say that all
-    were.
-    """
+    """Return the number of searched problems of a split: all held-out ones, unless the file says otherwise."""
     size = comparison.meta["splits"][split]
     return int(size.get("searched", size["held_out"]))
 

@@ -166,18 +166,14 @@ class TuningEnv(gymnasium.Env[dict[str, NDArray[np.float32]], np.int64]):
         return self._observation(), float(gain), done, False, info
 
     def action_masks(self) -> NDArray[np.bool_]:
-        """Return bool[C], one entry per config of the catalogue: True if it is offered and not tried yet in this
-        episode.
-        """
+        """Return bool[C]: True for each config of the catalogue that is offered and not tried in this episode."""
         mask = np.zeros(len(self.catalogue), dtype=bool)
         mask[self._columns] = True
         mask[self._columns[self._tried]] = False
         return mask
 
     def best_speedup(self) -> float:
-        """Return the best speed-up over the fastest baseline in this episode, a ratio; 0.0 if no candidate is proven
-        yet.
-        """
+        """Return the best speed-up over the fastest baseline in this episode, a ratio; 0.0 without a proven one."""
         return max((e.speedup.ratio for e in self.history if e.speedup is not None), default=0.0)
 
     def _offered(self, problem: Problem, launch: Launch) -> list[KernelConfig]:

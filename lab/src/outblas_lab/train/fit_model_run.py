@@ -74,9 +74,7 @@ class Measurements:
         return [r for r in rows if len(r.times)], gpu, {"source": source, **about}
 
     def arguments(self) -> list[str]:
-        """Return the command-line arguments that name the sources, without folders; ``--store`` is repeated for each
-        store.
-        """
+        """Return the command-line arguments that name the sources, without folders."""
         shown = ["--recording", Path(self.recording).name] if self.recording else []
         return shown + [word for path in self.stores for word in ("--store", path.name)]
 

@@ -69,8 +69,7 @@ class Scorer(BaseFeaturesExtractor):
         return torch.cat([scores, self.value(seen)], dim=1)
 
     def arrays(self) -> dict[str, Features]:
-        """Return the scorer's parameters, float32: ``greed, w0, b0, w1, b1, w2, b2``, as
-        ``outblas_lab.train.policy.Policy.scorer`` has them.
+        """Return the scorer's parameters, float32, as ``outblas_lab.train.policy.Policy.scorer`` has them.
 
         Weights are [inputs, units]. The value's parameters are not among them.
         """

@@ -264,7 +264,6 @@ class _Checkpoints(BaseCallback):
         self._speedups: list[float] = []
 
     def best(self) -> Policy:
-        """The best checkpoint so far."""
         if self._best is None:  # judged before any update, so only where its file was taken away
             raise RecordError(f"{self._run.path} holds no policy", "the file policy.npz", "choose another --run")
         return self._best

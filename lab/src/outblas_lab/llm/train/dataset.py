@@ -100,8 +100,7 @@ def supervised_rows(path: str | Path, language: Language, chat: bool) -> list[di
 
 
 def proven_evaluations(path: str | Path) -> list[Evaluation]:
-    """Return the proven evaluations of an archive of :func:`supervised_rows`, in order; lines without a status are
-    skipped.
+    """Return an archive's proven evaluations (:func:`supervised_rows`), in order; other lines are skipped.
 
     Raises:
         RecordError: the file is missing or cannot be read, or an evaluation is damaged.

@@ -37,8 +37,7 @@ _STATE = "trainer_state.json"
 
 
 def publish_folder(folder: Path, save: Callable[[Path], None]) -> Path:
-    """Let ``save`` fill a new folder beside ``folder``, then move it there and return ``folder``. An earlier one is
-    replaced.
+    """Let ``save`` fill a new folder, then move it to ``folder``, which it replaces; return ``folder``.
 
     Args:
         folder: path of the result; missing parents are made.

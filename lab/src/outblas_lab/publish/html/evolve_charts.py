@@ -77,8 +77,7 @@ def lineage_chart(nodes: Sequence[LineageNode]) -> Chart:
 
 
 def node_label(node: LineageNode) -> str:
-    """Return the time and the speed-up of a candidate, e.g. ``"12.50 µs, 1.043×"``, or its outcome if it was not
-    proven.
+    """Return a candidate's time and speed-up, e.g. ``"12.50 µs, 1.043×"``; its outcome if it was not proven.
 
     An outcome is a kind such as ``"wrong"``. Without a ratio the text is the time alone.
     """

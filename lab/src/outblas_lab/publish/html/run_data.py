@@ -56,8 +56,7 @@ class Group:
         )
 
     def launch_name(self, pdl: bool) -> str:
-        """Return the name of a launch option in this group: ``"with PDL"``, ``"without PDL"`` or ``"with constant
-        weights"``.
+        """Return a launch option's name: ``"with PDL"``, ``"without PDL"`` or ``"with constant weights"``.
 
         A group with ``early`` always gives the last.
         """

@@ -311,7 +311,6 @@ def _value(value: bool | int | str) -> str:
 
 
 def variable_table() -> str:
-    """Return every environment variable in Markdown."""
     rows = [(f"`{v.name}`", v.values, v.default, v.meaning, v.read) for v in VARIABLES]
     return "\n".join(table_lines(["variable", "values", "default", "effect", "read"], 5, rows))
 
