@@ -175,7 +175,6 @@ def jobs(
     for that table.
 
     Args:
-        steps: names of the steps, which are not checked.
         modes: modes of step ``bench``. Mode ``offline`` benches every table. Step ``trial_workloads`` takes
             ``offline_cold``, and ``server`` after it.
         extra: tables that are benched in the modes other than ``offline``, too, and that have second winners, if they

@@ -48,8 +48,6 @@ class BuiltPack:
     """A pack that was built.
 
     Attributes:
-        kernels: number of distinct sources in it.
-        images: number of distinct cubins.
         left_out: one line for each kernel that does not compile or fails the static check. Such a kernel is compiled,
             or refused, where it is used.
     """

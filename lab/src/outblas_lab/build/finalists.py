@@ -102,7 +102,6 @@ def near_the_best(
 
     Args:
         ranked: kernels, fastest first.
-        speed: kernel -> speed-up over the fastest rival.
         within: least speed, as a factor of the best one's.
     """
     mine = [config for config in ranked if launch_of(config) == launch][:most]

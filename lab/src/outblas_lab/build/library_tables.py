@@ -31,7 +31,6 @@ def with_table_rows(library: Library, rows: Sequence[LibraryRow], table: Table, 
     """Return the library with more rows.
 
     Args:
-        rows: rows of one table, not yet in the library.
         measured: provenance of the table; must have ``gpu``, ``driver``, ``toolchain``, ``date`` and ``commit``.
     """
     provenance = _with_part(library, "tables", table, measured)

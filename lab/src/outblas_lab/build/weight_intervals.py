@@ -195,9 +195,6 @@ def search_gates(work: BuildFolder, table: Table) -> None:
     Each is a rival of products with one pass: by torch, by autotuned cuBLASLt, and by the library's own kernel. A call
     goes on, and adds what is finished, as :func:`outblas_lab.build.weight_intervals.search_intervals`.
 
-    Args:
-        table: the table, of suite ``engine``; other suites have no gates.
-
     Raises:
         Interrupted: Ctrl-C.
         OutblasError: as :func:`outblas.tune.tune_run.run_tune`.

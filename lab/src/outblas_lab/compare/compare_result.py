@@ -230,9 +230,6 @@ def figures(comparison: Comparison, split: str, seed: int = 0) -> dict[tuple[str
     """Return (agent, budget) -> figure of one split. Intervals come from resampled problems.
 
     Numbers are rounded to 6 decimals. With one problem, low and high equal the quality.
-
-    Args:
-        split: name of the split; an unknown one raises ValueError.
     """
     sums, counts, found = _by_problem(comparison, split)
     problems = sums.shape[1]
@@ -290,8 +287,6 @@ class Gain:
 
     Attributes:
         mean: mean of the log of (its quality / the other's quality); 0.001 is about 0.1% faster.
-        low: lower end of its 95% interval, from resampled problems.
-        high: upper end.
     """
 
     budget: int
@@ -333,9 +328,6 @@ def regime_qualities(comparison: Comparison, split: str, gpu: Gpu) -> list[tuple
 
     Regimes come in order (launch, memory, compute; each by size). Each has a row for every agent, in the comparison's
     order. Means are rounded to 6 decimals.
-
-    Args:
-        split: name of the split; an unknown one raises ValueError.
     """
     sums, counts, _ = _by_problem(comparison, split)
     held = np.unique(comparison.problem[comparison.split == comparison.splits.index(split)])

@@ -54,7 +54,6 @@ class CompareRequest:
             :data:`outblas_lab.compare.splits.SOURCES`.
         seeds: every agent runs with the seeds 0 .. ``seeds`` - 1; one that neither draws nor learns, with 0 only. 1 to
             1000.
-        jobs: processes that search side by side.
         resume: False starts anew and replaces an existing result.
     """
 
@@ -390,12 +389,9 @@ class ScoreRequest:
     """Arguments of :func:`score_agent`.
 
     Attributes:
-        baselines: names of agents; none are allowed.
         split_seed: seed of the split and of its sample.
         sample: number of held-out problems to search, stratified by regime; None: all.
         seeds: seeds of every agent that draws.
-        jobs: processes that search side by side.
-        resume: False searches anew even if a score is there.
     """
 
     agent: Path

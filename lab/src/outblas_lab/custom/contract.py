@@ -63,7 +63,6 @@ class TensorMap:
     """A TMA descriptor that a kernel takes as a parameter. The constructor checks nothing; :func:`read_launch` does.
 
     Attributes:
-        operand: ``A``, ``B`` or ``C``, as stored.
         box: (rows, columns) of a box, elements.
         swizzle: swizzle span, bytes: 32, 64 or 128; 0: none.
     """

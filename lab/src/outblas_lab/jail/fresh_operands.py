@@ -102,12 +102,6 @@ class FreshOperands:
             Place(a, b, c, (*ga, *gb, *gc), seed) for (a, ga), (b, gb), (c, gc), seed in zip(*dealt, seeds, strict=True)
         ]
 
-    def fill(self, places: Sequence[Place], kind: Kind = "mixed") -> None:
-        """Write new values into A and B of all places, and into C what another product could have left there."""
-        for place in places:
-            self.fill_inputs(place, kind)
-        self.fill_outputs(places)
-
     def fill_inputs(self, place: Place, kind: Kind = "mixed") -> None:
         """Write the values of a place's seed into A and B."""
         _values(self.problem, place.a, place.b, place.seed, kind)

@@ -93,7 +93,6 @@ class JudgedClock:
 
     Args:
         bench: the problem's clock. Its stream, events and device are used, its operands are not.
-        defences: those that are on; all, but in a study.
     """
 
     def __init__(self, bench: GpuClock, operands: FreshOperands, defences: Defences | None = None) -> None:
@@ -114,8 +113,6 @@ class JudgedClock:
         An entry that fails is run no more: its ``failure`` says why, and its time is infinite.
 
         Args:
-            rivals: entries that are not judged, by name.
-            entries: kernels that are judged, by other names.
             options: ``warmup_seconds`` and ``benchmark_seconds``.
             prune: drops entries after some rounds; None: all stay.
 

@@ -65,8 +65,6 @@ def read_answer(text: str, finish: str, problem: Problem, gpu: Gpu) -> Answer:
         finish: reason for the end of the answer, as the server says; ``stop`` as a rule. ``refusal`` and
             ``content_filter`` make any text a refusal. With ``length`` (the limit of tokens) a text without exactly one
             candidate is ``cut``.
-        problem: a config must be legal on this problem.
-        gpu: a config must be legal on this GPU.
 
     Returns:
         An answer of kind ``malformed`` for several candidates, or none. A short text without such blocks is a

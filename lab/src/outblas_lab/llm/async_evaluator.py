@@ -32,7 +32,6 @@ class AsyncEvaluator:
     context manager.
 
     Args:
-        evaluator: the evaluator; only the background thread calls it.
         record: called in the event loop's thread with every new evaluation, before anybody else sees it. If it raises,
             those who wait for the evaluation get its error.
         known: evaluations recorded before; they are not asked for again.

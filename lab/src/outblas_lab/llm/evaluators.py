@@ -33,7 +33,6 @@ class EvaluatorChoice:
     Attributes:
         name: ``cuda:N``, ``cuda`` for several GPUs, ``compile`` or the path of a file.
         gpu_index: N of ``cuda:N``; else None.
-        workers: workers on several GPUs; else None.
     """
 
     name: str
@@ -178,9 +177,6 @@ def compiled_template(problem: Problem, config: KernelConfig, gpu: Gpu) -> Evalu
     The status is ``LEFT_OUT`` with the detail ``compiled; not run`` if it passes. It is then not timed, but has
     counters such as ``registers``, ``spill_bytes`` and ``hgmma``. A failure is ``ILLEGAL``, ``COMPILE_ERROR`` or
     ``STATIC_REJECTED``, with its reason as the detail and without counters.
-
-    Args:
-        gpu: GPU whose architecture is the target.
 
     Raises:
         ToolchainMissing: NVRTC is not installed.

@@ -66,11 +66,7 @@ class ProblemProgress:
 
 @dataclass(frozen=True)
 class EvolveRecord:
-    """Record of a run.
-
-    Attributes:
-        store: store of evaluations; those of its other runs are known, too.
-    """
+    """Record of a run."""
 
     store: Store
     run_id: str
@@ -81,7 +77,6 @@ class Evolution:
     """A run of the loop, from its record to the end of its budget.
 
     Args:
-        problems: problems of the requested kernels, each once.
         client: client of the server. Its account starts at ``record.journal.spent()``; its request log is the journal.
         counters: hardware counters that prompts show; by default none is known.
 

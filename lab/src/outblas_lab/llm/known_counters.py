@@ -69,7 +69,6 @@ def load_counters(path: Path, gpu: Gpu) -> KnownCounters:
     Args:
         path: a JSON file as ``benchmarks/profile_regimes.py`` writes it, a folder with such files, or the folder of a
             tune run after ``outblas profile``.
-        gpu: GPU on which they must have been read.
 
     Raises:
         RecordError: the path is missing, or a file cannot be read or is damaged.

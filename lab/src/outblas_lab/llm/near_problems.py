@@ -35,8 +35,6 @@ class NearKernel:
     """A proven kernel of a near problem.
 
     Attributes:
-        problem: the problem on which it was timed.
-        candidate: the kernel as JSON values.
         words: its speed and its origin.
         distance: distance of the problems, see :func:`feature_distance`.
     """

@@ -46,11 +46,7 @@ _FUNCTION = re.compile(
 
 @dataclass(frozen=True)
 class Asked:
-    """The answers that a prompt requests.
-
-    Attributes:
-        kinds: kinds of answers, ``code`` and ``config``, at least one.
-    """
+    """The answers that a prompt requests."""
 
     kinds: Sequence[str] = (CODE, CONFIG)
     host_form: bool = True
@@ -177,9 +173,6 @@ def answer_rules(kinds: Sequence[str]) -> str:
 
     Example: the text for ``["config"]`` begins with ``exactly one fenced block`` and ends with ``json with one object
     of knobs``. It has no line break at its end.
-
-    Args:
-        kinds: ``code``, ``config`` or both, at least one.
 
     Raises:
         UsageError: there is no kind, or an unknown one.

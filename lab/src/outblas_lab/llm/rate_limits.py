@@ -35,8 +35,6 @@ class RateLimiter:
     Args:
         requests: requests per minute; None sets no limit.
         tokens: tokens per minute; None sets no limit. A single larger request goes alone.
-        clock: time in seconds; tests replace it.
-        sleep: waits for seconds; tests replace it.
     """
 
     def __init__(

@@ -114,7 +114,13 @@ class KernelFolder:
         archive = Archive(ArchiveShape(islands=1), entries=self.entries())
         if not archive.insert(entry):
             return False
-        self._begin(found.gpu)
+        run, name = self.files.run, found.gpu.name
+        was = self._about().get("gpu", name)
+        if was != name:
+            wrong = f"{self.files.path} has figures of {was}, these are of {name}"
+            raise UsageError(wrong, "one GPU", "choose another --run")
+        if not run.exists():
+            write_json(run, {"format": FORMAT, "kind": KIND, "outblas": __version__, "gpu": name, "started": utc_now()})
         if archive.best(entry.problem) == entry:
             self._write_best(evaluation)  # first: a session that is killed here stores the kernel again
         with Store(self.files.store) as store:
@@ -200,17 +206,6 @@ class KernelFolder:
                 f"{run} is not of `outblas mcp`", f"kind {KIND}, format {FORMAT}, or evolve", "choose another --run"
             )
         return data
-
-    def _begin(self, gpu: Gpu) -> None:
-        """Write run.json at the first kernel. Raise UsageError if the folder has figures of another GPU."""
-        was = self._about().get("gpu", gpu.name)
-        if was != gpu.name:
-            raise UsageError(
-                f"{self.files.path} has figures of {was}, these are of {gpu.name}", "one GPU", "choose another --run"
-            )
-        if not self.files.run.exists():
-            about = {"format": FORMAT, "kind": KIND, "outblas": __version__, "gpu": gpu.name, "started": utc_now()}
-            write_json(self.files.run, about)
 
     def _write_best(self, evaluation: Evaluation) -> None:
         candidate, key = evaluation.config, evaluation.problem.key

@@ -220,11 +220,6 @@ TOOLS: Mapping[str, type[Tool]] = {
 def profiled_counters(problem: Problem, config: KernelConfig, gpu: Gpu, gpu_index: int, tool: str) -> dict[str, float]:
     """Return name -> value of the counters of one call of a kernel; the names are those of ``outblas list counters``.
 
-    Args:
-        config: a kernel that was proven on it.
-        gpu_index: CUDA's index of the GPU.
-        tool: path of ncu.
-
     Raises:
         DeviceError: no permission to read counters, or a launch that failed.
         RecordError: ncu's output cannot be read.

@@ -40,9 +40,6 @@ class SessionBudget:
     """The spending of a session. ``compilation()``, ``evaluation()`` and ``gpu_time()`` are context managers.
 
     Work that ends in an error gives its compilation or evaluation back. Seconds of the GPU stay spent.
-
-    Args:
-        clock: returns seconds; tests pass another.
     """
 
     def __init__(self, limits: SessionLimits, clock: Callable[[], float] = time.monotonic) -> None:

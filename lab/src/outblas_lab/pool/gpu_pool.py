@@ -38,7 +38,6 @@ class WorkerSlot:
     Attributes:
         state: ``stopped``, ``starting``, ``idle``, ``busy``, or ``gone``: given up.
         since: time of its last message, or of its task, in seconds of ``time.monotonic``.
-        losses: workers lost here in a row.
         expected: number of expected problems that were sent to it.
         proved: number of proved kernels that were sent to it.
         kernels: template kernels that its worker was given.
@@ -80,7 +79,6 @@ class PoolEvaluator(Evaluator):
         compiler: for a GPU, makes the queue that fills the workers' shared compile cache (see :class:`CompileQueue`).
             None: workers compile for themselves.
         quiet_s: seconds without a message after which a busy worker is lost.
-        start_s: seconds within which a worker must start.
     """
 
     #: ``evaluate`` draws further pairs while workers are busy, and takes None for "not known yet".

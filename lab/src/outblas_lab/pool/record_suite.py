@@ -96,7 +96,6 @@ def run_record(
     A killed run resumes at the first problem that is not in its journal, ``<stem>_record.jsonl`` in ``out_dir``.
 
     Args:
-        problems: problems to measure, in the order of the recording's rows.
         catalogue: kernels, in the order of the recording's columns. If problems have candidates of their own, the
             columns are the kernels that some problem has.
         progress: called with (problems done, number of problems) after each problem.

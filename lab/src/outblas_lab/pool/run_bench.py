@@ -50,10 +50,8 @@ class BenchRequest:
     """The settings of one run of :func:`run_bench`.
 
     Attributes:
-        library: a library or its file; None: the packaged one.
         gpu_indices: CUDA indices of the GPUs, which share the problems. Mode ``server`` uses those for which the host
             has enough cores (:func:`serving_gpus`).
-        resume: continue from an interrupted run's journal; False: begin anew.
         seed: seed of the operands and of the order within a round.
         baselines: names of the baselines to time. A run without those that are no rivals is quicker.
         one_start: all figures must be of one start of the machine. A journal of an earlier start is refused then.

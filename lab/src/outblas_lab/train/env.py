@@ -63,8 +63,6 @@ class TuningEnv(gymnasium.Env[dict[str, NDArray[np.float32]], np.int64]):
     ``info`` of a step has ``invalid_action``, ``status`` (a string), ``best_speedup`` and ``counters``.
 
     Args:
-        evaluator: measures candidates; on a recording, a replay.
-        catalogue: the candidates that actions index.
         problems: the problems, one or more; each episode draws one, all with equal chance.
         budget: measurements per episode, at least 1.
         policy: its regressor provides the guesses; its scores are not used.
@@ -135,9 +133,6 @@ class TuningEnv(gymnasium.Env[dict[str, NDArray[np.float32]], np.int64]):
         """Measure a candidate.
 
         One that the mask forbids is not run. It still costs a measurement, and ``info["invalid_action"]`` is True.
-
-        Args:
-            action: index into the catalogue.
 
         Returns:
             Observation, reward, terminated, False, info; see the class.

@@ -62,7 +62,6 @@ class NetSettings(NamedTuple):
     """Settings of a training of nets.
 
     Attributes:
-        width: of each of two hidden layers.
         batch: cells a step of each net.
         huber: errors beyond it count by their size, not its square.
     """
@@ -387,7 +386,6 @@ def folds_of(cells: Sequence[OfferedCells], split: str, seed: int = 0) -> list[i
     """Return the fold of each problem; -1: it is never kept out.
 
     Args:
-        cells: one entry per problem.
         split: one of :data:`SPLITS`.
         seed: seed of the draw of the first two.
     """

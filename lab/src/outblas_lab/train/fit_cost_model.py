@@ -28,7 +28,6 @@ class MeasuredRow:
     """The measured cells of one problem from one source.
 
     Attributes:
-        source: name of a recording, or of a file without its extension.
         times: microseconds per call, float64, one of each config.
     """
 
@@ -134,9 +133,6 @@ def fit(rows: Sequence[MeasuredRow], gpu: Gpu, steps: int = 60) -> Coefficients:
 
     The fit is damped Gauss-Newton with numeric derivatives, in logarithms. A family without cells keeps the start
     values.
-
-    Args:
-        rows: measured rows, at least one, none of them empty.
     """
     cells = _cells(rows, gpu)
     rough = cost_model.start_coefficients(gpu)

@@ -37,12 +37,7 @@ CENTRED_SHARE = 0.98
 
 @dataclass(frozen=True)
 class RegressSettings:
-    """Settings of the regressor's training.
-
-    Attributes:
-        width: units of each of their two hidden layers.
-        lr: highest rate of a one-cycle schedule (AdamW).
-    """
+    """Settings of the regressor's training."""
 
     nets: int = 3
     width: int = 96
@@ -106,11 +101,6 @@ def cached_regressor(
 
     An existing file is not compared with the other arguments.
 
-    Args:
-        file: an .npz file. None: train, and write nothing.
-        parts: recorded problems, of one GPU or several.
-        progress: called after each epoch with (epoch, epochs, text).
-
     Raises:
         UsageError: as :func:`train_regressor`.
         RecordError: the file cannot be read or written.
@@ -125,9 +115,6 @@ def cached_regressor(
 
 def regressor_of_ppo(parts: Sequence[TrainingPart], seed: int) -> Regressor:
     """Return the regressor that a training of agent ``ppo`` begins with, from the cache if it is there.
-
-    Args:
-        parts: all training problems; :func:`split_parts` holds some of them back.
 
     Raises:
         UsageError: as :func:`train_regressor`.

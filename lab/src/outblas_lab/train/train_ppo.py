@@ -150,10 +150,8 @@ def train(
     Args:
         parts: recorded problems of one GPU or several, 10 or more in all. The layout, dtype and accumulator of a part's
             first problem apply to its drawn problems.
-        settings: hyper-parameters. None: the defaults.
         run: place of checkpoints and logs. A folder with a training of the same settings is resumed. None: keep
             nothing.
-        progress: called with (transitions done, transitions in all, text).
 
     Raises:
         UsageError: a problem was not recorded, fewer than ten problems, or the folder has a training of other settings.
@@ -189,9 +187,6 @@ def make_learner(
     evaluator_of: Callable[[Recording], Evaluator] = ReplayEvaluator,
 ) -> tuple[Any, int]:  # fmt: skip
     """Return the learner, as new or from its last checkpoint ``ppo.zip``, and the transitions that it has seen.
-
-    Args:
-        begun: its regressor provides the guesses of the environment.
 
     Raises:
         RecordError: the checkpoint cannot be read.

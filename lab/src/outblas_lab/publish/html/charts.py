@@ -37,14 +37,7 @@ class Series:
 
 
 class Chart:
-    """A chart with one pair of axes, made and filled within :func:`outblas_lab.publish.drawing.drawing`.
-
-    Attributes:
-        axes: the ``matplotlib.axes.Axes`` to draw on.
-        series: what a reader can switch, in the order of drawing.
-        width: width in points.
-        height: height in points.
-    """
+    """A chart with one pair of axes, made and filled within :func:`outblas_lab.publish.drawing.drawing`."""
 
     def __init__(self, x: str, y: str, width: int = NARROW, height: int = 340) -> None:
         """Make an empty chart.

@@ -45,7 +45,6 @@ class GroupTotals:
     """Cost and gain of one kind of answers, or of one model.
 
     Attributes:
-        name: kind of the answers, or name of the model.
         kinds: outcome -> number of answers.
         spent: requests, tokens and price.
         new_bests: answers that raised the best speed-up of their problem.
@@ -64,7 +63,6 @@ class EvolveRun:
     """The complete record of a run.
 
     Attributes:
-        about: content of run.json.
         outcomes: question -> outcome of its answer.
         costs: question -> cost of all attempts together.
         attempts: outcome of a request -> number of requests.

@@ -44,7 +44,6 @@ class HeadlineRow:
     """A row of the table.
 
     Attributes:
-        problems: number of problems, or of steps of a model.
         geomean: geometric mean of the speed-ups; a fall-back counts as measured.
         flop_weighted: mean weighted by FLOP; None if the file has no FLOP.
         interval: least and greatest geometric mean of a start of the machine; None if there was one.
