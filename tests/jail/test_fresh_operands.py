@@ -27,8 +27,8 @@ KINDS = ("mixed", "special", "twins")
 def multiplied(fresh, kind="mixed"):
     """Places whose C holds the product."""
     places = fresh.deal(kind)
-    fresh.fill(places, kind)
     for place in places:
+        fresh.fill_inputs(place, kind)
         place.c.copy_(place.a.float() @ b_as_k_by_n(fresh.problem, place.b).float())
     return places
 
@@ -109,7 +109,7 @@ def test_special_operands_have_inf_nan_and_subnormals():
 def test_c_holds_values_of_a_products_size_and_no_constant():
     fresh = FreshOperands(Problem(64, 64, 1024), 2, "cpu")
     places = fresh.deal()
-    fresh.fill(places)
+    fresh.fill_outputs(places)
     before = [place.c.clone() for place in places]
     for c in before:
         assert 0.8 < float(c.float().std()) / math.sqrt(1024) < 1.2 and len(c.unique()) > 1000

@@ -26,7 +26,6 @@ from outblas_lab.jail.offline_evaluators import (
     NOT_RUN,
     CompileOnlyEvaluator,
     RecordedFreeEvaluator,
-    recording_evaluator,
 )
 from outblas_lab.jail.static_gate import allowed, examine, why_refused
 from outblas_lab.jail.text_rules import refusal
@@ -274,30 +273,6 @@ def test_a_recording_answers_what_it_knows_and_compiles_the_rest(tmp_path):
     assert one(replay, GOOD, Problem(8, 8, 8)).detail == NOT_RUN
     assert replay.baselines(P) == passed.baselines_us and replay.baselines(Problem(8, 8, 8)) == {}
     assert replay.gpu == H200 and replay.source == "recorded:free.jsonl" and replay.provenance["gpu"] == "NVIDIA H200"
-
-
-def test_what_a_live_evaluator_answers_is_written_before_it_is_handed_on(tmp_path):
-    path, wrong = tmp_path / "x.jsonl", Evaluation(P, GOOD, Status.WRONG, "error 3")
-    left_out = Evaluation(P, GOOD, Status.LEFT_OUT, NOT_RUN)
-    template = Evaluation(P, Sm90WgmmaConfig(64, 64), Status.WRONG)
-
-    class Live:
-        gpu, source = H200, "cuda:0"
-
-        def evaluate(self, pairs):
-            return iter((left_out, template, wrong))
-
-        def baselines(self, problem):
-            return {"cublas": 4.0}
-
-    with recording_evaluator(Live(), path, {"gpu": "NVIDIA H200"}) as written:
-        found = []
-        for evaluation in written.evaluate([]):
-            found.append(evaluation)
-            assert load(path).evaluations == ((wrong,) if evaluation is wrong else ())
-        assert found == [left_out, template, wrong] and written.source == "cuda:0"
-        assert written.baselines(P) == {"cublas": 4.0} and written.gpu == H200
-    assert one(RecordedFreeEvaluator(path), GOOD) == wrong
 
 
 def test_a_recording_is_continued_past_a_line_that_was_cut_off(tmp_path):

@@ -14,9 +14,8 @@ from outblas.records.store import Store
 from outblas_lab.llm.archive import Entry
 from outblas_lab.llm.budget import BudgetSpent
 from outblas_lab.llm.evolve_journal import AnswerOutcome, EvolveJournal
-from outblas_lab.mcp.kernel_folder import KernelFolder
+from outblas_lab.mcp.kernel_folder import KernelFolder, SourcedEvaluation
 from outblas_lab.mcp.session_budget import SessionBudget, SessionLimits
-from outblas_lab.mcp.sourced_evaluation import SourcedEvaluation
 from support.gpus.known import H200
 from support.llm_kernels import PROBLEM, kernel, passed
 

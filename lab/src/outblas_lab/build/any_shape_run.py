@@ -87,7 +87,6 @@ def collect_trials(work: Path, out: Path) -> str:
     are left out, as they are of other clocks. The metadata has the provenance of the last trial.
 
     Args:
-        work: directory of ``outblas build-library``.
         out: the file, which is replaced. Missing folders are made.
 
     Returns:
@@ -136,7 +135,6 @@ def record_answers(problems: Sequence[Problem], store: Path, out: Path) -> str:
     (:func:`outblas.runtime.cublas.describe`) and ``median_us``. Its metadata has the provenance.
 
     Args:
-        store: journal of the problems that are done.
         out: path of the Parquet table, which is replaced. Missing folders are made.
 
     Returns:
@@ -222,7 +220,6 @@ def record(problems: Sequence[Problem], measurements: int, store: Path, cells: P
     """Measure the kernels that the policy chooses beside torch, and write them as a table (GPU 0, resumable).
 
     Args:
-        measurements: kernels of each problem.
         store: file of the evaluations, in which a stopped run resumes.
         cells: path of the Parquet table, which is replaced.
 
@@ -246,9 +243,6 @@ def measure(
     """Measure kernels that an agent chooses beside torch (GPU 0, resumable).
 
     Args:
-        measurements: kernels of each problem, proposed at once.
-        store: file of the evaluations, in which a stopped run resumes.
-        offered: returns a problem's kernels.
         drop_beyond: see :class:`outblas.judge.bench_cell.Options`.
     """
     gpu = gpu_of_device(0)
@@ -322,9 +316,6 @@ def library_of_choices(problems: Sequence[Problem], gpu: Gpu) -> Library:
     """Return the choices for problems that no library has, on GPU 0, as a library; cuBLASLt is asked about each.
 
     A problem of which no kernel is surely faster has a row that names torch, or an algorithm of cuBLASLt.
-
-    Args:
-        gpu: GPU 0.
 
     Raises:
         UsageError: this GPU has no data for any shape, or ``OUTBLAS_ANY_SHAPE`` switches it off.
@@ -428,11 +419,7 @@ def unaligned_kernels(problem: Problem, gpu: Gpu) -> list[KernelConfig]:
 
 
 class PromisingKernels:
-    """The kernels that are measured of each problem on a GPU, and cuBLASLt's answers on which they depend.
-
-    Args:
-        gpu: GPU 0; the package has data of its architecture.
-    """
+    """The kernels that are measured of each problem on a GPU, and cuBLASLt's answers on which they depend."""
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
@@ -467,10 +454,6 @@ class PromisingKernels:
 
 def extend(problems: Sequence[Problem], store: Path, cells: Path) -> str:
     """Measure the kernels of :class:`PromisingKernels` beside torch, and write them as a table (GPU 0, resumable).
-
-    Args:
-        store: file of the evaluations, in which a stopped run resumes.
-        cells: path of the Parquet table, which is replaced.
 
     Returns:
         The counts in words, e.g. ``"9600 cells of 600 problems"``.

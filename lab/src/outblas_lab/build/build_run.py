@@ -107,10 +107,6 @@ def copy_tables_from(work: BuildFolder, files: Sequence[Path]) -> None:
     table that was made with other kernel sources names their hash in its provenance; its bench in mode ``offline``
     proves its kernels with today's.
 
-    Args:
-        work: directory of the build, which must exist.
-        files: library files.
-
     Raises:
         UsageError: the libraries are of different kinds of GPU.
     """
@@ -118,7 +114,9 @@ def copy_tables_from(work: BuildFolder, files: Sequence[Path]) -> None:
     libraries = [work.load(), *found] if work.library.exists() else found
     if not libraries:
         return
-    _check_one_gpu(libraries)
+    gpus = sorted({library.gpu for library in libraries})
+    if len(gpus) > 1:
+        raise UsageError(f"libraries of {', '.join(gpus)}", "one kind of GPU", "leave the others out")
     rows: dict[Problem, LibraryRow] = {}
     tables: dict[str, Any] = {}
     for library in libraries:
@@ -126,26 +124,15 @@ def copy_tables_from(work: BuildFolder, files: Sequence[Path]) -> None:
         sources = {"kernels": library.provenance["kernels"]} if library.provenance.get("kernels") else {}
         tables = {name: {**sources, **about} for name, about in library.provenance["tables"].items()} | tables
     first = libraries[0]
-    whole = _with_intervals_of(first, libraries[1:])
+    whole = first  # with the intervals and gates of the others for the tables whose it lacks
+    for other, (kind, joined) in product(libraries[1:], _JOINED.items()):
+        known, more = whole.provenance.get(kind, {}), other.provenance.get(kind, {})
+        if more.keys() - known.keys():
+            own: dict[str, Any] = {kind: joined(getattr(other, kind), getattr(whole, kind))}
+            whole = replace(whole, provenance={**whole.provenance, kind: {**more, **known}}, **own)
     if work.library.exists() and whole is first and tables.keys() == first.provenance["tables"].keys():
         return
     replace(whole, rows=tuple(rows.values()), provenance={**whole.provenance, "tables": tables}).save(work.library)
-
-
-def _with_intervals_of(library: Library, others: Sequence[Library]) -> Library:
-    """Return a library with the intervals and gates of other libraries for the tables whose it lacks."""
-    for other, (kind, joined) in product(others, _JOINED.items()):
-        known, found = library.provenance.get(kind, {}), other.provenance.get(kind, {})
-        if found.keys() - known.keys():
-            own: dict[str, Any] = {kind: joined(getattr(other, kind), getattr(library, kind))}
-            library = replace(library, provenance={**library.provenance, kind: {**found, **known}}, **own)
-    return library
-
-
-def _check_one_gpu(libraries: Sequence[Library]) -> None:
-    gpus = sorted({library.gpu for library in libraries})
-    if len(gpus) > 1:
-        raise UsageError(f"libraries of {', '.join(gpus)}", "one kind of GPU", "leave the others out")
 
 
 def build(
@@ -158,9 +145,6 @@ def build(
     """Lock the directory, take over tables, then run the jobs.
 
     Args:
-        work: the directory, made if it is missing.
-        listed: the jobs, see :func:`jobs`.
-        tables: tables that the directory may adopt.
         libraries: files of libraries whose tables the directory takes over if it lacks them (:func:`copy_tables_from`).
         sibling: directory of another GPU's build, whose finalists begin the tables that are missing (:func:`adopt`).
 
@@ -191,7 +175,6 @@ def jobs(
     for that table.
 
     Args:
-        steps: names of the steps, which are not checked.
         modes: modes of step ``bench``. Mode ``offline`` benches every table. Step ``trial_workloads`` takes
             ``offline_cold``, and ``server`` after it.
         extra: tables that are benched in the modes other than ``offline``, too, and that have second winners, if they
@@ -228,9 +211,6 @@ def _trial_modes(modes: Sequence[str]) -> list[str]:
 def run_job(work: BuildFolder, job: Sequence[str]) -> None:
     """Run one job in this process. Those of :data:`STEPS_WITHOUT_GPU` need no GPU.
 
-    Args:
-        job: the words of a job, see :func:`jobs`.
-
     Raises:
         UsageError: the directory is of other kernels or another GPU (:meth:`BuildFolder.check`), or the table is
             unknown.
@@ -249,9 +229,6 @@ def run_jobs(work: BuildFolder, listed: Sequence[Sequence[str]]) -> None:
 
     The seconds go to ``seconds.json``, those of a failed job included. At the end, the line of :func:`publish_seconds`
     is printed. Without jobs nothing happens.
-
-    Args:
-        listed: the jobs, see :func:`jobs`.
 
     Raises:
         OutblasError: a job failed. The jobs after it are not run.
@@ -272,7 +249,11 @@ def run_jobs(work: BuildFolder, listed: Sequence[Sequence[str]]) -> None:
                 )
         finally:
             spent = monotonic() - begin
-            seconds = add_seconds(work, job, spent)
+            kept, name = work.path / "seconds.json", " ".join(job)
+            do = "move it away; it only has the seconds of jobs"
+            seconds = dict(read_object(kept, "what a build wrote", do)) if kept.exists() else {}
+            seconds[name] = round(seconds.get(name, 0.0) + spent, 1)
+            write_json(kept, seconds)
             print(f"{' '.join(job)}: {spent:.0f} s", flush=True)
     if listed:  # without jobs the library keeps the seconds that it has
         print(publish_seconds(work, seconds), flush=True)
@@ -283,33 +264,11 @@ def command_of_job(work: BuildFolder, job: Sequence[str]) -> list[str]:
 
     After ``-m outblas build-library`` come ``--work PATH``, ``--gpus N,N`` and ``--job``. The last argument is
     the job, e.g. ``"tune llm:TN:fp16:fp32"``. With ``work.from_nothing``, ``--from-nothing`` stands before ``--job``.
-
-    Args:
-        job: the job; its words are joined by blanks.
     """
     command = [sys.executable, "-m", "outblas", "build-library", "--work", str(work.path)]
     command += ["--gpus", ",".join(map(str, work.gpus))]
     command += ["--from-nothing"] if work.from_nothing else []
     return [*command, "--job", " ".join(job)]
-
-
-def add_seconds(work: BuildFolder, job: Sequence[str], seconds: float) -> dict[str, float]:
-    """Add seconds to a job in ``<work>/seconds.json`` and return job -> seconds of all jobs in that file.
-
-    A job that ran several times has the sum, rounded to 0.1 s. The file is made if it is missing; its folder must
-    exist.
-
-    Args:
-        job: the job; its words joined by blanks are its name.
-        seconds: seconds to add.
-    """
-    path = work.path / "seconds.json"
-    do = "move it away; it only has the seconds of jobs"
-    known = read_object(path, "what a build wrote", do) if path.exists() else {}
-    name = " ".join(job)
-    known[name] = round(known.get(name, 0.0) + seconds, 1)
-    write_json(path, known)
-    return dict(known)
 
 
 def publish_seconds(work: BuildFolder, seconds: dict[str, float]) -> str:
@@ -322,9 +281,6 @@ def publish_seconds(work: BuildFolder, seconds: dict[str, float]) -> str:
     The provenance gets ``seconds`` and ``seconds_of_making``, in which jobs of a build that this one began with stay.
     A library that was made from nothing also gets the record ``retune.json`` beside it. Without a library nothing is
     written.
-
-    Args:
-        seconds: job -> seconds.
     """
     made_in = _of_making(seconds)
     making = sum(made_in.values())
@@ -351,11 +307,6 @@ def parse_names(text: str, known: Sequence[str], option: str) -> list[str]:
     """Return the words of a text, separated by commas, as a list in order.
 
     Duplicates stay. Blanks are part of a word: ``"a, b"`` has the word ``" b"``. An empty text is one empty word.
-
-    Args:
-        text: the text, e.g. ``"tune,bench"``.
-        known: the allowed words.
-        option: the option, for the error, e.g. ``--steps``.
 
     Raises:
         UsageError: a word is not in ``known``.

@@ -94,13 +94,7 @@ def tune_table(work: BuildFolder, table: Table) -> None:
 
 
 def command_of(step: str, table: Table) -> str:
-    """Return the command that runs one step again.
-
-    Example: ``outblas build-library --steps tune --tables grid1000:TN:fp16:fp32``.
-
-    Args:
-        step: name of the step, not checked.
-    """
+    """Return the command that runs one step again."""
     return f"outblas build-library --steps {step} --tables {table}"
 
 
@@ -110,9 +104,6 @@ def packaged_kernels(work: BuildFolder, gpu: Gpu) -> dict[Problem, list[KernelCo
     The neighbours are the nearest of those configs, at most six, legal and of a launch option worth trying. No config
     is repeated. A list is empty if the row falls back. The dictionary is empty if ``work.from_nothing`` or the package
     has no library for the GPU.
-
-    Args:
-        work: directory of the build; only ``from_nothing`` counts.
     """
     if work.from_nothing:
         return {}
@@ -129,14 +120,12 @@ def _nearest(problem: Problem, known: Sequence[KernelConfig], gpu: Gpu) -> list[
 
 
 def judge_options(work: BuildFolder, table: Table, step: str) -> Options:
-    """Return the options of evaluation for one step of a table: 11 rounds, all rivals as baselines, known proofs
-    reused.
+    """Return the options of evaluation for one step of a table: all rivals, known proofs reused.
 
     A step that reopens rows proves its many candidates on the timed operands only. The trials prove its finalists in
     full.
 
     Args:
-        work: directory of the build; its GPU is asked for its kind.
         step: ``tune`` or a key of :data:`outblas_lab.build.build_work.PROVENANCE_KEYS`; it decides the
             seed. An unknown name raises KeyError.
     """
@@ -221,7 +210,6 @@ class KnownKernels:
 
     Attributes:
         winners: launch option -> the best kernel, see :func:`outblas_lab.build.refine.winners`.
-        tried: all kernels that were tried.
     """
 
     winners: Mapping[Launch, KernelConfig]
@@ -252,9 +240,6 @@ def earlier_searches(work: BuildFolder, table: Table, but: str) -> dict[Problem,
 
     The searches are ``tune``, ``again``, ``refine`` and ``borrow``, in this order; a step that was not run adds
     nothing.
-
-    Args:
-        but: name of the step that is left out.
     """
     with Store(work.store(table)) as store:
         runs = (run for run in ("tune", *PROVENANCE_KEYS) if run != but)
@@ -275,8 +260,6 @@ def second_search(
     Args:
         step: a key of :data:`outblas_lab.build.build_work.PROVENANCE_KEYS`, the name of the run in the
             table's store. Another raises KeyError.
-        problems: problems to search; each must have a row.
-        offered: returns a problem's candidates.
         stale: list of finalists that is deleted; None: that of the first trials.
     """
     progress, better, rows = printer(f"{step} {table}"), 0, {row.problem: row for row in work.load().rows}
@@ -340,15 +323,13 @@ def search_weak_rows_again(work: BuildFolder, table: Table) -> None:
     Raises:
         UsageError: the table is not tuned.
     """
-    search_again(work, table, [row for row in rows_of_table(work.load(), table).rows if is_weak(row)])
+    rows = rows_of_table(work.load(), table).rows
+    weak = [r for r in rows if r.plain is None or r.plain.speedup < WEAK_BELOW or r.choice("pdl") is None]
+    search_again(work, table, weak)
 
 
 def search_again(work: BuildFolder, table: Table, rows: Sequence[LibraryRow]) -> None:
-    """Search some rows of a tuned table once more, as :func:`search_weak_rows_again` does.
-
-    Args:
-        rows: rows of the table in the work's library.
-    """
+    """Search some rows of a tuned table once more, as :func:`search_weak_rows_again` does."""
     gpu, library = gpu_of_device(work.gpu_index), work.load()
     known, packaged = known_kernels(work, table, "again"), packaged_kernels(work, gpu)
 
@@ -371,15 +352,6 @@ def search_again(work: BuildFolder, table: Table, rows: Sequence[LibraryRow]) ->
         return worth_trying(problem, (*first[problem], *first_search_candidates(problem, gpu)))
 
     second_search(work, table, "again", list(first), PreferredFirstAgent(first, then), budget, offered)
-
-
-def is_weak(row: LibraryRow) -> bool:
-    """Return True if a row needs another search.
-
-    It does without a kernel for ``plain`` or ``pdl``. It does, too, if the plain one's speed-up over the fastest
-    baseline is below 1.01 (:data:`WEAK_BELOW`).
-    """
-    return row.plain is None or row.plain.speedup < WEAK_BELOW or row.choice("pdl") is None
 
 
 def of_intervals(problem: Problem, library: Library, gpu: Gpu) -> list[KernelConfig]:

@@ -195,9 +195,6 @@ def printer(what: str) -> Callable[..., None]:
 
     Nothing is printed in the first 5 seconds unless ``done == total``. A line is e.g.
     ``tune: 3/10, about 14 s left NOTE``.
-
-    Args:
-        what: start of the line, e.g. ``tune``.
     """
     begin = monotonic()
     last = [begin]

@@ -105,9 +105,6 @@ def pooled(entries: Sequence[TrialEntry]) -> TrialEntry:
     """Return one entry with the rounds of several trials of one problem.
 
     Entries that a trial did not time are left out. A kernel that failed once has failed.
-
-    Args:
-        entries: at least one.
     """
     names = [n for n in entries[0].timings if all(n in entry.timings for entry in entries)]
     failed = {name: status for entry in entries for name, status in entry.failed.items()}
@@ -123,7 +120,6 @@ def chosen_row(problem: Problem, entry: TrialEntry, source: str) -> LibraryRow:
     torch.matmul.
 
     Args:
-        entry: its pooled rounds.
         source: source of the times, e.g. ``cuda:0``.
     """
     timings = entry.timings

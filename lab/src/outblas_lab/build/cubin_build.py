@@ -48,10 +48,6 @@ class BuiltPack:
     """A pack that was built.
 
     Attributes:
-        path: the file.
-        kernels: number of distinct sources in it.
-        images: number of distinct cubins.
-        bytes: size of the file.
         left_out: one line for each kernel that does not compile or fails the static check. Such a kernel is compiled,
             or refused, where it is used.
     """
@@ -64,10 +60,7 @@ class BuiltPack:
 
 
 def packaged_libraries() -> dict[str, bytes]:
-    """Return GPU -> content of the library file that comes with the package, as bytes.
-
-    Example: the keys are ``["h200"]``; the bytes are JSON.
-    """
+    """Return GPU -> content of the library file that comes with the package, as bytes."""
     folder = resources.files("outblas") / "data" / "libraries"
     found = {entry.name: entry for entry in folder.iterdir() if entry.name.endswith(".json")}
     return {name.removesuffix(".json"): found[name].read_bytes() for name in sorted(found)}
@@ -81,10 +74,7 @@ def sources_of(libraries: Sequence[Library]) -> list[Source]:
 
 
 def any_shape_files() -> dict[str, bytes]:
-    """Return GPU -> content of the packaged file with the kernels for problems of no library, as bytes.
-
-    Example: the keys are ``["h200"]``; the bytes are an .npz file.
-    """
+    """Return GPU -> content of the packaged file with the kernels for problems of no library, as bytes."""
     folder = resources.files("outblas") / "data" / "any_shape"
     entries = list(folder.iterdir()) if folder.is_dir() else []
     found = {entry.name: entry for entry in entries if entry.name.endswith(".npz")}
@@ -133,11 +123,9 @@ def build(
     """Compile, check and pack the kernels; the file appears whole or not at all.
 
     Args:
-        path: the pack to write.
         jobs: number of processes; None: one per core.
         libraries: libraries whose kernels are packed; None: the packaged ones, the kernels for any shape, and those for
             few rows in one order of summation.
-        report: receives lines of progress.
 
     Raises:
         ToolchainMissing: NVRTC or pydantic is not installed.
@@ -160,17 +148,13 @@ def build(
         elif isinstance(result, Cubin):
             cubins[pack_key(source, ARCHITECTURE)] = result
         progress.step(compiled=isinstance(result, CompileError) or not result.from_cache)
-    data = pack_bytes(cubins, _about())
+    data = pack_bytes(cubins, {**_identity(), "nvrtc": nvrtc_version(), "architectures": [ARCHITECTURE]})
     write_atomic(path, data)
     return BuiltPack(path, len(cubins), CubinPack(path).images, len(data), tuple(sorted(left_out)))
 
 
 def build_for_wheel(path: Path = PACK, report: Callable[[str], None] = lambda line: None) -> Path:
     """Return the pack for a wheel: newly built, or without NVRTC (an isolated build) an earlier one that is current.
-
-    Args:
-        path: the pack.
-        report: receives lines of progress.
 
     Raises:
         ToolchainMissing: NVRTC is not installed and no current pack exists.
@@ -191,9 +175,6 @@ def is_current(path: Path) -> bool:
     """Return True if a pack has this package's version, kernel files and libraries.
 
     False if it is missing or damaged; nothing is raised.
-
-    Args:
-        path: the pack.
     """
     try:
         about = CubinPack(path).about
@@ -206,10 +187,6 @@ def _identity() -> dict[str, Any]:
     libraries = {gpu: hashlib.sha256(data).hexdigest() for gpu, data in packaged_libraries().items()}
     general = {gpu: hashlib.sha256(data).hexdigest() for gpu, data in any_shape_files().items()}
     return {"outblas": __version__, "kernels": kernels_sha(), "libraries": libraries, "any_shape": general}
-
-
-def _about() -> dict[str, Any]:
-    return {**_identity(), "nvrtc": nvrtc_version(), "architectures": [ARCHITECTURE]}
 
 
 class _Progress:
@@ -236,8 +213,7 @@ class _Progress:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Build the pack at its place in the package and print lines of progress: ``python -m
-    outblas_lab.build.cubin_build``.
+    """Build the pack at its place in the package: ``python -m outblas_lab.build.cubin_build``.
 
     Args:
         arguments: command line without the program, e.g. ``["--jobs", "4", "--out", "kernels.pack"]``; None: the

@@ -86,7 +86,6 @@ def run_trial(work: BuildFolder, table: Table, start: str) -> None:
     Otherwise it begins again, because its rounds must be of one start.
 
     Args:
-        table: the table; it must be tuned.
         start: ``1``, ``2`` or ``3``: interleaved rounds of the products that mode ``block`` does not time. ``4``
             to ``6``: more rounds of rows in which step ``reopen`` found new finalists; ``7`` to ``9``: the same of step
             ``reopen_again``. ``block``: blocks of large products.
@@ -110,10 +109,7 @@ def keep_trial(
     """Time the problems of a trial that its file lacks, and keep every line as it comes.
 
     Args:
-        start: name of the trial, a part of its file's name.
-        chosen: problem -> its finalists.
         rounds: rounds of a problem; another number begins the trial anew.
-        station: opens a GPU and times a problem there.
         gpus: CUDA indices of the GPUs that share the problems; None: all of the work.
     """
     journal = _journal(work, table, start, chosen, rounds)
@@ -139,7 +135,6 @@ def live_station(
     """Return a station that proves and times the finalists of a problem in interleaved rounds.
 
     Args:
-        chosen: problem -> its finalists.
         options: settings of the evaluator; each GPU has its own index.
         fallbacks: problem -> the algorithm that is timed as its fall-back; None: none is.
     """
@@ -158,9 +153,6 @@ def live_station(
 def finalists_of_start(work: BuildFolder, table: Table, start: str) -> dict[Problem, list[KernelConfig]]:
     """Return problem -> the finalists that a trial times.
 
-    Args:
-        start: as for :func:`run_trial`.
-
     Raises:
         UsageError: the table is not tuned; for starts 4 to 9, the step was not run that finds their finalists.
     """
@@ -175,7 +167,6 @@ def finished_trial(
     """Return the lines of a finished trial without its settings; an empty list if it is not finished.
 
     Args:
-        start: as for :func:`run_trial`.
         chosen: the finalists that it must have timed; None: any.
 
     Raises:
@@ -235,7 +226,6 @@ def _options(work: BuildFolder, table: Table, start: str) -> Options:
 
 
 def _timed(problem: Problem, configs: Sequence[KernelConfig], evaluator: LiveEvaluator) -> dict[str, Any]:
-    """Return the line of one problem."""
     found = list(evaluator.evaluate([(problem, config) for config in configs]))
     report = evaluator.baseline_report(problem)
     return {

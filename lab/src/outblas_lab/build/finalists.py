@@ -102,8 +102,6 @@ def near_the_best(
 
     Args:
         ranked: kernels, fastest first.
-        speed: kernel -> speed-up over the fastest rival.
-        most: number of kernels, at most.
         within: least speed, as a factor of the best one's.
     """
     mine = [config for config in ranked if launch_of(config) == launch][:most]
@@ -161,7 +159,6 @@ def earlier_finalists(work: BuildFolder, table: Table, step: str) -> dict[Proble
     """Return problem -> its finalists before a step; rows without any are missing.
 
     Args:
-        table: the table; its first finalists are known.
         step: ``reopen`` or ``reopen_again``.
     """
     steps = list(REOPENED_STARTS)
@@ -194,9 +191,6 @@ def plain_finalists(
     """Return problem -> its plain kernels, the row's plain choice first.
 
     They are the finalists of all trials; those of other launch options take part without programmatic dependent launch.
-
-    Args:
-        rows: problem -> its row, for all problems of the table.
 
     Raises:
         UsageError: the table is not tuned.

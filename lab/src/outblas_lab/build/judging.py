@@ -96,14 +96,10 @@ def benched(
     mode: str,
     **more: Any,
 ) -> None:
-    """Run a bench of a table's library, or continue one that was killed. It begins anew if the library has changed
-    since.
+    """Run a bench of a table's library, or go on with one; a bench of another library begins anew.
 
     Args:
         what: name of the work in progress lines.
-        part: library of the table's rows.
-        out: result file, a ``.parquet``.
-        mode: ``offline``, ``offline_cold``, ``server`` or ``block``.
         more: further fields of :class:`outblas_lab.pool.run_bench.BenchRequest`.
 
     Raises:
@@ -138,7 +134,6 @@ def judge_path(work: BuildFolder, table: Table, start: str, mode: str = OFFLINE)
 
     Args:
         start: ``1``, ``2`` or ``3``.
-        mode: ``offline`` or ``offline_cold``.
     """
     return work.path / f"{table.stem}_{JUDGING_STEPS[mode]}_{start}.parquet"
 
@@ -153,7 +148,6 @@ def judge(work: BuildFolder, table: Table, start: str, mode: str = OFFLINE) -> N
         table: the table; its kernels must be chosen.
         start: ``1``, ``2`` or ``3``; ``block``: large products in blocks, into the table's result file, whatever the
             mode.
-        mode: ``offline`` or ``offline_cold``.
 
     Raises:
         UsageError: the table is not tuned.
@@ -174,9 +168,6 @@ def merge(work: BuildFolder, table: Table, mode: str = OFFLINE) -> None:
     """Write the table's result file of a mode: each row is that of the start whose speed-up is the median of three.
 
     Benches in fewer than three starts of the machine are merged, too. A line says so, and no page gives an interval.
-
-    Args:
-        mode: ``offline`` or ``offline_cold``.
 
     Raises:
         UsageError: a judging bench is missing, or is of another library or toolchain.

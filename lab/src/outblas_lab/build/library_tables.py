@@ -31,7 +31,6 @@ def with_table_rows(library: Library, rows: Sequence[LibraryRow], table: Table, 
     """Return the library with more rows.
 
     Args:
-        rows: rows of one table, not yet in the library.
         measured: provenance of the table; must have ``gpu``, ``driver``, ``toolchain``, ``date`` and ``commit``.
     """
     provenance = _with_part(library, "tables", table, measured)
@@ -45,9 +44,6 @@ def with_intervals(
 
     It may keep intervals of the table that another search made, with other sources, GPU, driver or toolchain. The
     table's provenance then has that of the other search as ``earlier``.
-
-    Args:
-        measured: provenance of the intervals, as for :func:`with_table_rows`.
     """
     merged = replace_intervals(library.intervals, intervals)
     measured = _with_earlier(library.provenance.get("intervals", {}), merged, intervals, table, measured)
@@ -118,12 +114,7 @@ def kernels_since(library: Library) -> str:
 
 
 def with_kernels(provenance: Mapping[str, Any], old: str, new: str) -> dict[str, Any]:
-    """Return a library's provenance in which a hash of kernel sources replaces one of equal kernels, tables included.
-
-    Args:
-        old: the hash that is replaced in each field ``kernels``.
-        new: the hash that replaces it.
-    """
+    """Return a library's provenance in which a hash of kernel sources replaces one of equal kernels, in tables, too."""
 
     def renamed(key: str, value: Any) -> Any:
         if isinstance(value, Mapping):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from itertools import zip_longest
 
 from outblas.core.config import KernelConfig
@@ -19,26 +19,13 @@ def neighbours(problem: Problem, config: KernelConfig, gpu: Gpu) -> list[KernelC
     Ideas: early loads of B, evenly spread CTAs, then the ideas of the config's family. The list has the first
     suggestion of each idea, then the second of each, and so on. Illegal suggestions are left out, so the list may be
     empty. Early loads and even spreading are suggested only for a config with ``pdl``.
-
-    Args:
-        problem: the problem that the configs must be able to run.
-        config: a legal config of any family.
-        gpu: the GPU.
     """
-    ideas = [_early(config), _even(problem, config, gpu), *FAMILIES[config.family].neighbours(problem, config)]
+    early = config.with_knobs(early=True) if config.pdl and not config.early else None
+    ideas: list[Iterable[KernelConfig | None]] = [
+        [early],
+        [even_twin(problem, config, gpu)],
+        *FAMILIES[config.family].neighbours(problem, config),
+    ]
     # The first suggestion of each idea, then the second of each: so a short list has some of every idea.
     mixed = dict.fromkeys(c for turn in zip_longest(*ideas) for c in turn if c is not None)
     return [c for c in mixed if c != config and why_illegal(problem, c, gpu) is None]
-
-
-def _early(c: KernelConfig) -> Iterator[KernelConfig]:
-    """Yield the config with early loads of B if it has PDL and lacks them."""
-    if c.pdl and not c.early:
-        yield c.with_knobs(early=True)
-
-
-def _even(problem: Problem, c: KernelConfig, gpu: Gpu) -> Iterator[KernelConfig]:
-    """Yield the config with the other value of ``even``, if that changes its launch."""
-    twin = even_twin(problem, c, gpu)
-    if twin is not None:
-        yield twin

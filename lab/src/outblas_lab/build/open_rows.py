@@ -93,9 +93,6 @@ def wide_candidates(problem: Problem, known: Sequence[KernelConfig], gpu: Gpu) -
     """Return the legal plain kernels of the whole pool and of special kinds, outside ``known``, best prediction first.
 
     Neighbours of the best plain known kernels are among them.
-
-    Args:
-        known: kernels that are tried anyhow.
     """
     plain = [c for c in known if launch_of(c) == "plain"]
     listed = (*first_search_candidates(problem, gpu), *pool(), *(n for c in plain for n in neighbours(problem, c, gpu)))
@@ -108,11 +105,7 @@ def wide_candidates(problem: Problem, known: Sequence[KernelConfig], gpu: Gpu) -
 def near_candidates(
     problem: Problem, won: Mapping[Problem, Mapping[Launch, KernelConfig]], gpu: Gpu
 ) -> list[KernelConfig]:
-    """Return neighbours of a problem's best plain kernel and winners of nearby shapes, in turns, without its own best.
-
-    Args:
-        won: problem -> launch option -> its best kernel.
-    """
+    """Return neighbours of a problem's best plain kernel and winners of nearby shapes, in turns, without its best."""
     best = won[problem]
     near = neighbours(problem, best["plain"], gpu) if "plain" in best else []
     plain_only = {p: {"plain": found["plain"]} for p, found in won.items() if "plain" in found}

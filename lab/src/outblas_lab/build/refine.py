@@ -77,10 +77,6 @@ def neighbours_of_winners(
 
     Only options of :func:`outblas.kernels.catalogue.launch_options` count, for the winners and for their neighbours.
     Without a winner the list is empty.
-
-    Args:
-        best: its winners, as :func:`winners` returns them.
-        known: configs that were tried before.
     """
     options = launch_options(problem, gpu)
     turns = [

@@ -43,9 +43,6 @@ def search_intervals(work: BuildFolder, table: Table) -> None:
     goes on with the other weights. A new directory leaves out the weights whose intervals its library has of today's
     kernel sources (``--begin-with``).
 
-    Args:
-        table: the table; each weight is searched from its smallest to its largest M.
-
     Raises:
         Interrupted: Ctrl-C.
         OutblasError: as :func:`outblas.tune.tune_run.run_tune`.
@@ -58,7 +55,6 @@ def search_weights(what: str, request: TuneRequest, add_finished: Callable[[], N
     """Search the weights of a request, and add those that are finished before and after it, however it ends.
 
     Args:
-        what: words for the lines of progress.
         request: the search; without a weight it is only said that all was done before.
         add_finished: adds the weights that the search has finished to the library.
 
@@ -142,7 +138,6 @@ def ranges_to_search(
     """Return the ranges of a directory's run. A new run has those of weights that the library does not know.
 
     Args:
-        folder: directory of the run.
         known: returns the weights that a library has of today's kernel sources.
     """
     file = RunFiles(folder).run
@@ -200,9 +195,6 @@ def search_gates(work: BuildFolder, table: Table) -> None:
     Each is a rival of products with one pass: by torch, by autotuned cuBLASLt, and by the library's own kernel. A call
     goes on, and adds what is finished, as :func:`outblas_lab.build.weight_intervals.search_intervals`.
 
-    Args:
-        table: the table, of suite ``engine``; other suites have no gates.
-
     Raises:
         Interrupted: Ctrl-C.
         OutblasError: as :func:`outblas.tune.tune_run.run_tune`.
@@ -214,17 +206,16 @@ def search_gates(work: BuildFolder, table: Table) -> None:
 def _gates_request(work: BuildFolder, table: Table) -> TuneRequest:
     gates = engine_gates() if table.suite == "engine" else frozenset[tuple[int, int]]()
     ranges = ranges_of_suite(table.suite, [p for p in table.problems() if (p.n, p.k) in gates])
-    path, known = work.path / f"{table.stem}_gates", partial(_known_weights, table=table)
+    path = work.path / f"{table.stem}_gates"
+
+    def known(library: Library) -> set[Weight]:
+        return {one.weight for one in library.gates} if _are_of_today(library, table) else set()
+
     ranges = replace(ranges, ranges=ranges_to_search(work, path, ranges.ranges, known))
     return TuneRequest(
         (), table.suite, "transfer", ENGINE_BUDGET, SEED, Device(gpu_index=work.gpu_index), path,
         command_of("gates", table), gate_plan(make_plan("local", gpus=work.gpus), ranges, work.load()), ranges=ranges,
     )  # fmt: skip
-
-
-def _known_weights(library: Library, table: Table) -> set[Weight]:
-    """Return the weights of a library's gates, if those of the table are of today."""
-    return {one.weight for one in library.gates} if _are_of_today(library, table) else set()
 
 
 def _are_of_today(library: Library, table: Table) -> bool:

@@ -71,9 +71,6 @@ def search_cold(work: BuildFolder, table: Table) -> None:
     The file is ``<stem>_trial_search_cold.jsonl``. A finished search is left as it is, a killed one goes on. The GPUs
     of the work share the problems. Larger products hardly depend on the caches.
 
-    Args:
-        table: the table; its kernels must be chosen.
-
     Raises:
         UsageError: the table is not tuned, or changed since the search began.
     """
@@ -89,9 +86,7 @@ def cold_options(work: BuildFolder, table: Table, step: str, rounds: int, rivals
     """Return the options of evaluation with cold caches: all kernels of a problem share its rounds.
 
     Args:
-        table: the table, whose known proofs are reused.
         step: a key of :data:`outblas_lab.build.build_work.SEEDS`.
-        rivals: baselines that are timed beside the kernels.
     """
     return Options(
         work.gpu_index, gpu_of_device(work.gpu_index), rounds=rounds, baselines=rivals, chunk=MANY,
@@ -147,7 +142,6 @@ def run_workload_trial(work: BuildFolder, table: Table, mode: str) -> None:
     there is one file for each of three starts of the machine, and a call makes the one of this start.
 
     Args:
-        table: the table; its kernels must be chosen.
         mode: ``offline_cold``, or ``server``, which comes after it. That one uses the GPUs for which the host has cores
             enough (:func:`outblas_lab.pool.run_bench.serving_gpus`).
 
@@ -213,9 +207,6 @@ def workload_candidates(
 
     They are the best of a search with cold caches, if there was one, and the finalists of all trials. Those of other
     launch options take part without programmatic dependent launch.
-
-    Args:
-        rows: problem -> its row, for all problems of the table.
 
     Raises:
         UsageError: the table is not tuned.
@@ -288,9 +279,6 @@ def choose_workloads(work: BuildFolder, table: Table) -> None:
 
     A workload without a finished trial keeps the second winners that the rows have.
 
-    Args:
-        table: the table; its kernels must be chosen.
-
     Raises:
         UsageError: the table is not tuned, no trial is finished, or one did not time a row's plain choice.
     """
@@ -336,7 +324,10 @@ def second_winner(row: LibraryRow, entries: Sequence[TrialEntry], mode: str) -> 
     Raises:
         UsageError: the trial did not try the row's plain choice.
     """
-    entry = of_all_starts(entries)
+    entry = pooled(entries)
+    # Entries whose algorithm is not the same in every start are left out.
+    said = {name: {algorithm_of_detail(each.details.get(name, "")) for each in entries} for name in RIVALS}
+    entry = replace(entry, timings={n: timing for n, timing in entry.timings.items() if len(said.get(n, {""})) == 1})
     plain = FALLBACK if row.plain is None else config_name(row.plain.config)
     if plain not in entry.timings:
         if plain in entry.failed or plain == FALLBACK:
@@ -362,14 +353,6 @@ def second_winner(row: LibraryRow, entries: Sequence[TrialEntry], mode: str) -> 
     if best in (LT_AUTO, LT_HEURISTIC):
         return SecondWinner(None, *sure[best], algorithm_of_detail(entry.details[best]))
     return SecondWinner(None if best == FALLBACK else config_from_name(best), *sure[best])
-
-
-def of_all_starts(entries: Sequence[TrialEntry]) -> TrialEntry:
-    """Return one entry with the rounds of all starts; a rival that ran another algorithm in one of them is left out."""
-    found = pooled(entries)
-    said = {name: {algorithm_of_detail(each.details.get(name, "")) for each in entries} for name in RIVALS}
-    same = {name: timing for name, timing in found.timings.items() if len(said.get(name, {""})) == 1}
-    return replace(found, timings=same)
 
 
 def over_plain(entry: TrialEntry, plain: str, name: str, mode: str) -> tuple[float, float, float]:

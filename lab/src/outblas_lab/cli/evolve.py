@@ -135,7 +135,7 @@ def _run(request: EvolveRequest, title: str) -> None:
     from outblas_lab.publish.html.tune_page import page_of_run
 
     if request.place.runs_kernels and "code" in request.settings.kinds:
-        _say_what_holds()
+        say_what_holds()
     with progress_view(title) as watch:
         reason, files = run_evolve(request, watch)
     out.print(
@@ -167,7 +167,7 @@ def _server(
     return ServerSettings(base_url, retry_policy, requests_per_minute, tokens_per_minute, temperature)
 
 
-def _say_what_holds() -> None:
+def say_what_holds() -> None:
     """Print the limits that hold foreign code on this machine, and those that are absent."""
     from outblas_lab.jail.confinement import report
 

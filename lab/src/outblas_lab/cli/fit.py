@@ -73,13 +73,14 @@ def fit_model(
     common.at_least("--folds", folds, 2)
 
     from outblas.core.files import write_json
+    from outblas.core.gpu_records import packaged_data
     from outblas_lab.train import fit_model_run as run
 
     if out_file is not None:
         common.output_file("--out", out_file, "ranking model", _reader("coefficients"))
     report = run.fit_model(run.Measurements(stores, recording), folds)
     run.print_report(report)
-    path = out_file or run.packaged_path(report["gpu"])
+    path = out_file or Path(str(packaged_data("models"))) / f"{report['gpu']}.json"
     write_json(path, report)
     out.print(f"model: {path}", markup=False)
 
@@ -172,7 +173,9 @@ def fit_any_shape(
         elif step == "answers":
             _record_answers(*drawn, work, answers)
         elif step == "collect":
-            _collect_any_shape(build, trials)
+            from outblas_lab.build.any_shape_run import collect_trials
+
+            out.print(f"{collect_trials(build, trials)}: {trials}", markup=False)
         elif step == "fit":
             _fit_any_shape([cells, trials, *more], answers, proved)
         elif step == "evaluate":
@@ -224,12 +227,6 @@ def _record_answers(count: int, seed: int, layouts: tuple[Layout, ...], work: Pa
 
     file, drawn = _one_file("--answers", answers), extension_shapes(count, seed, layouts)
     out.print(f"{record_answers(drawn, work / 'answers.jsonl', file)}: {file}", markup=False)
-
-
-def _collect_any_shape(build: Path, trials: Path) -> None:
-    from outblas_lab.build.any_shape_run import collect_trials
-
-    out.print(f"{collect_trials(build, trials)}: {trials}", markup=False)
 
 
 def _fit_any_shape(cells: list[Path], answers: list[Path], proved: Path) -> None:

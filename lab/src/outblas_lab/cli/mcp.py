@@ -9,7 +9,7 @@ import typer
 
 from outblas.cli import common
 from outblas.core.errors import UsageError
-from outblas_lab.cli.evolve import DeviceOption
+from outblas_lab.cli.evolve import DeviceOption, say_what_holds
 
 
 def mcp(
@@ -40,10 +40,7 @@ def mcp(
     if place.workers is not None:
         raise UsageError(f"--device {device}", "one GPU, whose seconds a session counts", "pass one, e.g. cuda:0")
     if place.gpu_index is not None:
-        from outblas_lab.jail.confinement import report
-
-        for line in report():
-            common.err.print(f"jail: {line.part}: {line.words}", markup=False)
+        say_what_holds()
     with ToolSession(SessionSettings(place, recording, limits, run)) as session:
         common.err.print("waiting for a client on stdin: a coding agent starts this command", markup=False)
         serve(session)

@@ -203,7 +203,6 @@ class Figure:
     Properties: ``regret`` is 1 / quality - 1, ``half_width`` is (high - low) / 2.
 
     Attributes:
-        budget: number of measurements.
         quality: geometric mean of the quality, in (0, 1].
         low: lower end of its 95% interval.
         high: upper end.
@@ -226,18 +225,11 @@ class Figure:
     def half_width(self) -> float:
         return (self.high - self.low) / 2
 
-    def overlaps(self, other: Figure) -> bool:
-        return self.low <= other.high and other.low <= self.high
-
 
 def figures(comparison: Comparison, split: str, seed: int = 0) -> dict[tuple[str, int], Figure]:
-    """Return (agent, budget) -> figure of one split, for every agent and budget. Intervals come from resampled
-    problems.
+    """Return (agent, budget) -> figure of one split. Intervals come from resampled problems.
 
     Numbers are rounded to 6 decimals. With one problem, low and high equal the quality.
-
-    Args:
-        split: name of the split; an unknown one raises ValueError.
     """
     sums, counts, found = _by_problem(comparison, split)
     problems = sums.shape[1]
@@ -255,29 +247,23 @@ def figures(comparison: Comparison, split: str, seed: int = 0) -> dict[tuple[str
 
 
 def best_agents(made: dict[tuple[str, int], Figure], budget: int) -> tuple[Figure, list[Figure]]:
-    """Return the figure with the highest quality at a budget, and those of other agents whose intervals overlap its
-    own.
+    """Return the figure of the highest quality at a budget, and others whose intervals overlap its own.
 
     The others are a list, highest quality first. Intervals that touch overlap.
 
     Args:
-        made: figures of one split, see :func:`figures`.
         budget: number of measurements; must be one of the figures', else IndexError is raised.
     """
     ranked = sorted((f for f in made.values() if f.budget == budget), key=lambda f: -f.quality)
-    return ranked[0], [f for f in ranked[1:] if f.overlaps(ranked[0])]
+    best, *others = ranked
+    return best, [f for f in others if f.low <= best.high and best.low <= f.high]
 
 
 def mean_regret(made: dict[tuple[str, int], Figure], agent: str) -> float:
-    """Return an agent's mean regret over the budgets from 1 to 16 (:data:`OVERALL_BUDGETS`), or over all if none is
-    within.
+    """Return an agent's mean regret over the budgets within :data:`OVERALL_BUDGETS`, or all if none is.
 
     The regret is 1 / quality - 1, and the mean is arithmetic. Example: qualities 0.5 at budget 1 and 0.8 at 16 give
     0.625.
-
-    Args:
-        made: figures of one split, see :func:`figures`.
-        agent: name of the agent, which must have figures.
     """
     mine = [f for f in made.values() if f.agent == agent]
     within = [f for f in mine if OVERALL_BUDGETS[0] <= f.budget <= OVERALL_BUDGETS[1]] or mine
@@ -300,10 +286,7 @@ class Gain:
     """Gain of one agent over another at one budget, on the same problems.
 
     Attributes:
-        budget: number of measurements.
         mean: mean of the log of (its quality / the other's quality); 0.001 is about 0.1% faster.
-        low: lower end of its 95% interval, from resampled problems.
-        high: upper end.
     """
 
     budget: int
@@ -317,7 +300,6 @@ def paired_gains(comparison: Comparison, split: str, agent: str, than: str, seed
 
     Args:
         agent: name of the agent; an unknown one raises ValueError.
-        than: name of the other agent.
     """
     sums, counts, _ = _by_problem(comparison, split)
     mine, other = (comparison.agents.index(name) for name in (agent, than))
@@ -346,10 +328,6 @@ def regime_qualities(comparison: Comparison, split: str, gpu: Gpu) -> list[tuple
 
     Regimes come in order (launch, memory, compute; each by size). Each has a row for every agent, in the comparison's
     order. Means are rounded to 6 decimals.
-
-    Args:
-        split: name of the split; an unknown one raises ValueError.
-        gpu: GPU that decides the regimes (:func:`outblas.core.roofline.regime`).
     """
     sums, counts, _ = _by_problem(comparison, split)
     held = np.unique(comparison.problem[comparison.split == comparison.splits.index(split)])

@@ -29,7 +29,6 @@ from outblas_lab.compare.splits import (
     PUBLIC_SHARE,
     PUBLIC_SPLIT,
     SOURCES,
-    Split,
     arm_parts,
     arms_of,
     check_split,
@@ -49,16 +48,12 @@ class CompareRequest:
     """Arguments of :func:`run_compare`.
 
     Attributes:
-        plan: the recording, the held-out share and the budgets.
         splits: names of the splits, each once: ``shapes``, ``families`` or ``layout``.
         agents: names of the agents, or paths of agent files, each once; not ``recorded`` or ``transfer``.
         sources: what agents learn from if the plan names another GPU's recording: keys of
             :data:`outblas_lab.compare.splits.SOURCES`.
         seeds: every agent runs with the seeds 0 .. ``seeds`` - 1; one that neither draws nor learns, with 0 only. 1 to
             1000.
-        out_path: the result file to write.
-        command: the command line, for provenance.
-        jobs: processes that search side by side.
         resume: False starts anew and replaces an existing result.
     """
 
@@ -115,8 +110,17 @@ def run_compare(
     if request.resume and out_path.exists():
         _check_replaced(request, arms, recording, other)
     made = {name: held_out_tasks(plan, recording, name) for name in request.splits}
-    learned = _learned(made, recording, other)
-    units = _units(request, arms, recording.gpu)
+    sources = [""] if other is None else ["", *SOURCES]  # an agent by itself has source ""
+    learned = {
+        name: {source: sum(len(p.problems) for p in parts_of(source, split, recording, other)) for source in sources}
+        for name, (split, _) in made.items()
+    }
+    units = [
+        CompareUnit(split, agent, seed)
+        for split in request.splits
+        for agent in arms
+        for seed in range(request.seeds if _differs(agent, recording.gpu) else 1)
+    ]
     keys = {split: [task.key for task in tasks] for split, (_, tasks) in made.items()}
     total = sum(len(keys[unit.split]) for unit in units)
     settings = _settings(plan, recording, other)
@@ -157,19 +161,6 @@ def run_compare(
     return out_path
 
 
-def _learned(
-    made: Mapping[str, tuple[Split, Sequence[HeldOutTask]]], recording: Recording, other: Recording | None
-) -> dict[str, dict[str, int]]:
-    """Return split -> source -> number of training problems, of all GPUs together; an agent by itself has source
-    ``""``.
-    """
-    sources = [""] if other is None else ["", *SOURCES]
-    return {
-        name: {source: sum(len(p.problems) for p in parts_of(source, split, recording, other)) for source in sources}
-        for name, (split, _) in made.items()
-    }
-
-
 def _watch(say: Callable[[str], None] | None, training: Mapping[str, Mapping[str, int]]) -> Watch | None:
     """Return the watcher that announces each agent's preparation and long silences.
 
@@ -192,15 +183,6 @@ def _watch(say: Callable[[str], None] | None, training: Mapping[str, Mapping[str
         say(f"still at work after {seconds:.0f} s: {names}")
 
     return Watch(begun, waiting)
-
-
-def _units(request: CompareRequest, arms: Sequence[str], gpu: Gpu) -> list[CompareUnit]:
-    return [
-        CompareUnit(split, agent, seed)
-        for split in request.splits
-        for agent in arms
-        for seed in range(request.seeds if _differs(agent, gpu) else 1)
-    ]
 
 
 class _Answers:
@@ -304,7 +286,6 @@ def _check_replaced(
 
 
 def _settings(plan: Plan, recording: Recording, other: Recording | None) -> dict[str, Any]:
-    """Return the settings that decide the answer of a task, besides its agent and seed."""
     across = {} if other is None else {"across": recording_sha(other)}
     return {
         **across,
@@ -408,16 +389,9 @@ class ScoreRequest:
     """Arguments of :func:`score_agent`.
 
     Attributes:
-        agent: the agent file.
-        recording: name or path of the recording.
-        baselines: names of agents; none are allowed.
         split_seed: seed of the split and of its sample.
         sample: number of held-out problems to search, stratified by regime; None: all.
         seeds: seeds of every agent that draws.
-        folder: folder of the results.
-        command: the command line, for provenance.
-        jobs: processes that search side by side.
-        resume: False searches anew even if a score is there.
     """
 
     agent: Path

@@ -93,10 +93,8 @@ class Plan:
     """Settings that decide the tasks of a comparison and their answers.
 
     Attributes:
-        recording: name or path.
         budgets: numbers of measurements, ascending; the quality of the choice is noted after each.
         share: held-out share of the groups, see :func:`outblas_lab.compare.splits.make_split`.
-        split_seed: seed of the splits.
         sample: number of held-out problems of each split, stratified by regime; None: all. Training is the same.
         across: name or path of another GPU's recording, from which agents may learn; None: only the judged GPU's.
     """
@@ -111,9 +109,6 @@ class Plan:
 
 def check_agents(agents: Sequence[str]) -> None:
     """Check the names of agents for a comparison; return None.
-
-    Args:
-        agents: names of the registry, or paths of agent files.
 
     Raises:
         UsageError: the list is empty, or a name is unknown or given twice. Also for a file that is no Python, and for
@@ -137,9 +132,6 @@ def held_out_tasks(plan: Plan, recording: Recording, name: str) -> tuple[Split, 
 
     The split is whole: the sample limits the tasks only. See :func:`tasks_of` for the tasks of a problem.
 
-    Args:
-        plan: share, seed and sample.
-
     Raises:
         UsageError: the recording cannot be split so, or no held-out problem has a task.
     """
@@ -157,9 +149,6 @@ def tasks_of(recording: Recording, problem: Problem) -> list[HeldOutTask]:
     """Return the tasks of one recorded problem: one for each of ``plain`` and ``pdl`` with a candidate that passed.
 
     Kernels with early loads (option ``weights``) are in no task. The list may be empty.
-
-    Args:
-        problem: the problem; UsageError is raised if it was not recorded.
     """
     row = recording.row(problem)
     beyond = left_out_beyond(problem, recording.gpu)
@@ -189,7 +178,6 @@ def search_task(
 
     Args:
         agent: proposes candidates. One whose ``every_legal`` is True is offered those that the recording left out, too.
-        budgets: numbers of measurements, ascending.
 
     Returns:
         Two lists, with an element for each budget. The first is the quality of the choice after that number of
@@ -304,7 +292,6 @@ def run_units(
     on ``jobs``: packages that use threads of their own get one.
 
     Args:
-        plan: the recording and what is held out.
         jobs: processes, one unit each at a time; at most one a unit is started.
         watch: hears of begun units and of silence; None: nobody does.
 

@@ -76,7 +76,6 @@ def make_split(name: str, problems: Sequence[Problem], share: float = 0.2, seed:
 
     Args:
         name: ``shapes``, ``families``, ``layout``, or one extent as ``m=16384``, ``n=64`` or ``k=64``.
-        problems: all problems of the recording.
         share: held-out share of the groups, above 0 and below 1; unused where nothing is drawn.
         seed: seed of the draw; unused where nothing is drawn.
 
@@ -173,9 +172,7 @@ def arms_of(agents: Sequence[str], sources: Sequence[str], gpu: Gpu) -> list[str
     An agent that learns from one recording has no arm with ``both``.
 
     Args:
-        agents: names of agents.
         sources: keys of :data:`SOURCES`, each once.
-        gpu: the judged GPU.
 
     Raises:
         UsageError: a source is unknown or given twice, or none is given; or an agent would have no arm.

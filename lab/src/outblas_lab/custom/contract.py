@@ -63,7 +63,6 @@ class TensorMap:
     """A TMA descriptor that a kernel takes as a parameter. The constructor checks nothing; :func:`read_launch` does.
 
     Attributes:
-        operand: ``A``, ``B`` or ``C``, as stored.
         box: (rows, columns) of a box, elements.
         swizzle: swizzle span, bytes: 32, 64 or 128; 0: none.
     """
@@ -128,8 +127,7 @@ class LaunchBlock:
             return error.wrong
 
     def grid_of(self, problem: Problem, gpu: Gpu) -> tuple[int, int, int]:
-        """Return the CTAs along x, y and z. They are not checked against the limits of a GPU; :meth:`why_not` does
-        this.
+        """Return the CTAs along x, y and z; :meth:`why_not` checks them against a GPU's limits.
 
         Raises:
             ContractError: an expression has no value, e.g. it divides by zero.
@@ -249,7 +247,6 @@ def _within(what: str, sizes: tuple[int, ...], most: tuple[int, ...], product: i
 
 
 def _all(texts: list[str]) -> tuple[Expression, ...]:
-    """Return the parsed expressions."""
     return tuple(Expression.parse(each) for each in texts)
 
 

@@ -116,8 +116,6 @@ def canonical(text: str) -> str:
     Tokens are separated by one space. A directive is a line of its own; in it, white space matters after a macro's
     name, so each run becomes one space. Literals are unchanged and stay attached to a prefix or suffix. All code
     between two directives is one line. The last line has no end of line.
-
-    Example: the lines ``int x=1; // c`` and ``int y;`` give ``int x = 1 ; int y ;``.
     """
     lines: list[str] = []
     line: list[str] = []  # tokens of the present line, or pieces of a directive

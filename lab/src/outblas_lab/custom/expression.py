@@ -46,8 +46,7 @@ class Expression:
 
     @classmethod
     def parse(cls, text: str | int) -> Expression:
-        """Return the expression of a text or integer in canonical spelling: ``"ceil(M,64)*2"`` gives
-        ``ceil(M, 64) * 2``.
+        """Return the expression of a text or integer; ``"ceil(M,64)*2"`` becomes ``ceil(M, 64) * 2``.
 
         Integers, the variables M, N, K and SMS, ``+ - * // %``, comparisons, ``and``, ``or`` and ``not`` are allowed.
         So are ``ceil(a, b)`` (a / b rounded up), ``min`` and ``max`` of 2 to 8 arguments. Division by ``/`` and

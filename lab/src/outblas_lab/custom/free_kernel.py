@@ -67,8 +67,7 @@ class FreeKernel:
 
     @functools.cached_property
     def name(self) -> str:
-        """Return ``free_`` and the first 16 hex digits of the SHA-256 of :func:`normalised`, e.g.
-        ``free_2ccfcf104ac59b39``.
+        """Return ``free_`` and the first 16 hex digits of the SHA-256 of :func:`normalised`.
 
         It is an attribute: write ``kernel.name`` without parentheses. Comments and white space do not change it, unless
         :func:`normalised` keeps them.

@@ -67,7 +67,6 @@ class BuiltKernel:
 
     @property
     def log(self) -> str:
-        """The compiler's words."""
         return self.cubin.log
 
     def counters(self) -> dict[str, float]:
@@ -288,8 +287,6 @@ def own_words(said: str, text: str, limit: int) -> str:
     left out for the text ``int x``.
 
     Args:
-        said: the compiler's whole output.
-        text: the compiled text.
         limit: most characters of ``said`` that are read, from its beginning.
     """
     own = {line.strip() for line in clean_text(text).split("\n")}

@@ -111,9 +111,7 @@ def _tried(name: str, folder: str, victim: str) -> tuple[bool | None, str]:
 
 
 def encode(value: tuple[bool | None, str]) -> list[object]:
-    """Return a canary's answer (held, words) as a JSON list of two values. Example: ``encode((True, "x"))`` returns
-    ``[True, "x"]``.
-    """
+    """Return a canary's answer (held, words) as a JSON list of two values."""
     return list(value)
 
 

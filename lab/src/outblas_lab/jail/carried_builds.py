@@ -37,9 +37,7 @@ class CarriedBuilds:
         self.folder, self._gpu = Path(folder), gpu
 
     def path(self, kernel: FreeKernel, problem: Problem) -> Path:
-        """Return the path of a kernel's file, ``<folder>/<kernel name>_<layout>_<dtype>.kernel``, whether it exists or
-        not.
-        """
+        """Return the path of a kernel's file, ``<folder>/<kernel name>_<layout>_<dtype>.kernel``."""
         return self.folder / f"{kernel.name}_{problem.layout}_{problem.dtype}.kernel"
 
     def get(self, kernel: FreeKernel, problem: Problem) -> BuiltKernel | None:
@@ -62,8 +60,7 @@ class CarriedBuilds:
         return BuiltKernel(kernel, cubin)
 
     def put(self, built: BuiltKernel, problem: Problem) -> None:
-        """Write a compiled kernel to the folder; an earlier file of it is replaced. Return None; its path is
-        :meth:`path`.
+        """Write a compiled kernel to its :meth:`path`, in place of an earlier file.
 
         Args:
             problem: a problem of the layout and dtype of its compilation.

@@ -82,7 +82,9 @@ def run_confined(
                 _read(said),
             ) from None  # fmt: skip
         finally:
-            _end(child)
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
     return child.returncode, _read(said)
 
 
@@ -148,13 +150,6 @@ def _nvrtc(job: dict[str, Any], folder: Path) -> None:
         (folder / "error").write_text(json.dumps(error_json))
         return
     (folder / "cubin").write_bytes(encode(cubin, job["key"]))
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    """The child and all that it started."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(child.pid, signal.SIGKILL)
-    child.wait()
 
 
 def _read(path: Path) -> str:

@@ -60,8 +60,7 @@ class ConfinementLine(NamedTuple):
 
 @dataclass
 class Jail:
-    """The limits that a process puts on itself. Call :meth:`environment`, :meth:`files` and :meth:`calls`, in this
-    order.
+    """The limits that a process puts on itself, by :meth:`environment`, :meth:`files`, :meth:`calls` in this order.
 
     The constructor limits nothing. No call can be undone, and it is no context manager. Then :meth:`report` says what
     holds. Example: ``Jail("/tmp/cell", cpu_seconds=60)``.
@@ -93,8 +92,7 @@ class Jail:
         os.environ.update({"HOME": self.folder, "TMPDIR": self.folder, "CUDA_CACHE_DISABLE": "1"})
 
     def files(self) -> None:
-        """Allow this thread, and all that it starts, to open only the jail's paths; drop root's privileges and set the
-        limits.
+        """Let this thread, and what it starts, open only the jail's paths; drop root's privileges; set the limits.
 
         Without landlock, files stay open to it. :meth:`report` says so.
         """

@@ -116,8 +116,7 @@ def _read_symbols(image: bytes, section: Section, names: int, asked: list[str], 
 
 
 def cubins(image: bytes) -> list[bytes]:
-    """Return every CUDA ELF file in the bytes, in order: a cubin itself, or those inside a shared object; empty if
-    none.
+    """Return every CUDA ELF file in the bytes, in order: a cubin itself, or those inside a shared object.
 
     Raises:
         CompileError: one cannot be read, two overlap, or there are more than 64.

@@ -221,7 +221,6 @@ class HostCall:
     Args:
         function: ``outblas_launch`` as a ctypes function.
         fixed: its arguments without the stream.
-        keep: objects to keep alive.
     """
 
     def __init__(self, function: Any, fixed: tuple[Any, ...], keep: tuple[Any, ...]) -> None:
@@ -240,8 +239,6 @@ def load(
 
     Args:
         built: the compiled kernel; its form decides the class.
-        folder: writable folder, for form ``host``.
-        cudart: path of the CUDA run-time library, for form ``host``.
         max_workspace: the largest workspace that it may ask for, bytes. A free kernel's own limit by default.
 
     Raises:
@@ -276,9 +273,6 @@ def launch_config(launch: LaunchBlock, problem: Problem, gpu: Gpu) -> Any:
 @functools.lru_cache(maxsize=1024)
 def encode_map(address: int, wanted: TensorMap, problem: Problem) -> Any:
     """Return the TMA descriptor of an operand for a launch block's tensor map. Equal requests return the same object.
-
-    Args:
-        wanted: operand, box and swizzle.
 
     Raises:
         DeviceError: the driver refuses it.

@@ -102,12 +102,6 @@ class FreshOperands:
             Place(a, b, c, (*ga, *gb, *gc), seed) for (a, ga), (b, gb), (c, gc), seed in zip(*dealt, seeds, strict=True)
         ]
 
-    def fill(self, places: Sequence[Place], kind: Kind = "mixed") -> None:
-        """Write new values into A and B of all places, and into C what another product could have left there."""
-        for place in places:
-            self.fill_inputs(place, kind)
-        self.fill_outputs(places)
-
     def fill_inputs(self, place: Place, kind: Kind = "mixed") -> None:
         """Write the values of a place's seed into A and B."""
         _values(self.problem, place.a, place.b, place.seed, kind)
@@ -147,7 +141,10 @@ class FreshOperands:
             if inexact:
                 raise GateFailed(Status.WRONG, f"{int(inexact)} sums of integers are not exact {where}")
         if kind == "twins":
-            self._same_bits(places)
+            first: dict[int, Any] = {}
+            for place in places:
+                if not equal_bits(first.setdefault(place.seed, place.c), place.c):
+                    raise GateFailed(Status.NOT_REPEATABLE, "two calls on equal operands differ in some bit")
         return max(ratio for _, ratio, _, _ in found)
 
     def _compare(self, place: Place, kind: Kind) -> Any:
@@ -174,12 +171,6 @@ class FreshOperands:
         inexact = ((c != expected) & exact).sum()
         ratio = reference.worst_error_ratio(c)
         return torch.stack([each.to(torch.float64) for each in (changed, ratio, inexact, special)])
-
-    def _same_bits(self, places: Sequence[Place]) -> None:
-        first: dict[int, Any] = {}
-        for place in places:
-            if not equal_bits(first.setdefault(place.seed, place.c), place.c):
-                raise GateFailed(Status.NOT_REPEATABLE, "two calls on equal operands differ in some bit")
 
 
 def same_bits(results: Sequence[Any], others: Sequence[Any]) -> bool:

@@ -93,10 +93,6 @@ class JailedEvaluator:
         first, in their order. Their baselines are None. A kernel that fails raises no error; its evaluation has the
         status, such as ``COMPILE_ERROR``.
 
-        Args:
-            problem: the product to compute.
-            kernels: free kernels.
-
         Yields:
             (evaluation, baselines of the same rounds or None).
 
@@ -204,8 +200,7 @@ def encode(value: tuple[Evaluation | None, Baselines | None]) -> dict[str, Any]:
 
 
 def decode(data: dict[str, Any]) -> tuple[Evaluation | None, Baselines | None]:
-    """Return the pair (evaluation, baselines) that :func:`encode` was given, checked, because the worker is not
-    trusted.
+    """Return the pair that :func:`encode` was given, checked, because the worker is not trusted.
 
     Names and words are cut. The evaluation's ``counters`` are empty and its ``log`` is "", whatever the worker sent.
     Raises:

@@ -63,9 +63,6 @@ def start_libraries(gpu_index: int, entries: Iterable[Bindable]) -> None:
     """Start CUDA, torch and the libraries of some entries on a GPU, for a process that is confined afterwards.
 
     An entry that fails is ignored.
-
-    Args:
-        entries: baselines that later calls need.
     """
     import torch
 
@@ -114,8 +111,7 @@ class FreeHandler(Handler):
         self._before: dict[str, dict[str, object]] = {}
 
     def warm(self) -> None:
-        """Start CUDA, torch and the baselines' libraries, so that later calls need only memory and the GPU from the
-        system.
+        """Start CUDA, torch and the baselines' libraries: later calls need only memory and the GPU.
 
         A baseline that fails is ignored.
         """
@@ -323,9 +319,6 @@ def free_proof_shapes(problem: Problem, launch: LaunchBlock, gpu: Gpu) -> list[P
     block. The first is ``problem`` itself. If that has more FLOP, it is the sister whose largest extents were halved.
     Example: for 4096 x 4096 x 4096 the first is 1024 x 1024 x 1024.
 
-    Args:
-        launch: the kernel's launch block, ``kernel.launch``.
-
     Returns:
         The problems, each once; empty if the block allows none that small.
     """
@@ -343,8 +336,11 @@ def free_proof_shapes(problem: Problem, launch: LaunchBlock, gpu: Gpu) -> list[P
 
 
 def _shapes(problem: Problem) -> Iterator[tuple[int, int, int]]:
-    m, n, k = sister = _sister(problem)
-    yield sister
+    extents = [problem.m, problem.n, problem.k]
+    while 2 * extents[0] * extents[1] * extents[2] > MAX_FLOPS:  # a full proof is of a smaller sister then
+        extents[extents.index(max(extents))] //= 2
+    m, n, k = extents
+    yield m, n, k
     for step in (1, 8, 64):  # neighbours of each extent, the others kept
         yield from ((m - step, n, k), (m, n + step, k), (m, n, k + step))
     yield from _ALWAYS
@@ -353,15 +349,6 @@ def _shapes(problem: Problem) -> Iterator[tuple[int, int, int]]:
     while max(m, n, k) > 16:  # for kernels that allow little: ever smaller ones
         m, n, k = (max(8, x // 2) if x > 16 else x for x in (m, n, k))
         yield m, n, k
-
-
-def _sister(problem: Problem) -> tuple[int, int, int]:
-    """The extents, the largest halved until a full proof is cheap."""
-    extents = [problem.m, problem.n, problem.k]
-    while 2 * extents[0] * extents[1] * extents[2] > MAX_FLOPS:
-        largest = extents.index(max(extents))
-        extents[largest] //= 2
-    return extents[0], extents[1], extents[2]
 
 
 def check_launches(call: Callable[[int], Any], stream: int) -> None:

@@ -93,7 +93,6 @@ class JudgedClock:
 
     Args:
         bench: the problem's clock. Its stream, events and device are used, its operands are not.
-        defences: those that are on; all, but in a study.
     """
 
     def __init__(self, bench: GpuClock, operands: FreshOperands, defences: Defences | None = None) -> None:
@@ -114,8 +113,6 @@ class JudgedClock:
         An entry that fails is run no more: its ``failure`` says why, and its time is infinite.
 
         Args:
-            rivals: entries that are not judged, by name.
-            entries: kernels that are judged, by other names.
             options: ``warmup_seconds`` and ``benchmark_seconds``.
             prune: drops entries after some rounds; None: all stay.
 
@@ -152,15 +149,12 @@ class JudgedClock:
                 continue
             found[name] = timing_of_samples("offline", taken, calls, calls)
             if name in entries and self._on.judged:
-                self._both_clocks(entries[name], found[name])
+                # The host's clock, which is independent of the GPU's events, has to confirm the time.
+                entry, claimed = entries[name], found[name].median_us * found[name].repeats
+                if entry.host_us > _CLOCKS * claimed + _CLOCKS_US:
+                    detail = f"the host sees {entry.host_us:.1f} us where the events say {claimed:.1f} us"
+                    entry.failure = Verdict(Status.RULE_BROKEN, (), detail)
         return found
-
-    def _both_clocks(self, entry: JudgedEntry, timing: Timing) -> None:
-        """Refuse a time that the host's clock, which is independent of the GPU's events, does not confirm."""
-        claimed = timing.median_us * timing.repeats
-        if entry.host_us > _CLOCKS * claimed + _CLOCKS_US:
-            detail = f"the host sees {entry.host_us:.1f} us where the events say {claimed:.1f} us"
-            entry.failure = Verdict(Status.RULE_BROKEN, (), detail)
 
     def _judged(self, entry: JudgedEntry, kind: Kind) -> float:
         """Microseconds per call of one replay of a kernel; infinite if it has failed, now or before."""

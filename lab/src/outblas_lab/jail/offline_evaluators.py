@@ -5,10 +5,9 @@ With a GPU, :class:`outblas.tune.live_evaluator.LiveEvaluator` is used.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from outblas.core.config import Candidate
 from outblas.core.evaluation import Evaluation, Status, Verdict
@@ -16,10 +15,7 @@ from outblas.core.evaluator import Evaluator
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas_lab.custom.free_kernel import FreeKernel
-from outblas_lab.jail.evaluation_file import RecordedEvaluations, Recorder, load
-
-if TYPE_CHECKING:
-    from outblas_lab.jail.build import BuiltKernel
+from outblas_lab.jail.evaluation_file import RecordedEvaluations, load
 
 #: Detail of a kernel that compiles and passes gate 1 where nothing can run it.
 NOT_RUN = "compiled; not run"
@@ -56,7 +52,11 @@ class CompileOnlyEvaluator(Evaluator):
 
         for problem, kernel in pairs:
             done = examine(problem, _free(kernel), self._gpu)
-            yield done if isinstance(done, Evaluation) else compile_only_evaluation(problem, _free(kernel), done)
+            if isinstance(done, Evaluation):
+                yield done
+                continue
+            verdict, left_out = Verdict(Status.LEFT_OUT, ("static",), NOT_RUN), Status.LEFT_OUT
+            yield Evaluation(problem, kernel, left_out, NOT_RUN, verdict, counters=done.counters(), log=done.log)
 
 
 class RecordedFreeEvaluator(Evaluator):
@@ -110,53 +110,6 @@ class RecordedFreeEvaluator(Evaluator):
         """
         timed = [e for e in self._recorded.of(problem) if e.baselines_us]
         return dict(timed[-1].baselines_us) if timed else {}
-
-
-class _Recording(Evaluator):
-    """An evaluator whose answers are written down as they come."""
-
-    def __init__(self, inner: Evaluator, file: Recorder) -> None:
-        self._inner, self._file = inner, file
-
-    @property
-    def gpu(self) -> Gpu:
-        return self._inner.gpu
-
-    @property
-    def source(self) -> str:
-        return self._inner.source
-
-    def evaluate(self, pairs: Iterable[tuple[Problem, Candidate]]) -> Iterator[Evaluation]:
-        for evaluation in self._inner.evaluate(pairs):
-            if isinstance(evaluation.config, FreeKernel) and evaluation.status is not Status.LEFT_OUT:
-                self._file.append(evaluation)
-            yield evaluation
-
-    def baselines(self, problem: Problem) -> Mapping[str, float]:
-        return self._inner.baselines(problem)
-
-
-@contextlib.contextmanager
-def recording_evaluator(inner: Evaluator, path: str | Path, provenance: dict[str, Any]) -> Iterator[Evaluator]:
-    """Wrap ``inner`` so that its answers on free kernels are appended to a file for :class:`RecordedFreeEvaluator`.
-
-    It is a context manager: ``with recording_evaluator(inner, "r.jsonl", {}) as evaluator:``. The file is opened on
-    entry and closed at the end. An existing file is continued. Each answer is written before it is returned. Kernels
-    that were not run (LEFT_OUT) are not written.
-
-    Raises:
-        RecordError: the file belongs to another run, or cannot be written; its earlier content stays valid.
-    """
-    with Recorder(path, inner.gpu, provenance) as file:
-        yield _Recording(inner, file)
-
-
-def compile_only_evaluation(problem: Problem, kernel: FreeKernel, built: BuiltKernel) -> Evaluation:
-    """Return the evaluation of a kernel that compiles and was not run: LEFT_OUT, with its counters and the compiler's
-    log.
-    """
-    verdict = Verdict(Status.LEFT_OUT, ("static",), NOT_RUN)
-    return Evaluation(problem, kernel, Status.LEFT_OUT, NOT_RUN, verdict, counters=built.counters(), log=built.log)
 
 
 def _free(candidate: Candidate) -> FreeKernel:

@@ -143,9 +143,6 @@ def prove_task(tasks: Iterable[SmallTask], run: TaskRunner) -> Verdict:
     A and B must stay as they were. C must have the same bits in both runs, whatever it held before. Each element must
     lie within its bound of the reference, which is computed in double precision.
 
-    Args:
-        tasks: the tasks, at least one.
-
     Returns:
         A verdict: PASSED, WRONG, NOT_REPEATABLE or MEMORY_VIOLATION. ``max_err_ratio`` is the largest error / bound.
 

@@ -65,8 +65,6 @@ def read_answer(text: str, finish: str, problem: Problem, gpu: Gpu) -> Answer:
         finish: reason for the end of the answer, as the server says; ``stop`` as a rule. ``refusal`` and
             ``content_filter`` make any text a refusal. With ``length`` (the limit of tokens) a text without exactly one
             candidate is ``cut``.
-        problem: a config must be legal on this problem.
-        gpu: a config must be legal on this GPU.
 
     Returns:
         An answer of kind ``malformed`` for several candidates, or none. A short text without such blocks is a
@@ -77,7 +75,7 @@ def read_answer(text: str, finish: str, problem: Problem, gpu: Gpu) -> Answer:
     if not text.strip():
         return Answer("empty", words="the limit of tokens was reached" if finish == "length" else "")
     blocks = [(_LANGUAGES[language], body) for language, body in fenced(text) if language in _LANGUAGES]
-    kernels = [(kind, body) for kind, body in blocks if _is_candidate(kind, body)]
+    kernels = [(kind, body) for kind, body in blocks if ("outblas-launch" if kind == CODE else '"family"') in body]
     if len(kernels) > 1 and all(one == kernels[0] for one in kernels):
         kernels = kernels[:1]
     if len(kernels) == 1:
@@ -113,11 +111,6 @@ def fenced(text: str) -> list[tuple[str, str]]:
         else:
             body.append(line)
     return found
-
-
-def _is_candidate(kind: str, body: str) -> bool:
-    """Return whether a block is meant as the answer, not as a piece of an explanation."""
-    return "outblas-launch" in body if kind == CODE else '"family"' in body
 
 
 def _code(text: str, problem: Problem, gpu: Gpu) -> Answer:

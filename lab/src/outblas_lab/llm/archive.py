@@ -18,9 +18,6 @@ from typing import Any
 class Entry:
     """A proven kernel on one island of one problem.
 
-    Example: ``Entry("512_512_512_TN_fp16_fp32", 0, "free_2ccfcf104ac59b39", {"family": "free", "text": "..."}, 0.05,
-    10.0, 1)``.
-
     Attributes:
         problem: key of the problem.
         island: number of the island, from 0.
@@ -62,18 +59,8 @@ class ArchiveShape:
 class Archive:
     """The proven kernels of all problems, by island and speed bucket. It is in memory only.
 
-    ``insert(entry)`` adds a kernel. ``of``, ``best``, ``draw`` and ``table`` read. Example: ``Archive(ArchiveShape())``
-    is empty.
-
     Args:
-        shape: its settings.
-        seed: seed of the draws.
         entries: first entries, migrants included. They are taken as they are, and cause no migration.
-
-    Attributes:
-        shape: its settings.
-        seed: seed of the draws.
-        entries: list of all entries, in the order of their insertion.
     """
 
     def __init__(self, shape: ArchiveShape, seed: int = 0, entries: Iterable[Entry] = ()) -> None:
@@ -86,9 +73,6 @@ class Archive:
         A migration is due at every ``migrate_every``-th kernel that is inserted for a problem. The best kernel of each
         island is then copied to the next island, and from the last to the first. A kernel whose name the next island
         has is not copied.
-
-        Args:
-            entry: the kernel, with its problem and island.
 
         Returns:
             The added entries, in order: the kernel's own, then the migrants. Empty if nothing was added.
@@ -106,26 +90,18 @@ class Archive:
         """Return a list of a problem's entries in the order of their insertion; empty for an unknown problem.
 
         Args:
-            problem: key of the problem.
             island: number of the island; None: all.
         """
         return [e for e in self.entries if e.problem == problem and island in (None, e.island)]
 
     def best(self, problem: str) -> Entry | None:
-        """Return a problem's entry with the highest score on any island, the first of equal ones; None if it has no
-        entry.
-
-        Args:
-            problem: key of the problem.
-        """
+        """Return a problem's first entry with the highest score, on any island; None if it has no entry."""
         return max(self.of(problem), key=lambda e: e.score, default=None)
 
     def draw(self, problem: str, island: int, number: int) -> tuple[Entry, ...]:
         """Draw a contrastive pair: two buckets by a softmax over their best scores, and one kernel of each.
 
         Args:
-            problem: key of the problem.
-            island: number of the island.
             number: number of the draw. The same number, entries and seed of the archive give the same draw.
 
         Returns:

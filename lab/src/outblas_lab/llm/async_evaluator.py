@@ -32,7 +32,6 @@ class AsyncEvaluator:
     context manager.
 
     Args:
-        evaluator: the evaluator; only the background thread calls it.
         record: called in the event loop's thread with every new evaluation, before anybody else sees it. If it raises,
             those who wait for the evaluation get its error.
         known: evaluations recorded before; they are not asked for again.
@@ -59,8 +58,6 @@ class AsyncEvaluator:
 
     async def evaluate(self, problem: Problem, candidate: Candidate) -> Evaluation:
         """Return the evaluation of a pair; a known or waiting pair is not evaluated twice. After an error it is.
-
-        Example: ``evaluation = await async_evaluator.evaluate(problem, candidate)``.
 
         Args:
             candidate: the candidate; equal ones have equal names (``config_name``).

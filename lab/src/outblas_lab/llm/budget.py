@@ -32,9 +32,6 @@ class BudgetSpent(OutblasError, RuntimeError):
 class Price:
     """The price of a model.
 
-    ``usd(prompt_tokens, answer_tokens)`` returns the price of these numbers of tokens in US dollars.
-    Example: ``Price(1.0, 2.0).usd(1_000_000, 500_000)`` is 2.0.
-
     Attributes:
         prompt: US dollars per million tokens of prompts.
         answer: US dollars per million tokens of answers.
@@ -49,17 +46,7 @@ class Price:
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of requests, or its upper bound. ``+`` and ``-`` add and subtract costs field by field.
-
-    The property ``tokens`` is the sum of ``prompt_tokens`` and ``answer_tokens``. Example: ``Cost(1, 2, 3, 0.5) +
-    Cost(1)`` is ``Cost(2, 2, 3, 0.5)``, and ``Cost(1, 2, 3).tokens`` is 5.
-
-    Attributes:
-        requests: number of requests.
-        prompt_tokens: tokens of prompts.
-        answer_tokens: tokens of answers.
-        usd: US dollars.
-    """
+    """The cost of requests, or its upper bound. ``+`` and ``-`` add and subtract costs field by field."""
 
     requests: int = 0
     prompt_tokens: int = 0
@@ -84,10 +71,7 @@ class Budget:
     Seconds count per session, so that a resumed run has as long again. All other limits cover the whole run.
 
     Attributes:
-        requests: number of requests.
         tokens: tokens of prompts and answers together.
-        usd: US dollars.
-        seconds: seconds of a session.
     """
 
     requests: int | None = None
@@ -100,13 +84,6 @@ class Budget:
 
         The text is one of ``50 requests``, ``2000000 tokens``, ``3 USD`` and ``600 s``, in this order of checks. It
         names the limit, not the cost. Requests, tokens and dollars may equal their limit. Seconds must be below theirs.
-
-        Example: for ``Budget(requests=50)``, ``why_not(Cost(50))`` is None and ``why_not(Cost(51))`` is ``"50
-        requests"``.
-
-        Args:
-            spent: cost to compare with the limits.
-            seconds: seconds of the session so far.
         """
         if self.requests is not None and spent.requests > self.requests:
             return f"{self.requests} requests"
@@ -122,10 +99,6 @@ class Budget:
         """Return the largest part of any limit that is spent, from 0 to 1; 0 without limits. More than 1 counts as 1.
 
         Example: ``Budget(requests=5).share(Cost(2), 9.0)`` returns 0.4. A limit of 0 is ignored.
-
-        Args:
-            spent: cost so far.
-            seconds: seconds of the session so far.
         """
         pairs = ((spent.requests, self.requests), (spent.tokens, self.tokens), (spent.usd, self.usd),
                  (seconds, self.seconds))  # fmt: skip
@@ -138,12 +111,7 @@ class SpendingAccount:
     Call ``reserve(most)`` before a request and ``settle(most, took)`` after it. Example:
     ``SpendingAccount(Budget(requests=5))`` has ``spent`` and ``reserved`` of ``Cost()``.
 
-    Args:
-        budget: the limits.
-        spent: cost of earlier sessions; None: none.
-
     Attributes:
-        budget: the limits.
         spent: cost of all settled requests, with earlier sessions'.
         reserved: cost set aside for requests under way.
         before: cost of earlier sessions.
@@ -157,10 +125,6 @@ class SpendingAccount:
     def reserve(self, most: Cost, seconds: float = 0.0) -> None:
         """Set the largest cost of a request aside: add it to ``reserved``. Settle each reservation once.
 
-        Args:
-            most: the largest possible cost of the request.
-            seconds: seconds of this session so far.
-
         Raises:
             BudgetSpent: spent and reserved costs with ``most`` exceed a limit, or the seconds have reached theirs.
                 Nothing is reserved then.
@@ -172,11 +136,9 @@ class SpendingAccount:
         self.reserved += most
 
     def settle(self, most: Cost, took: Cost) -> None:
-        """Replace the reserved cost of a request by its true cost: subtract one from ``reserved``, add the other to
-        ``spent``.
+        """Replace the reserved cost of a request by its true cost, which ``spent`` gains.
 
         Args:
-            most: the cost given to :meth:`reserve`.
             took: the true cost, which may be ``Cost()``. No limit is checked.
         """
         self.reserved -= most
@@ -190,9 +152,7 @@ def at_most(messages: Sequence[Message], answer_tokens: int, price: Price) -> Co
     ``hello``, 100 and ``Price(1.0, 2.0)`` give ``Cost(1, 21, 100, 0.000221)``.
 
     Args:
-        messages: dictionaries with ``role`` and ``content``.
         answer_tokens: most tokens of the answer.
-        price: price of the model.
     """
     prompt = sum(len(m["content"].encode(errors="replace")) + TOKENS_PER_MESSAGE for m in messages)
     return Cost(1, prompt, answer_tokens, price.usd(prompt, answer_tokens))

@@ -55,19 +55,10 @@ class RequestLog(Protocol):
     """A record of the attempts of a client. :class:`outblas_lab.llm.evolve_journal.EvolveJournal` is one."""
 
     def sent(self, question: int, most: Cost) -> int:
-        """Record an attempt before it is sent and return its number.
-
-        Args:
-            question: number of the question.
-            most: the most that the attempt can cost.
-        """
+        """Record an attempt before it is sent and return its number."""
 
     def replied(self, send: int, reply: Reply) -> None:
-        """Record the reply to an attempt.
-
-        Args:
-            send: number of the attempt, which :meth:`sent` has returned.
-        """
+        """Record the reply to an attempt."""
 
 
 @dataclass(frozen=True)
@@ -95,10 +86,7 @@ class RetryPolicy:
 class AnswerOptions:
     """Options of every request.
 
-    Example: ``AnswerOptions(max_tokens=4096, extra={"top_p": 0.9})``.
-
     Attributes:
-        max_tokens: most tokens of an answer.
         temperature: temperature of sampling; None: the server's default.
         extra: more fields of the request, by name. One that a server refuses by its name is left out from then on.
     """
@@ -115,9 +103,6 @@ class Client:
         base_url: address of the server, with its ``/v1``; None: what the ``openai`` package takes (``OPENAI_BASE_URL``,
             else OpenAI's own). The key is ``OPENAI_API_KEY``.
         account: the budget and what is spent of it. The client keeps it as its attribute ``account``.
-        request_log: record of the attempts.
-        options: options of every answer; None: the defaults.
-        retry_policy: time limits and attempts; None: the defaults.
         limiter: requests and tokens per minute; None: no limit.
         sleep: waits for seconds between two attempts; tests replace it.
 
@@ -160,7 +145,6 @@ class Client:
         the statuses 408, 409, 425, 429 and 5xx except 501. An error in a body counts as its status.
 
         Args:
-            question: number of the question, for the log.
             messages: dictionaries with ``role`` and ``content``; the last one is the user's.
 
         Raises:
@@ -199,7 +183,6 @@ class Client:
         await self._open.close()
 
     def _wait(self, state: RetryCallState) -> float:
-        """Return the seconds before the next attempt."""
         from tenacity import wait_exponential
 
         reply, after = state.outcome.result()
@@ -281,9 +264,6 @@ class Client:
 
 def check_server(base_url: str | None = None) -> None:
     """Check that an address or a key of a server is set; send nothing, and return None.
-
-    Example: ``check_server("http://localhost:8000/v1")`` returns None, and ``check_server("localhost:80")`` raises
-    UsageError.
 
     Args:
         base_url: address of the server; None or "": that of ``OPENAI_BASE_URL``. An own address needs no key.

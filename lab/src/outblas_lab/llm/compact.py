@@ -23,9 +23,6 @@ def read_config(data: Any) -> KernelConfig:
     Example: ``{"family": "sm90_wgmma_gemm", "bm": 64, "bn": 64}`` suffices. The config need not be legal for any
     problem.
 
-    Args:
-        data: values as ``json.loads`` returns them.
-
     Raises:
         ConfigError: ``data`` is no dictionary, has an unknown family or knob, or a value that a knob cannot have. Or a
             knob without a default (``bm``, ``bn``) is missing.

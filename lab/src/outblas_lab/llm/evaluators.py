@@ -13,7 +13,7 @@ from outblas.core.config import Candidate, KernelConfig
 from outblas.core.errors import CompileError, DeviceError, UsageError
 from outblas.core.evaluation import Evaluation, Status, Verdict
 from outblas.core.evaluator import Evaluator
-from outblas.core.gpu_records import packaged_gpu, reference_gpu
+from outblas.core.gpu_records import reference_gpu
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu, architecture
 from outblas_lab.custom.free_kernel import FreeKernel
@@ -30,12 +30,9 @@ COMPILE_ONLY = "compile"
 class EvaluatorChoice:
     """An evaluator as the command line names it. ``str()`` of it is its name.
 
-    Example: ``EvaluatorChoice("cuda:0", 0)`` and ``EvaluatorChoice("compile")``.
-
     Attributes:
         name: ``cuda:N``, ``cuda`` for several GPUs, ``compile`` or the path of a file.
         gpu_index: N of ``cuda:N``; else None.
-        workers: workers on several GPUs; else None.
     """
 
     name: str
@@ -54,9 +51,6 @@ class EvaluatorChoice:
 def choose_workers(plan: Workers) -> EvaluatorChoice:
     """Return the evaluator of several workers. Its name is ``cuda``, so a run may resume on other GPUs.
 
-    Args:
-        plan: the workers, of :func:`outblas_lab.pool.worker_plan.make_plan`.
-
     Raises:
         DeviceError: the workers would replay a recording, as they do on a machine without a GPU.
     """
@@ -71,9 +65,6 @@ def choose_workers(plan: Workers) -> EvaluatorChoice:
 
 def parse_evaluator(text: str | None) -> EvaluatorChoice:
     """Return the evaluator that ``--device`` names. It is not opened, and a file is not read.
-
-    Example: ``parse_evaluator("compile")`` returns ``EvaluatorChoice("compile", None)``, and
-    ``parse_evaluator("cuda:0")`` returns ``EvaluatorChoice("cuda:0", 0)`` on a machine with a GPU.
 
     Args:
         text: ``cuda:N``, ``cuda:N,M`` for several GPUs, ``compile`` or the path of a recording. None: ``cuda:0``, or
@@ -101,13 +92,10 @@ def parse_evaluator(text: str | None) -> EvaluatorChoice:
 
 
 @contextmanager
-def open_chosen_evaluator(place: EvaluatorChoice, gpu: str | None = None) -> Iterator[Evaluator]:
+def open_chosen_evaluator(place: EvaluatorChoice) -> Iterator[Evaluator]:
     """Open the evaluator of a place; it is closed at the end of the context.
 
-    It is a context manager: ``with open_chosen_evaluator(parse_evaluator("compile")) as evaluator:``.
-
     Args:
-        place: result of :func:`parse_evaluator`.
         gpu: short name of the packaged GPU whose architecture is the target of ``compile``; None: the reference GPU.
             It is ignored for the other places.
 
@@ -130,7 +118,7 @@ def open_chosen_evaluator(place: EvaluatorChoice, gpu: str | None = None) -> Ite
         with LiveEvaluator(place.gpu_index, free=FreeOptions()) as live:
             yield live
     elif place.name == COMPILE_ONLY:
-        yield WithTemplates(CompileOnlyEvaluator(reference_gpu() if gpu is None else packaged_gpu(gpu)), ())
+        yield WithTemplates(CompileOnlyEvaluator(reference_gpu()), ())
     else:
         path = Path(place.name)
         yield WithTemplates(RecordedFreeEvaluator(path), load(path).evaluations)
@@ -146,7 +134,6 @@ class WithTemplates(Evaluator):
     Its ``gpu``, ``source`` and ``baselines(problem)`` are those of the inner evaluator.
 
     Args:
-        inner: evaluator of free kernels.
         recorded: recorded evaluations; those of free kernels are ignored.
     """
 
@@ -170,9 +157,6 @@ class WithTemplates(Evaluator):
     def evaluate(self, pairs: Iterable[tuple[Problem, Candidate]]) -> Iterator[Evaluation]:
         """Yield one evaluation per pair, in order. Each pair is evaluated when the caller takes its result.
 
-        Args:
-            pairs: (problem, candidate) pairs.
-
         Raises:
             ToolchainMissing: a pair was not recorded, and a compiler is not installed.
         """
@@ -193,10 +177,6 @@ def compiled_template(problem: Problem, config: KernelConfig, gpu: Gpu) -> Evalu
     The status is ``LEFT_OUT`` with the detail ``compiled; not run`` if it passes. It is then not timed, but has
     counters such as ``registers``, ``spill_bytes`` and ``hgmma``. A failure is ``ILLEGAL``, ``COMPILE_ERROR`` or
     ``STATIC_REJECTED``, with its reason as the detail and without counters.
-
-    Args:
-        config: the kernel's config.
-        gpu: GPU whose architecture is the target.
 
     Raises:
         ToolchainMissing: NVRTC is not installed.

@@ -66,13 +66,7 @@ class ProblemProgress:
 
 @dataclass(frozen=True)
 class EvolveRecord:
-    """Record of a run.
-
-    Attributes:
-        store: store of evaluations; those of its other runs are known, too.
-        run_id: the run's name in the store.
-        journal: record of questions, answers and the archive.
-    """
+    """Record of a run."""
 
     store: Store
     run_id: str
@@ -83,13 +77,7 @@ class Evolution:
     """A run of the loop, from its record to the end of its budget.
 
     Args:
-        problems: problems of the requested kernels, each once.
-        models: models that write them.
-        evaluator: proves and times the kernels.
-        record: record of the run.
         client: client of the server. Its account starts at ``record.journal.spent()``; its request log is the journal.
-        settings: settings of the search.
-        watch: called after every outcome, with it.
         counters: hardware counters that prompts show; by default none is known.
 
     Attributes:
@@ -163,9 +151,7 @@ class Evolution:
         return self._stopping or "every problem is within 2% of its floor"
 
     def problem_progress(self) -> list[ProblemProgress]:
-        """Return the progress on every problem, in the order of the problems. Baselines are known after :meth:`run` has
-        begun.
-        """
+        """Return the progress on every problem, in their order. Baselines are known once :meth:`run` has begun."""
         begun = self._begun()
         return [
             ProblemProgress(p, floor_us(p, self._gpu), min(self._baselines.get(key, {}).values(), default=None),
@@ -239,22 +225,17 @@ class Evolution:
                     chain.replies[question.id] = await self._ask(question)
                 except RequestRejected as error:
                     self._settle(chain, AnswerOutcome(question.id, "unanswered", words=str(error)))
-                    self._count_refusal(question, error)
+                    # A long conversation may be refused for its length, which says nothing of the next one.
+                    self._refused[question.model] += question.turn == 0
+                    if self._refused[question.model] >= MAX_UNANSWERED_IN_A_ROW:
+                        count = self._refused[question.model]
+                        self._error = self._error or ServerError(
+                            f"{count} conversations in a row with {question.model!r}: {error.wrong}",
+                            "a server that takes the first question", "correct --model, --max-tokens or --temperature",
+                        )  # fmt: skip
                     return
                 self._unanswered = self._refused[question.model] = 0
             await self._read(chain, question, chain.replies[question.id])
-
-    def _count_refusal(self, question: Question, error: RequestRejected) -> None:
-        """End the run if the server refuses every first question of a model: no later one will do better.
-
-        A long conversation may be refused for its length, which says nothing of the next one.
-        """
-        self._refused[question.model] += question.turn == 0
-        if self._refused[question.model] >= MAX_UNANSWERED_IN_A_ROW:
-            self._error = self._error or ServerError(
-                f"{self._refused[question.model]} conversations in a row with {question.model!r}: {error.wrong}",
-                "a server that takes the first question", "correct --model, --max-tokens or --temperature",
-            )  # fmt: skip
 
     def _follow_up(self, chain: Chain) -> Question:
         last = chain.last
@@ -372,14 +353,7 @@ def _needs_more(candidate: Candidate) -> bool:
 
 
 def log_gap(best_us: float | None, floor_us: float) -> float:
-    """Return the natural log of (best known time / floor), at least 0; 1.0 if no time is known.
-
-    Example: ``log_gap(4.0, 2.0)`` is log 2, about 0.693; ``log_gap(1.0, 2.0)`` is 0.0.
-
-    Args:
-        best_us: best known time, microseconds; None: none is known.
-        floor_us: least plausible time, microseconds.
-    """
+    """Return the natural log of (best known time / floor), at least 0; 1.0 if no time is known."""
     return 1.0 if best_us is None else max(0.0, math.log(best_us / floor_us))
 
 
@@ -389,10 +363,7 @@ def next_problem(gaps: Mapping[str, float], tries: Mapping[str, int]) -> str | N
     A gap below the log of 1.02 is closed. Return None if all gaps are closed, or ``gaps`` is empty. These are D'Hondt's
     divisors, so tries are shared in proportion to the gaps.
 
-    Example: ``next_problem({"a": 0.5, "b": 0.9}, {"b": 1})`` returns ``"a"``.
-
     Args:
-        gaps: problem key -> :func:`log_gap`.
         tries: problem key -> chains begun so far; a missing key counts as 0.
     """
     open_gaps = [key for key, value in gaps.items() if value >= CLOSED_GAP]

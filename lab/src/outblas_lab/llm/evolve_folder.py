@@ -28,9 +28,6 @@ class EvolveFiles(RunDirectory):
     ``run`` (``run.json``), ``store`` (``store.sqlite``), ``recording`` (``recorded.jsonl``) and ``report``
     (``report.html``). Nothing is made or read. Example: ``EvolveFiles(Path("runs/a")).run`` is
     ``Path("runs/a/run.json")``.
-
-    Args:
-        path: folder of the run.
     """
 
     @property
@@ -55,7 +52,6 @@ def folder_name(problems: Sequence[Problem], model: str, place: str) -> str:
 
     Args:
         problems: problems of the run, at least one. Three of them are named ``<key of the first>-and-2-more``.
-        model: name of the first model.
         place: the evaluator. Of a text with a slash, such as ``runs/a.jsonl``, only the file's stem counts: ``a``.
     """
     first = problems[0].key if len(problems) == 1 else f"{problems[0].key}-and-{len(problems) - 1}-more"
@@ -65,11 +61,7 @@ def folder_name(problems: Sequence[Problem], model: str, place: str) -> str:
 def open_folder(files: EvolveFiles, wanted: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
     """Write run.json into a run's folder, or check that the one there has the same settings.
 
-    Example: ``open_folder(files, {"seed": 0}, {"command": "x"})`` returns ``{"format": 1, "kind": "evolve", "seed": 0,
-    "outblas": "0.1.0", "command": "x", "started": "2026-11-23T22:15:37+00:00"}``.
-
     Args:
-        files: paths of the run.
         wanted: settings that must be the same, JSON values.
         more: further entries of a new run.json. An existing one is not changed, whatever they are.
 
@@ -96,9 +88,6 @@ def open_folder(files: EvolveFiles, wanted: Mapping[str, Any], more: Mapping[str
 def read_run(path: Path) -> dict[str, Any]:
     """Return the content of run.json in an evolution's folder.
 
-    Args:
-        path: the folder.
-
     Raises:
         RecordError: it is missing, cannot be read, or is of another kind or format.
     """
@@ -113,10 +102,7 @@ def read_run(path: Path) -> dict[str, Any]:
 
 
 def is_evolution(path: Path) -> bool:
-    """Return whether a folder has a readable run.json of `outblas evolve`, of any format.
-
-    Return False for a missing folder.
-    """
+    """Return whether a folder has a readable run.json of `outblas evolve`, of any format."""
     try:
         data = read_json(EvolveFiles(path).run)
     except (OSError, ValueError):

@@ -56,11 +56,6 @@ class Question:
 
     Attributes:
         id: number of the question, unique in the run, from 1.
-        chain: number of the chain.
-        turn: number of the turn in it.
-        problem: key of the problem.
-        island: number of the archive's island.
-        model: name of the model.
         purpose: ``new``, or the kind of the outcome that the turn follows.
         parents: names of the kernels in the chain's first prompt.
         messages: the whole conversation up to this question, without its answer.
@@ -81,18 +76,15 @@ class Question:
 
 @dataclass(frozen=True)
 class AnswerOutcome:
-    """The outcome of an answer. Example: ``AnswerOutcome(1, "compile", "code", "free_2ccfcf104ac59b39", words="error:
-    x")``.
+    """The outcome of an answer.
 
     Attributes:
-        question: number of the question.
         kind: kind of outcome, a key of :data:`outblas_lab.llm.feedback.OUTCOME_KINDS`.
         answer: ``code``, ``config``, or empty for an answer without a candidate.
         name: name of the candidate; "" without one.
         us: median time in microseconds of a candidate that was timed; else None.
         ratio: speed-up of a candidate that was timed, above 1 if it is faster than the baselines; else None.
         gain: natural log of the factor by which the problem's best became faster; else 0.
-        words: text for the next turn.
     """
 
     question: int
@@ -153,7 +145,6 @@ class EvolveJournal:
         """Record an attempt before it is sent and return the attempt's number, from 1.
 
         Args:
-            question: number of the question.
             most: the most that the attempt can cost. An attempt counts as one request, whatever ``most.requests`` is.
         """
         row = (question, most.prompt_tokens, most.answer_tokens, most.usd, _now())
@@ -163,9 +154,6 @@ class EvolveJournal:
 
     def replied(self, send: int, reply: Reply) -> None:
         """Record the reply to an attempt. An attempt has one reply.
-
-        Args:
-            send: number of the attempt, which :meth:`sent` has returned.
 
         Raises:
             RecordError: the attempt has a reply, or the disk refuses.
@@ -230,10 +218,7 @@ class EvolveJournal:
                 yield number, Reply(outcome, text, finish, Cost(1, prompt, answer, usd), seconds, thought)
 
     def outcomes(self) -> dict[int, AnswerOutcome]:
-        """Return number of a question -> its outcome, in the order of the recording; open questions are missing.
-
-        Example: ``{1: AnswerOutcome(question=1, kind="malformed", words="...")}``.
-        """
+        """Return number of a question -> its outcome, in the order of the recording; open questions are missing."""
         columns = "question, kind, answer, name, us, ratio, gain, words"
         return {row[0]: AnswerOutcome(*row) for row in self._rows(f"SELECT {columns} FROM outcomes ORDER BY id")}
 
@@ -246,9 +231,7 @@ class EvolveJournal:
         ]
 
     def spent(self) -> Cost:
-        """Return the cost of all attempts so far. An attempt without a recorded reply counts at the most that it can
-        cost.
-        """
+        """Return the cost of all attempts so far; one without a recorded reply counts at the most it can cost."""
         total = Cost()
         for _, reply in self.replies():
             total += reply.took

@@ -43,7 +43,6 @@ class ServerSettings:
 
     Attributes:
         base_url: address; None: see :class:`outblas_lab.llm.client.Client`.
-        retry_policy: time limits and attempts.
         requests_per_minute: most requests per minute; None: no limit.
         tokens_per_minute: most tokens per minute, of prompts and answers together; None: no limit.
         temperature: temperature of sampling; None: the server's default.
@@ -61,14 +60,7 @@ class EvolveRequest:
     """Request for one call of :func:`run_evolve`.
 
     Attributes:
-        problems: problems of the requested kernels, each once.
-        models: models that write them.
-        server: server and its settings.
         place: evaluator of the kernels, of :func:`outblas_lab.llm.evaluators.parse_evaluator`.
-        budget: limits on what is spent.
-        settings: settings of the search.
-        path: folder of the run.
-        command: the command line, for provenance.
         counters: file or folder of hardware counters that prompts show; None: none. See
             :func:`outblas_lab.llm.known_counters.load_counters`.
     """
@@ -88,7 +80,6 @@ def run_evolve(request: EvolveRequest, make_progress: MakeProgress) -> tuple[str
     """Evolve into the folder of the request, or resume the run of the same settings there.
 
     Args:
-        request: settings of the run.
         make_progress: called once, when the run begins, with (evolution, budget, account, client). It returns a
             function that is called after every outcome with that outcome.
 
@@ -105,7 +96,15 @@ def run_evolve(request: EvolveRequest, make_progress: MakeProgress) -> tuple[str
         RecordError: the folder cannot be written, or another process works in it. The same command resumes.
         KeyboardInterrupt: the user interrupts. The error says what is recorded.
     """
-    _check(request)
+    if len(set(request.problems)) != len(request.problems):
+        raise UsageError("a problem is given twice", "every problem once", "remove the repeated one")
+    if request.budget.usd is not None and any(not (m.price.prompt or m.price.answer) for m in request.models):
+        raise UsageError(
+            "a budget in USD and a model without a price",
+            "US dollars per million tokens of each",
+            "pass --price, e.g. --price 0.5,1.5",
+        )
+    check_server(request.server.base_url)
     place, files = request.place, EvolveFiles(request.path)
     command = without_passwords(request.command)
     with open_chosen_evaluator(place) as evaluator, lock_run_folder(files.path):
@@ -130,19 +129,6 @@ def run_evolve(request: EvolveRequest, make_progress: MakeProgress) -> tuple[str
             "with a larger --budget: it resumes",
         )
     return reason, files
-
-
-def _check(request: EvolveRequest) -> None:
-    """Raise what can be said before anything is written."""
-    if len(set(request.problems)) != len(request.problems):
-        raise UsageError("a problem is given twice", "every problem once", "remove the repeated one")
-    if request.budget.usd is not None and any(not (m.price.prompt or m.price.answer) for m in request.models):
-        raise UsageError(
-            "a budget in USD and a model without a price",
-            "US dollars per million tokens of each",
-            "pass --price, e.g. --price 0.5,1.5",
-        )
-    check_server(request.server.base_url)
 
 
 def _evolve(
@@ -208,10 +194,7 @@ def _identity(request: EvolveRequest) -> dict[str, Any]:
 def why_no_answer(journal: EvolveJournal, before: int = 0) -> str:
     """Return in words that no request of this session was answered; "" if one was, or none was ever sent.
 
-    Example: ``none of 3 requests was answered (the last: timeout, nothing within 300 s)``.
-
     Args:
-        journal: the run's record.
         before: number of requests of earlier sessions, which are skipped. They count only if this session sent none.
     """
     replies = islice(journal.replies(), before if journal.spent().requests > before else 0, None)
@@ -228,14 +211,17 @@ def _finish(
     evaluator: Evaluator, place: EvaluatorChoice, command: str, reason: str,
 ) -> None:  # fmt: skip
     """The best kernels as files, the transcript, and what the run was."""
-    best = _best(journal)
+    best: dict[str, dict[str, Any]] = {}
+    for entry in journal.entries():
+        if entry.problem not in best or entry.score > best[entry.problem]["score"]:
+            best[entry.problem] = {"candidate": entry.candidate, "score": entry.score, "us": entry.us}
     for key, found in best.items():
         candidate = config_from_json(found["candidate"])
         free = isinstance(candidate, FreeKernel)
         body = candidate.text if isinstance(candidate, FreeKernel) else json.dumps(config_to_json(candidate), indent=1)
         found["file"] = str(write_atomic(files.best / f"{key}.{'cu' if free else 'json'}", body.encode()).name)
         found["candidate"] = config_name(candidate)
-    write_atomic(files.transcript, "".join(f"{json.dumps(entry)}\n" for entry in journal.transcript()).encode())
+    write_atomic(files.transcript, "".join(f"{json.dumps(one)}\n" for one in journal.transcript()).encode())
     spent = journal.spent()
     if place.workers is not None:
         provenance = evaluator.provenance(command)  # type: ignore[attr-defined]  # a pool, whose hosts say it
@@ -248,14 +234,7 @@ def _finish(
 
 
 def write_recording(path: Path, evaluations: Iterable[Evaluation], gpu: Gpu, provenance: dict[str, Any]) -> None:
-    """Write evaluations to a new file as a recording (:mod:`outblas_lab.jail.evaluation_file`). An earlier file is
-    replaced.
-
-    Args:
-        path: the file.
-        evaluations: the evaluations, in the order of the file.
-        gpu: GPU of the figures.
-        provenance: provenance of the run, for the file's header.
+    """Replace a file by evaluations as a recording (:mod:`outblas_lab.jail.evaluation_file`).
 
     Raises:
         RecordError: the disk refuses it; an earlier file is kept.
@@ -266,12 +245,3 @@ def write_recording(path: Path, evaluations: Iterable[Evaluation], gpu: Gpu, pro
         for evaluation in evaluations:
             recorder.append(evaluation)
     scratch.replace(path)
-
-
-def _best(journal: EvolveJournal) -> dict[str, dict[str, Any]]:
-    """Problem key -> its best archived kernel."""
-    best: dict[str, dict[str, Any]] = {}
-    for entry in journal.entries():
-        if entry.problem not in best or entry.score > best[entry.problem]["score"]:
-            best[entry.problem] = {"candidate": entry.candidate, "score": entry.score, "us": entry.us}
-    return best

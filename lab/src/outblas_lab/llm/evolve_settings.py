@@ -14,12 +14,8 @@ class EvolveSettings:
     """Settings of a search, apart from its problems and its server.
 
     Attributes:
-        shape: shape of the archive.
         seed: seed of the archive's draws, and of the draw of models with different weights.
         turns: most turns of a conversation, with the first question.
-        parallel: number of conversations at once.
-        kinds: requested kinds of answers: ``code``, ``config`` or both.
-        max_tokens: most tokens of an answer.
         repairs: most repairs in a row in a conversation; None: as many as ``turns`` allows.
         improvements: most improvements of proven kernels in a conversation; None: as many as ``turns`` allows.
         nearest: most kernels of near problems, and most lessons, in a first prompt; 0: none.

@@ -32,15 +32,10 @@ _OF_STATUS = {
     Status.ILLEGAL: "illegal",
     Status.COMPILE_ERROR: "compile",
     Status.STATIC_REJECTED: "static",
-    Status.EXITED: "crash",
-    Status.HANG: "crash",
-    Status.FAULT: "crash",
-    Status.LAUNCH_ERROR: "crash",
-    Status.MEMORY_VIOLATION: "wrong",
-    Status.WRONG: "wrong",
-    Status.NOT_REPEATABLE: "wrong",
     Status.RULE_BROKEN: "cheat",
     Status.LEFT_OUT: "compiled",
+    **dict.fromkeys((Status.EXITED, Status.HANG, Status.FAULT, Status.LAUNCH_ERROR), "crash"),
+    **dict.fromkeys((Status.MEMORY_VIOLATION, Status.WRONG, Status.NOT_REPEATABLE), "wrong"),
 }
 #: Most characters of a compiler's or a gate's text in a prompt.
 MAX_LOG_CHARS = 4000
@@ -56,9 +51,6 @@ def kind_of(evaluation: Evaluation, gpu: Gpu) -> str:
     - ILLEGAL: ``illegal``; COMPILE_ERROR: ``compile``; STATIC_REJECTED: ``static``;
     - EXITED, HANG, FAULT, LAUNCH_ERROR: ``crash``;
     - MEMORY_VIOLATION, WRONG, NOT_REPEATABLE: ``wrong``.
-
-    Args:
-        gpu: GPU whose floor counts.
     """
     if is_below_floor(evaluation, gpu):
         return "cheat"
@@ -84,7 +76,6 @@ def feedback_text(evaluation: Evaluation, gpu: Gpu, hardware: str = "") -> str:
     before: static`` and ``Machine code: hgmma 4, registers 58``.
 
     Args:
-        gpu: GPU whose floor is named.
         hardware: lines on hardware counters (:meth:`outblas_lab.llm.known_counters.KnownCounters.words`); may be empty.
     """
     lines = [f"status: {evaluation.status}"]
@@ -114,10 +105,6 @@ def kernel_facts(evaluation: Evaluation, hardware: str = "") -> str:
 
     The first line has the evaluation's counters by name, without hardware counters and ``compile_seconds``. It is
     missing without any. Example: ``Machine code: hgmma 32, registers 168``.
-
-    Args:
-        evaluation: evaluation of the kernel.
-        hardware: as for :func:`feedback_text`.
     """
     left_out = {"compile_seconds", *PROFILED_COUNTERS}
     static = [f"{k} {v:g}" for k, v in sorted(evaluation.counters.items()) if k not in left_out]

@@ -27,8 +27,6 @@ class Lesson:
     """An entry of the journal.
 
     Attributes:
-        number: its number, four digits.
-        title: its title.
         text: its text in Markdown, without links.
         shapes: (M, N, K) of the problems that it names, in order.
     """
@@ -52,9 +50,6 @@ def nearest_lessons(problem: Problem, most: int) -> list[Lesson]:
     """Return at most ``most`` lessons on near problems, the nearest first; of equally near ones the latest first.
 
     Lessons farther than :data:`MAX_DISTANCE` are left out. The list is empty if the journal is not installed.
-
-    Args:
-        most: largest number of lessons.
     """
     near = [lesson for lesson in lessons() if lesson.distance(problem) <= MAX_DISTANCE]
     return sorted(near, key=lambda lesson: (lesson.distance(problem), -int(lesson.number)))[:most]

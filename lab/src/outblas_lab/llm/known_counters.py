@@ -48,12 +48,6 @@ class KnownCounters:
 
         A kernel without counters has a line that says so. For a kernel of the families the cost model's time follows,
         marked as an estimate. Nothing is estimated for a free kernel.
-
-        Example: ``Nsight Compute: tensor pipe 6.7%, HBM 4.5%, L2 hits 63.6%, occupancy 7.4%, main stalls wait 1.70``.
-
-        Args:
-            evaluation: evaluation of the kernel.
-            gpu: GPU of the estimate.
         """
         launches = self.of(evaluation)
         if launches:
@@ -75,7 +69,6 @@ def load_counters(path: Path, gpu: Gpu) -> KnownCounters:
     Args:
         path: a JSON file as ``benchmarks/profile_regimes.py`` writes it, a folder with such files, or the folder of a
             tune run after ``outblas profile``.
-        gpu: GPU on which they must have been read.
 
     Raises:
         RecordError: the path is missing, or a file cannot be read or is damaged.
@@ -103,7 +96,9 @@ def _of_file(path: Path, gpu: Gpu) -> Iterator[tuple[_Key, LaunchCounters]]:
     _same_gpu(path, data["provenance"]["gpu"], gpu)
     for row in data["rows"]:
         if row["side"] == OURS:
-            yield (row["problem"], _name(row["name"])), tuple(map(counters_of_figures, row["kernels"]))
+            name = row["name"]  # as this release writes it: later knobs are at their defaults
+            name = config_name(config_from_name(name)) if ":" in name else name
+            yield (row["problem"], name), tuple(map(counters_of_figures, row["kernels"]))
 
 
 def _of_run(path: Path, gpu: Gpu) -> Iterator[tuple[_Key, LaunchCounters]]:
@@ -124,11 +119,6 @@ def _same_gpu(path: Path, product: str, gpu: Gpu) -> None:
             f"counters of {gpu.name}, whose kernels are asked for",
             "profile there, or leave --counters out",
         )
-
-
-def _name(name: str) -> str:
-    """Return a kernel's name as this release writes it: later knobs are at their defaults."""
-    return config_name(config_from_name(name)) if ":" in name else name
 
 
 def _cells(counters: Mapping[str, float]) -> str:

@@ -16,7 +16,6 @@ class Model:
     """A language model. Example: ``Model("qwen", price=Price(1.0, 2.0))``.
 
     Attributes:
-        name: its name at the server.
         weight: its share of the questions, relative to the other models'; above 0.
         price: its price; 0 for both kinds of tokens if it is not given.
     """
@@ -28,9 +27,6 @@ class Model:
 
 def parse_models(text: str, prices: Sequence[str]) -> list[Model]:
     """Return the models that the command line names, in order.
-
-    Example: ``parse_models("a=2,b", ["1,2", "b=3,4"])`` returns ``[Model("a", 2.0, Price(1.0, 2.0)), Model("b", 1.0,
-    Price(3.0, 4.0))]``.
 
     Args:
         text: ``NAME[=WEIGHT],...``; a weight is 1 unless it is given. If the text after the last ``=`` is no number,

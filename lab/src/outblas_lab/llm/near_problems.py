@@ -35,8 +35,6 @@ class NearKernel:
     """A proven kernel of a near problem.
 
     Attributes:
-        problem: the problem on which it was timed.
-        candidate: the kernel as JSON values.
         words: its speed and its origin.
         distance: distance of the problems, see :func:`feature_distance`.
     """
@@ -52,11 +50,6 @@ def feature_distance(one: Problem, other: Problem, gpu: Gpu) -> tuple[int, float
 
     The first number counts differences of layout, dtype and accumulator. The second is the sum of |log2| of the ratios
     of extents, and 1 more if the problems are of different regimes. Equal problems give (0, 0.0).
-
-    Args:
-        one: a problem.
-        other: another, or the same.
-        gpu: GPU that decides the regimes.
     """
     types, apart = problem_distance(one, other)
     return types, apart + (0.0 if regime(one, gpu) == regime(other, gpu) else _OTHER_REGIME)
@@ -81,7 +74,6 @@ class NearProblems:
         """Return the section, at most about :data:`SECTION_CHARS` characters long; "" if nothing is near.
 
         Args:
-            problem: problem of the prompt.
             archive: archive of the run. Its kernels of the problem itself are left out: a prompt shows them apart.
             kinds: kinds of answers that are asked for: without ``config`` the library's knobs are left out, without
                 ``code`` free kernels.

@@ -22,24 +22,11 @@ from outblas_lab.llm.answer import CODE, CONFIG
 from outblas_lab.llm.archive import Entry
 from outblas_lab.llm.budget import Message
 from outblas_lab.llm.compact import describe, describe_offered
-from outblas_lab.llm.feedback import clipped
+from outblas_lab.llm.feedback import OUTCOME_KINDS, clipped
 
 #: Outcome -> the template that follows it; a kind without one ends its chain.
-FOLLOW_UPS = {
-    "proven": "proven",
-    "cheat": "cheat",
-    "wrong": "wrong",
-    "static": "static",
-    "crash": "crash",
-    "compile": "compile",
-    "contract": "contract_broken",
-    "illegal": "illegal",
-    "duplicate": "duplicate",
-    "malformed": "malformed",
-    "cut": "cut",
-    "empty": "empty",
-    "refusal": "refusal",
-}
+FOLLOW_UPS = {kind: kind for kind in OUTCOME_KINDS if kind not in ("compiled", "unanswered")}
+FOLLOW_UPS["contract"] = "contract_broken"
 #: Fewer rows than this are few; a K over this many times the larger of M and N is long.
 _FEW_ROWS, _LONG_K = 64, 8
 #: A tile of C, for the share of the last wave that is empty.
@@ -59,12 +46,7 @@ _FUNCTION = re.compile(
 
 @dataclass(frozen=True)
 class Asked:
-    """The answers that a prompt requests.
-
-    Attributes:
-        kinds: kinds of answers, ``code`` and ``config``, at least one.
-        host_form: offer kernels of form ``host``, too.
-    """
+    """The answers that a prompt requests."""
 
     kinds: Sequence[str] = (CODE, CONFIG)
     host_form: bool = True
@@ -80,12 +62,10 @@ def first_prompt(
     None, [], {})[0]["role"]`` is ``"system"``. The user's text begins with ``# Problem``.
 
     Args:
-        gpu: the GPU of the requested kernels.
         baselines: baseline -> time in microseconds; may be empty.
         best_us: time in microseconds of the fastest proven kernel; None without one.
         parents: kernels to show: two, the slower first; or one, or none.
         facts: name of a kernel -> text on it (:func:`outblas_lab.llm.feedback.kernel_facts`). A missing name: no text.
-        asked: the requested answers. None: all.
         near: section on near problems (:meth:`outblas_lab.llm.near_problems.NearProblems.text`); may be empty.
     """
     asked, floor = asked or Asked(), floor_us(problem, gpu)
@@ -106,11 +86,7 @@ def first_prompt(
 
 
 def small_task_prompt(task: SmallTask, gpu: Gpu) -> list[Message]:
-    """Return a system message and a user message that ask for a small general kernel.
-
-    Args:
-        gpu: the GPU of the kernel.
-    """
+    """Return a system message and a user message that ask for a small general kernel."""
     problem = task.problem
     text = _fill(
         "small_task", says=f"{task.says}.", m=problem.m, k=problem.k, n=problem.n, hardware=describe_gpu(gpu),
@@ -125,9 +101,6 @@ def kernel_guide(problem: Problem, gpu: Gpu) -> str:
 
     It has the parts of :func:`first_prompt` that do not ask for an answer. The text begins with ``You write GPU
     kernels``.
-
-    Args:
-        gpu: the GPU of the kernels.
     """
     return _fill(
         "guide",
@@ -157,10 +130,7 @@ def choice_prompt(
     The message is a dictionary with ``role`` and ``content``.
 
     Args:
-        gpu: the GPU.
-        offered: the configs.
         tried: one line for each tried config that is worth showing; if empty, the text says ``Nothing.``
-        n: number of configs to choose.
     """
     text = _fill(
         "choose",
@@ -186,10 +156,7 @@ def follow_up(
         kind: kind of the outcome, a key of :data:`FOLLOW_UPS`; another (such as ``compiled``) raises KeyError.
         words: the outcome's words; if empty, the text says ``no more is known``. The texts of ``cut``, ``empty`` and
             ``refusal`` do not contain them.
-        gpu: the GPU.
         best_us: time in microseconds of the fastest proven kernel; None without one.
-        max_tokens: most tokens of an answer.
-        kinds: requested kinds of answers, at least one.
     """
     return _fill(
         FOLLOW_UPS[kind],
@@ -206,9 +173,6 @@ def answer_rules(kinds: Sequence[str]) -> str:
 
     Example: the text for ``["config"]`` begins with ``exactly one fenced block`` and ends with ``json with one object
     of knobs``. It has no line break at its end.
-
-    Args:
-        kinds: ``code``, ``config`` or both, at least one.
 
     Raises:
         UsageError: there is no kind, or an unknown one.
@@ -251,8 +215,6 @@ def notes_of(problem: Problem, gpu: Gpu) -> list[str]:
     - ``long_k``: K is over 8 times the larger of M and N. Also, C has fewer tiles of 128 x 128 than the GPU has SMs.
     - ``tails``: C has more tiles than SMs, and a large part of the last wave is empty.
     - ``ragged``: the rows of some matrix are no multiple of 16 bytes.
-
-    Example: ``["memory", "few_rows", "long_k"]`` for 8 x 4096 x 65536 (M, N, K) on an H200.
     """
     names = [regime(problem, gpu).partition("_")[0]]
     tiles = -(-problem.m // _TILE) * -(-problem.n // _TILE)
@@ -284,22 +246,20 @@ def _parents(parents: Sequence[Entry], facts: Mapping[str, str]) -> str:
     if not parents:
         return ""
     titles = ("The slower", "The faster") if len(parents) == 2 else ("The only one so far",)
-    shown = [_parent(title, entry, facts.get(entry.name, "")) for title, entry in zip(titles, parents, strict=True)]
+    shown = [
+        shown_kernel(
+            f"{title}: {e.us:.2f} us, {math.exp(e.score):.3f}x of the fastest baseline at least",
+            e.candidate, facts.get(e.name, ""),
+        )
+        for title, e in zip(titles, parents, strict=True)
+    ]  # fmt: skip
     return _fill("parents", shown="\n".join(shown))
-
-
-def _parent(title: str, entry: Entry, facts: str) -> str:
-    speed = f"{entry.us:.2f} us, {math.exp(entry.score):.3f}x of the fastest baseline at least"
-    return shown_kernel(f"{title}: {speed}", entry.candidate, facts)
 
 
 def shown_kernel(title: str, candidate: Mapping[str, Any], facts: str = "", most: int = _PARENT_CHARS) -> str:
     """Return a kernel for a prompt: a line, facts on it, and a fenced block of its code or of its knobs.
 
     Args:
-        title: the first line.
-        candidate: the kernel as JSON values.
-        facts: lines below the title; may be empty.
         most: number of characters of code that are kept; longer code is clipped in its middle.
     """
     code = candidate.get("family") == "free"

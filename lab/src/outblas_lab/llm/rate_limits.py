@@ -32,14 +32,9 @@ class SentRequest:
 class RateLimiter:
     """Delay requests so that no minute has more requests or tokens than allowed. The order of the calls is kept.
 
-    Before each request, await ``acquire(tokens)``. Example: ``RateLimiter(requests=10)``; ``RateLimiter()`` never
-    waits.
-
     Args:
         requests: requests per minute; None sets no limit.
         tokens: tokens per minute; None sets no limit. A single larger request goes alone.
-        clock: time in seconds; tests replace it.
-        sleep: waits for seconds; tests replace it.
     """
 
     def __init__(

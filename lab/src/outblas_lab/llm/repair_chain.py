@@ -37,7 +37,6 @@ class TurnLimits:
 
         Args:
             purposes: purposes of the questions so far, in order: ``new``, or the kind of the outcome that each follows.
-            outcome: kind of the outcome that the turn would follow.
         """
         if len(purposes) >= self.turns:
             return False
@@ -55,8 +54,6 @@ class Chain:
     follow-up.
 
     Attributes:
-        number: number of the chain.
-        questions: its questions, in order.
         outcomes: number of a question -> outcome, of those that have one.
         replies: number of a question -> answered reply, of those that have one.
     """
@@ -78,9 +75,6 @@ class Chain:
         """Return whether another turn follows: the last question has an outcome that asks for one, and turns are left.
 
         Every kind of outcome asks for one except ``compiled`` and ``unanswered``. Return False without questions.
-
-        Args:
-            limits: limits on the turns of a conversation.
         """
         if not self.questions or self.open_question() is not None:
             return False
@@ -94,9 +88,6 @@ class Chain:
         """Drop messages and replies of a finished chain, in place, to free memory. An unfinished chain is unchanged.
 
         The questions stay, with ``messages`` of ``()``.
-
-        Args:
-            limits: limits on the turns of a conversation.
         """
         if not self.unfinished(limits):
             self.questions = [replace(q, messages=()) for q in self.questions]
@@ -108,9 +99,6 @@ class Chain:
         An empty or missing answer is left out, because servers refuse messages without content. The chain is not
         changed. Example: ``chain.conversation_with("next")`` ends with ``{"role": "assistant", "content": "hey"},
         {"role": "user", "content": "next"}``.
-
-        Args:
-            text: content of the new message.
         """
         reply = self.replies.get(self.last.id)
         answer: list[Message] = [] if reply is None or not reply.text.strip() else [
@@ -125,14 +113,10 @@ def chains_of(
     replies: Iterable[tuple[int, Reply]],
     limits: TurnLimits,
 ) -> dict[int, Chain]:
-    """Return number -> chain of every chain of a record, in the order of their first questions. Finished chains have no
-    texts.
+    """Return number -> chain of a record, in the order of first questions. Finished chains have no texts.
 
     Args:
-        questions: all questions, in order.
-        outcomes: number of a question -> outcome.
         replies: (number of a question, reply) of all attempts. Only answered ones of unfinished chains are kept.
-        limits: limits on the turns of a conversation.
     """
     chains: dict[int, Chain] = {}
     of_question: dict[int, Chain] = {}

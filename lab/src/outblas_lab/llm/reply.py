@@ -59,18 +59,12 @@ class Reply:
 def read_completion(body: bytes, most: Cost, price: Price, seconds: float) -> Reply:
     """Return the answer in a server's body. A text of over 2**20 characters is cut, with ``finish`` ``length``.
 
-    Example: the body ``b'{"choices": [{"message": {"content": "hi"}, "finish_reason": "stop"}]}'`` gives a reply whose
-    ``text`` is ``"hi"`` and whose ``finish`` is ``"stop"``.
-
     Thoughts before ``</think>`` are no part of the text: servers without a parser of thoughts leave them there.
 
     Args:
-        body: the server's body, of unknown content.
         most: the most that the request can have cost. It is charged if the server's count of tokens is missing, no
             integer, negative or above 10**9, or if it counts no prompt. An answer counts as the total less the prompt,
             if that is more: some servers count thoughts in the total alone.
-        price: price of the model.
-        seconds: time from sending to the answer.
 
     Returns:
         A reply with the outcome ``answered``, even if its text is "". Its ``finish`` is ``refusal`` if the server marks
@@ -185,14 +179,8 @@ def _without_thoughts(text: str) -> tuple[str, str]:
 def failed_reply(outcome: str, words: object, took: Cost, seconds: float) -> Reply:
     """Return the reply of an attempt without an answer. Its ``finish`` is "".
 
-    Example: ``failed_reply("timeout", "nothing within 300 s", Cost(1), 3.0)`` returns ``Reply("timeout", "nothing
-    within 300 s", "", Cost(1), 3.0)``.
-
     Args:
-        outcome: e.g. ``timeout``.
         words: its explanation, which becomes the text: cleaned, on one line, of at most 2000 characters.
-        took: its cost.
-        seconds: time from sending to the outcome.
     """
     return Reply(outcome, _words(str(words), _FAILURE_CHARS), "", took, seconds)
 

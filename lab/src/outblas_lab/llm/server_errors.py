@@ -32,13 +32,7 @@ _PAGE_CHARS = 500
 
 
 def wait_before_next(status: int) -> float | None:
-    """Return the least wait that a status asks for, seconds: 0, None (not for this question) or :data:`NEVER`.
-
-    Example: 429 gives 0.0, 400 gives None, and 401 gives ``NEVER``.
-
-    Args:
-        status: an HTTP status of an error.
-    """
+    """Return the least wait that a status asks for, seconds: 0, None (not for this question) or :data:`NEVER`."""
     if status in FATAL_STATUSES:
         return NEVER
     return 0.0 if status in RETRIED_STATUSES else None
@@ -48,9 +42,6 @@ def wait_after_error(error: APIStatusError) -> float | None:
     """Return the least wait after an error, as :func:`wait_before_next` does, with the server's own wish.
 
     A spent quota is a 429 at OpenAI, and no wait ends it: ``NEVER``.
-
-    Args:
-        error: the error of the ``openai`` package.
     """
     wait = wait_before_next(error.status_code)
     if wait != 0.0:
@@ -61,12 +52,7 @@ def wait_after_error(error: APIStatusError) -> float | None:
 
 
 def cost_of_error(status: int, most: Cost) -> Cost:
-    """Return the cost of a request that ended in a status: a request, or ``most`` if a gateway waited in vain.
-
-    Args:
-        status: an HTTP status of an error.
-        most: the most that the request can have cost.
-    """
+    """Return the cost of a request that ended in a status: a request, or ``most`` if a gateway waited in vain."""
     return most if status in _WAITED_IN_VAIN else Cost(1)
 
 
@@ -74,9 +60,6 @@ def words_of_error(error: APIStatusError) -> str:
     """Return the server's words on its refusal, with the target of a redirect.
 
     Example: ``Error code: 401 - Unauthorized``. A body without a message is quoted, up to 500 characters.
-
-    Args:
-        error: the error of the ``openai`` package.
     """
     words = error.message
     if words == f"Error code: {error.status_code}" and (page := error.response.text.strip()):
@@ -86,14 +69,7 @@ def words_of_error(error: APIStatusError) -> str:
 
 
 def named_in(words: str, names: Iterable[str]) -> list[str]:
-    """Return the names that occur in a text as whole words.
-
-    Example: of ``["seed", "top_p"]``, ``'"loc": ["body", "seed"]'`` has ``["seed"]``.
-
-    Args:
-        words: words of a server.
-        names: names of fields.
-    """
+    """Return the names that occur in a text as whole words."""
     return [name for name in names if re.search(rf"\b{re.escape(name)}\b", words)]
 
 
@@ -102,10 +78,6 @@ def retry_after(headers: Mapping[str, str], body: str = "") -> float:
 
     The header is ``Retry-After`` (seconds or a date) or ``retry-after-ms``. Gemini says ``"retryDelay": "36s"`` in the
     body instead.
-
-    Args:
-        headers: headers of the response, by any case of their names.
-        body: text of the response.
     """
     wait = 0.0
     for name, unit in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):

@@ -25,9 +25,6 @@ class GuideResource(NamedTuple):
 
     Attributes:
         uri: its address; ``{problem}`` stands for a problem's key.
-        name: its name.
-        description: its description for the agent.
-        mime_type: type of its text.
         text: function of the session and the problem that returns its text.
     """
 

@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +32,19 @@ from outblas_lab.llm.archive import Archive, ArchiveShape, Entry
 from outblas_lab.llm.evolve_folder import EvolveFiles, is_evolution
 from outblas_lab.llm.evolve_journal import AnswerOutcome, EvolveJournal
 from outblas_lab.llm.feedback import kind_of, score_of
-from outblas_lab.mcp.sourced_evaluation import SourcedEvaluation
 
 FORMAT, KIND = 1, "mcp"
 #: Name of the asking model in the tables of the archive.
 _MODEL = "mcp"
+
+
+@dataclass(frozen=True)
+class SourcedEvaluation:
+    """An evaluation, the GPU of its figures, and their source: ``cuda:0``, ``replay:h200`` or ``recorded:<file>``."""
+
+    evaluation: Evaluation
+    gpu: Gpu
+    source: str
 
 
 class KernelFolder:
@@ -94,9 +102,6 @@ class KernelFolder:
     def store(self, found: SourcedEvaluation) -> bool:
         """Keep a proven kernel: its evaluation, an entry of the archive, and ``best/`` if its score is the best.
 
-        Args:
-            found: the kernel's evaluation and its origin.
-
         Returns:
             False if the archive had the kernel for this problem; then nothing changes.
 
@@ -109,7 +114,13 @@ class KernelFolder:
         archive = Archive(ArchiveShape(islands=1), entries=self.entries())
         if not archive.insert(entry):
             return False
-        self._begin(found.gpu)
+        run, name = self.files.run, found.gpu.name
+        was = self._about().get("gpu", name)
+        if was != name:
+            wrong = f"{self.files.path} has figures of {was}, these are of {name}"
+            raise UsageError(wrong, "one GPU", "choose another --run")
+        if not run.exists():
+            write_json(run, {"format": FORMAT, "kind": KIND, "outblas": __version__, "gpu": name, "started": utc_now()})
         if archive.best(entry.problem) == entry:
             self._write_best(evaluation)  # first: a session that is killed here stores the kernel again
         with Store(self.files.store) as store:
@@ -135,9 +146,6 @@ class KernelFolder:
 
     def install(self, problem: Problem, evaluator: Evaluator) -> dict[str, Any] | None:
         """Write the decision for a problem into ``library.json``, by the rule of every library.
-
-        Args:
-            evaluator: the source of the baselines.
 
         Returns:
             Launch option -> name of the installed kernel; None if no kernel qualifies, and nothing is written.
@@ -198,17 +206,6 @@ class KernelFolder:
                 f"{run} is not of `outblas mcp`", f"kind {KIND}, format {FORMAT}, or evolve", "choose another --run"
             )
         return data
-
-    def _begin(self, gpu: Gpu) -> None:
-        """Write run.json at the first kernel. Raise UsageError if the folder has figures of another GPU."""
-        was = self._about().get("gpu", gpu.name)
-        if was != gpu.name:
-            raise UsageError(
-                f"{self.files.path} has figures of {was}, these are of {gpu.name}", "one GPU", "choose another --run"
-            )
-        if not self.files.run.exists():
-            about = {"format": FORMAT, "kind": KIND, "outblas": __version__, "gpu": gpu.name, "started": utc_now()}
-            write_json(self.files.run, about)
 
     def _write_best(self, evaluation: Evaluation) -> None:
         candidate, key = evaluation.config, evaluation.problem.key

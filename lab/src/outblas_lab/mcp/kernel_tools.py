@@ -220,12 +220,6 @@ TOOLS: Mapping[str, type[Tool]] = {
 def profiled_counters(problem: Problem, config: KernelConfig, gpu: Gpu, gpu_index: int, tool: str) -> dict[str, float]:
     """Return name -> value of the counters of one call of a kernel; the names are those of ``outblas list counters``.
 
-    Args:
-        config: a kernel that was proven on it.
-        gpu: properties of the GPU.
-        gpu_index: CUDA's index of the GPU.
-        tool: path of ncu.
-
     Raises:
         DeviceError: no permission to read counters, or a launch that failed.
         RecordError: ncu's output cannot be read.
@@ -240,9 +234,6 @@ def profiled_counters(problem: Problem, config: KernelConfig, gpu: Gpu, gpu_inde
 
 def recorded_rows(session: ToolSession, problem: Problem, count: int) -> dict[str, Any] | None:
     """Return the best rows of the session's recording on a problem; None if it does not hold the problem.
-
-    Args:
-        count: number of kernels.
 
     Returns:
         ``source``, ``baselines_us``, ``proven`` (number of kernels) and ``best``, fastest first.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 from outblas.core.errors import UsageError
@@ -40,44 +40,29 @@ class SessionBudget:
     """The spending of a session. ``compilation()``, ``evaluation()`` and ``gpu_time()`` are context managers.
 
     Work that ends in an error gives its compilation or evaluation back. Seconds of the GPU stay spent.
-
-    Args:
-        clock: returns seconds; tests pass another.
     """
 
     def __init__(self, limits: SessionLimits, clock: Callable[[], float] = time.monotonic) -> None:
         self._limits, self._clock = limits, clock
-        self._compilations = self._evaluations = 0
+        self._spent = {"compilations": 0, "evaluations": 0}
         self._gpu_seconds = 0.0
 
-    @contextmanager
-    def compilation(self) -> Iterator[None]:
-        """Count one compilation.
+    def compilation(self) -> AbstractContextManager[None]:
+        """Count one compilation; BudgetSpent is raised if none is left."""
+        return self._one("compilations")
 
-        Raises:
-            BudgetSpent: no compilation is left.
-        """
-        _refuse_if_spent("compilations", "--compilations", self._compilations, self._limits.compilations)
-        self._compilations += 1
+    def evaluation(self) -> AbstractContextManager[None]:
+        """Count one evaluation; BudgetSpent is raised if none is left."""
+        return self._one("evaluations")
+
+    @contextmanager
+    def _one(self, name: str) -> Iterator[None]:
+        _refuse_if_spent(name, f"--{name}", self._spent[name], getattr(self._limits, name))
+        self._spent[name] += 1
         try:
             yield
         except BaseException:
-            self._compilations -= 1
-            raise
-
-    @contextmanager
-    def evaluation(self) -> Iterator[None]:
-        """Count one evaluation.
-
-        Raises:
-            BudgetSpent: no evaluation is left.
-        """
-        _refuse_if_spent("evaluations", "--evaluations", self._evaluations, self._limits.evaluations)
-        self._evaluations += 1
-        try:
-            yield
-        except BaseException:
-            self._evaluations -= 1
+            self._spent[name] -= 1
             raise
 
     @contextmanager
@@ -97,8 +82,7 @@ class SessionBudget:
     def left(self) -> dict[str, float]:
         """Return name of a limit -> amount left, 0 or more: ``compilations``, ``evaluations`` and ``gpu_seconds``."""
         return {
-            "compilations": self._limits.compilations - self._compilations,
-            "evaluations": self._limits.evaluations - self._evaluations,
+            **{name: getattr(self._limits, name) - spent for name, spent in self._spent.items()},
             "gpu_seconds": round(max(0.0, self._limits.gpu_seconds - self._gpu_seconds), 1),
         }
 

@@ -58,9 +58,6 @@ def serve(session: ToolSession) -> None:
 
     SIGINT, SIGTERM and SIGHUP end the process, even while the client keeps stdin open. Its status is then 128 and the
     signal's number.
-
-    Args:
-        session: the session; the caller closes it.
     """
     calls = ThreadPoolExecutor(1, "outblas-tools")
     asyncio.run(_serve(session, calls))

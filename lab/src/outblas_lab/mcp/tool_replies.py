@@ -14,7 +14,7 @@ from outblas.records.library_row import INSTALL_ABOVE, choose_kernel
 from outblas_lab.custom.free_kernel import FreeKernel
 from outblas_lab.llm.compact import write_config
 from outblas_lab.llm.feedback import clipped, kind_of
-from outblas_lab.mcp.sourced_evaluation import SourcedEvaluation
+from outblas_lab.mcp.kernel_folder import SourcedEvaluation
 
 #: Counters that a compilation gives.
 _MACHINE_CODE = ("hgmma", "hmma", "ldl", "stl", "utmaldg")
@@ -28,10 +28,6 @@ def compile_reply(evaluation: Evaluation, gpu: Gpu) -> dict[str, Any]:
     Keys: ``problem``, ``name``, ``target``, ``status``, ``compiled``, ``detail``, ``log``. After a compilation there
     are also ``registers``, ``spill_bytes``, ``stack_bytes``, ``static_shared_bytes``, ``dynamic_shared_bytes`` and
     ``sass``. The last one counts instructions in the machine code. Dynamic shared memory is null for form ``host``.
-
-    Args:
-        evaluation: result of ``ToolSession.compiled``.
-        gpu: target of the compilation.
     """
     counters = evaluation.counters
     figures: dict[str, Any] = {}
@@ -55,9 +51,6 @@ def proof_reply(found: SourcedEvaluation) -> dict[str, Any]:
     Keys: ``problem``, ``name``, ``status``, ``detail``, ``proven``, ``outcome``, ``gates_passed``,
     ``largest_error_over_bound``, ``source`` and ``log``. ``gates_passed`` is empty if a recording answers, because it
     holds the verdict only.
-
-    Args:
-        found: the evaluation and its origin.
     """
     evaluation, verdict = found.evaluation, found.evaluation.verdict
     outcome = kind_of(evaluation, found.gpu)
@@ -78,9 +71,6 @@ def time_reply(found: SourcedEvaluation) -> dict[str, Any]:
     Keys: those of :func:`proof_reply` without the gates, ``us``, ``floor_us``, ``tflops``, ``baselines_us``,
     ``speedup`` (``over``, ``ratio``, ``low``, ``high``) and ``library_would_install``. The last is null for a free
     kernel, because libraries hold template kernels only.
-
-    Args:
-        found: the evaluation and its origin.
     """
     proof, evaluation = proof_reply(found), found.evaluation
     del proof["gates_passed"], proof["largest_error_over_bound"]

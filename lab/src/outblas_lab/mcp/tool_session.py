@@ -19,9 +19,8 @@ from outblas_lab.custom.free_kernel import FreeKernel
 from outblas_lab.jail.evaluation_file import RecordedEvaluations, load
 from outblas_lab.jail.offline_evaluators import CompileOnlyEvaluator
 from outblas_lab.llm.evaluators import COMPILE_ONLY, EvaluatorChoice, compiled_template, open_chosen_evaluator
-from outblas_lab.mcp.kernel_folder import KernelFolder
+from outblas_lab.mcp.kernel_folder import KernelFolder, SourcedEvaluation
 from outblas_lab.mcp.session_budget import SessionBudget, SessionLimits
-from outblas_lab.mcp.sourced_evaluation import SourcedEvaluation
 from outblas_lab.recordings.recording import Recording
 from outblas_lab.recordings.replay import ReplayEvaluator
 
@@ -34,7 +33,6 @@ class SessionSettings:
         place: evaluator of free kernels, of :func:`outblas_lab.llm.evaluators.parse_evaluator`. A GPU also evaluates
             template kernels.
         recording: name or path of the recording that answers for template kernels without a GPU.
-        limits: limits of the session.
         folder: folder of the archive; None: the session has no archive.
     """
 
@@ -48,13 +46,6 @@ class ToolSession:
     """The state that the tools share. Use it as a context manager; it opens parts at their first use.
 
     One thread at a time may call it.
-
-    Args:
-        settings: settings of the session.
-
-    Attributes:
-        settings: settings of the session.
-        budget: spending so far.
 
     Raises:
         UsageError: the folder is no archive.

@@ -212,11 +212,7 @@ def figures_by_start(rows: Sequence[Row], starts: int | None = None) -> Row:
 def figures_by_key(
     rows: Iterable[Row], key: Callable[[Row], str], order: Callable[[str], Any] = lambda name: name
 ) -> dict[str, Row]:
-    """Return ``{key: {n, geomean of published}}`` of rows grouped by a key.
-
-    Args:
-        key: function that returns a row's group.
-    """
+    """Return ``{key: {n, geomean of published}}`` of rows grouped by a key."""
     groups: dict[str, list[float]] = {}
     for row in rows:
         groups.setdefault(key(row), []).append(row["published"])
@@ -258,7 +254,6 @@ def best_of_layouts(tn: Iterable[Row], nn: Iterable[Row]) -> list[Row]:
 
 
 def _best_of(pair: tuple[Row, Row]) -> Row:
-    """Return the combined row of one problem's rows in both layouts, see :func:`best_of_layouts`."""
     ours, base = min(pair, key=published_us), min(pair, key=lambda r: r["baseline_us"])
     torch = [r["torch_us"] for r in pair if r.get("torch_us") is not None]
     return {
@@ -288,5 +283,4 @@ def _latencies(rows: Iterable[Row], ours: str, baseline: str) -> Row | None:
 
 
 def _mean(values: Sequence[float]) -> float:
-    """Return the geometric mean, rounded to six decimals."""
     return round(geomean(values), 6)

@@ -18,13 +18,9 @@ class CompileAhead:
 
     Compile errors are not reported. The later use of a kernel raises them.
 
-    Example: ``for _ in CompileAhead(H200).compile(pairs): pass`` compiles the kernels of ``pairs`` and waits for them.
-
     Args:
-        gpu: target of the compilation.
         jobs: number of processes; None: one per usable core.
         least: smallest number of new kernels that are compiled in one call; fewer are left to their users. Default: 4.
-        epilogue: what the kernels compute after the product.
     """
 
     def __init__(
@@ -61,9 +57,6 @@ class BaselineKernels:
     """Kernels of this package that are timed as baseline ``nvmmh``: the choices of nvMatmulHeuristics.
 
     The one method is :meth:`of`; a second call with the same problems returns an empty list.
-
-    Args:
-        gpu: GPU of the choices.
     """
 
     def __init__(self, gpu: Gpu) -> None:

@@ -18,8 +18,7 @@ _KEYS = ("group", "problem", "l2", "side", "name", "chosen_by", "kernels")
 
 
 def read_counters(path: Path) -> dict[str, Any]:
-    """Return the content of a file of ``benchmarks/profile_regimes.py``: ``{format, provenance, metrics_absent,
-    rows}``.
+    """Return a file of ``benchmarks/profile_regimes.py``: ``{format, provenance, metrics_absent, rows}``.
 
     Raises:
         RecordError: it cannot be read, is damaged or of another version.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from outblas.core.errors import RecordError
-from outblas_lab.pool.ncu import FIGURE_METRICS, MAIN_STALLS, STALL_REASONS, ProfiledLaunch, stall_metric
+from outblas_lab.pool.ncu import FIGURE_METRICS, MAIN_STALLS, STALL_METRIC, STALL_REASONS, ProfiledLaunch
 
 #: Prefix of the counters of stalled warps.
 STALL_PREFIX = "stall_"
@@ -19,8 +19,7 @@ STALL_PREFIX = "stall_"
 
 @dataclass(frozen=True)
 class Counter:
-    """A hardware counter. :data:`COUNTERS` holds them all, e.g. ``l2_hit_rate``, ``dram_read_bytes`` and
-    ``stall_wait``.
+    """A hardware counter, one of :data:`COUNTERS`.
 
     Attributes:
         unit: unit of its value, e.g. ``0 to 1``, ``bytes`` or ``SM cycles``.
@@ -58,7 +57,11 @@ COUNTERS: tuple[Counter, ...] = (
     _count("l2_bytes", "bytes", "all traffic of L2"),
     *(
         Counter(
-            STALL_PREFIX + reason, "warps per instruction issued", (stall_metric(reason),), 1.0, f"that wait: {reason}"
+            STALL_PREFIX + reason,
+            "warps per instruction issued",
+            (STALL_METRIC.format(reason),),
+            1.0,
+            f"that wait: {reason}",
         )
         for reason in STALL_REASONS
     ),
@@ -68,8 +71,6 @@ PROFILED_COUNTERS: tuple[str, ...] = tuple(counter.name for counter in COUNTERS)
 
 def counters_of(launch: ProfiledLaunch) -> dict[str, float]:
     """Return name -> value of the counters that ncu reported for a profiled kernel. Others are absent.
-
-    Example: ncu's ``{"lts__t_sector_hit_rate.pct": 50.0}`` gives ``{"l2_hit_rate": 0.5}``.
 
     Raises:
         RecordError: ncu reported none of them.
@@ -89,8 +90,6 @@ def counters_of(launch: ProfiledLaunch) -> dict[str, float]:
 def counters_of_figures(figures: Mapping[str, Any]) -> dict[str, float]:
     """Return name -> value of the counters in a result of :func:`outblas_lab.pool.ncu.figures`. Others are absent.
 
-    Example: ``{"l2_hit_pct": 50.0, "stalls": [["wait", 0.5]]}`` gives ``{"l2_hit_rate": 0.5, "stall_wait": 0.5}``.
-
     Args:
         figures: plain name -> number or None, and ``stalls``: [reason, stalled warps per issued instruction].
     """
@@ -102,11 +101,8 @@ def counters_of_figures(figures: Mapping[str, Any]) -> dict[str, float]:
     return found
 
 
-def main_stalls(counters: Mapping[str, float], most: int = MAIN_STALLS) -> list[tuple[str, float]]:
+def main_stalls(counters: Mapping[str, float]) -> list[tuple[str, float]]:
     """Return (reason, stalled warps per issued instruction) of the worst stalls, worst first; equal ones by name.
-
-    Example: ``main_stalls({"stall_barrier": 0.25, "stall_wait": 0.5, "cycles": 80300})`` returns
-    ``[("wait", 0.5), ("barrier", 0.25)]``.
 
     Args:
         counters: name -> value, e.g. ``Evaluation.counters``. Names with the prefix ``stall_`` count; a reason is such
@@ -117,7 +113,7 @@ def main_stalls(counters: Mapping[str, float], most: int = MAIN_STALLS) -> list[
         name.removeprefix(STALL_PREFIX): value for name, value in counters.items() if name.startswith(STALL_PREFIX)
     }
     worst = sorted((reason for reason in stalls if stalls[reason] > 0), key=lambda reason: (-stalls[reason], reason))
-    return [(reason, stalls[reason]) for reason in worst[:most]]
+    return [(reason, stalls[reason]) for reason in worst[:MAIN_STALLS]]
 
 
 #: Columns of a table of counters, after the columns that identify the kernel.

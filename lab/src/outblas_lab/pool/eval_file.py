@@ -38,10 +38,7 @@ def eval_file(problem: Problem, path: Path, gpu_index: int | None, base_dir: Pat
     """Evaluate a file's kernel; write ``<base_dir>/eval_<problem>_<kernel>.json`` and return the printed result.
 
     Args:
-        problem: the product to compute.
-        path: the kernel's file.
         gpu_index: CUDA ordinal; None: no GPU, so the kernel is only compiled and inspected.
-        base_dir: folder of the result.
 
     Raises:
         UsageError: the file cannot be used.
@@ -71,7 +68,6 @@ def _evaluated(problem: Problem, kernel: FreeKernel, gpu_index: int | None) -> t
 
 
 def _result_of(problem: Problem, e: Evaluation, gpu: Gpu) -> dict[str, Any]:
-    """Return the rows and lines that ``outblas.cli.eval.show`` prints."""
     result: dict[str, Any] = {"kernel": getattr(e.config, "name", ""), "status": e.status.value, "detail": e.detail}
     if e.timing is not None:
         us = e.timing.median_us

@@ -37,9 +37,7 @@ class WorkerSlot:
 
     Attributes:
         state: ``stopped``, ``starting``, ``idle``, ``busy``, or ``gone``: given up.
-        unit: unit in hand; None: no unit.
         since: time of its last message, or of its task, in seconds of ``time.monotonic``.
-        losses: workers lost here in a row.
         expected: number of expected problems that were sent to it.
         proved: number of proved kernels that were sent to it.
         kernels: template kernels that its worker was given.
@@ -81,7 +79,6 @@ class PoolEvaluator(Evaluator):
         compiler: for a GPU, makes the queue that fills the workers' shared compile cache (see :class:`CompileQueue`).
             None: workers compile for themselves.
         quiet_s: seconds without a message after which a busy worker is lost.
-        start_s: seconds within which a worker must start.
     """
 
     #: ``evaluate`` draws further pairs while workers are busy, and takes None for "not known yet".
@@ -199,7 +196,7 @@ class PoolEvaluator(Evaluator):
         try:
             more = True
             self._start_stopped()
-            while more or units.pending or self._at_work:
+            while more or units.pending or any(slot.unit is not None for slot in self._slots):
                 self._hand_out(units)
                 # The agent may think for long before it yields a pair, so never draw while a message waits.
                 soon = units.dry or units.compiling
@@ -269,24 +266,17 @@ class PoolEvaluator(Evaluator):
         self._about[event.worker] = about
         self._slots[event.worker].state = "idle"
 
-    @property
-    def _at_work(self) -> bool:
-        return any(slot.unit is not None for slot in self._slots)
-
     def _hand_out(self, units: WorkUnits) -> None:
         for index, slot in enumerate(self._slots):
             if slot.state == "idle":
                 others = [i for i, p in enumerate(self._slots) if i != index and p.state != "gone"]
-                unit = units.take(index, others, self._elsewhere(index, others))
+                elsewhere = set().union(*(self._slots[i].kernels for i in others)) - slot.kernels
+                unit = units.take(index, others, elsewhere)
                 if unit is not None:
                     slot.kernels |= unit.kinds
                     new, slot.expected = self._expected[slot.expected :], len(self._expected)
                     proved, slot.proved = [*self._proved][slot.proved :], len(self._proved)
                     self._send(index, EvaluateTask(tuple(unit.pairs), tuple(new), tuple(proved)), unit)
-
-    def _elsewhere(self, index: int, others: Iterable[int]) -> set[KernelKind]:
-        """Return the kernels that ``others`` received and this worker did not."""
-        return set().union(*(self._slots[i].kernels for i in others)) - self._slots[index].kernels
 
     def _send(self, index: int, task: EvaluateTask | QuestionTask, unit: WorkUnit | None = None) -> None:
         slot = self._slots[index]

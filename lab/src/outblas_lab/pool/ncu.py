@@ -50,7 +50,7 @@ FIGURE_METRICS: Mapping[str, tuple[str, ...]] = {
 }
 #: Prefixes of columns that describe the device or the launch; some hold words ("No-CC", "PolicySpread").
 _DESCRIBED = ("device__", "launch__")
-_STALL = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
+STALL_METRIC = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
 #: Reasons why a warp does not issue; ``selected`` and ``not_selected`` are no stalls.
 STALL_REASONS = (
     *("barrier", "branch_resolving", "dispatch_stall", "drain", "gmma", "imc_miss", "lg_throttle", "long_scoreboard"),
@@ -58,7 +58,9 @@ STALL_REASONS = (
     *("tex_throttle", "wait"),
 )
 #: All metrics that are requested; a GPU may lack some (see :func:`known_metrics`).
-METRICS = tuple(name for names in FIGURE_METRICS.values() for name in names) + tuple(map(_STALL.format, STALL_REASONS))
+METRICS = tuple(name for names in FIGURE_METRICS.values() for name in names) + tuple(
+    map(STALL_METRIC.format, STALL_REASONS)
+)
 #: Number of stall reasons kept per kernel.
 MAIN_STALLS = 3
 #: Kernel of ``torch.cuda._sleep``: it marks the start of the next entry in a profile.
@@ -77,7 +79,6 @@ class ProfiledLaunch:
 
     Attributes:
         block: extents of a block as text, e.g. ``(128, 1, 1)``.
-        grid: extents of the grid as text.
         metrics: ncu's name -> value in nanoseconds, bytes, percent, or a plain count, e.g.
             ``{"gpu__time_duration.sum": 1234500.0}``. Metrics without a value are absent.
     """
@@ -89,8 +90,7 @@ class ProfiledLaunch:
 
 
 def find_ncu(named: str | None = None) -> str:
-    """Return the path of ncu: ``named``, else on the PATH, else the newest in the usual folders, e.g.
-    ``/usr/local/cuda/bin/ncu``.
+    """Return the path of ncu: ``named``, else on the PATH, else the newest in the usual folders.
 
     Raises:
         ToolchainMissing: ncu was not found; also if ``named`` is no program, for then no other is sought.
@@ -255,7 +255,7 @@ def refusal(output: str) -> OutblasError | None:
     return _no_kernels() if "No kernels were profiled" in output else None
 
 
-def between_marks(launches: Iterable[ProfiledLaunch], mark: str = MARK_KERNEL) -> list[list[ProfiledLaunch]]:
+def between_marks(launches: Iterable[ProfiledLaunch]) -> list[list[ProfiledLaunch]]:
     """Return the kernels after each marking kernel, one list per mark.
 
     Example: the kernels spin_kernel, gemm, spin_kernel give ``[[gemm], []]``. No kernel at all gives ``[]``.
@@ -268,24 +268,17 @@ def between_marks(launches: Iterable[ProfiledLaunch], mark: str = MARK_KERNEL) -
     """
     groups: list[list[ProfiledLaunch]] = []
     for launch in launches:
-        if mark in launch.kernel:
+        if MARK_KERNEL in launch.kernel:
             groups.append([])
         elif groups:
             groups[-1].append(launch)
         else:
-            raise RecordError(f"{launch.kernel} was profiled before any mark", f"a {mark} first", "profile again")
+            raise RecordError(f"{launch.kernel} came before any mark", f"a {MARK_KERNEL} first", "profile again")
     return groups
-
-
-def stall_metric(reason: str) -> str:
-    """Return ncu's name of the metric for one of :data:`STALL_REASONS`: stalled warps per issued instruction."""
-    return _STALL.format(reason)
 
 
 def figures(launch: ProfiledLaunch) -> dict[str, Any]:
     """Return a kernel's counters by plain name, as JSON values.
-
-    Example: ``figures(launch)["l2_hit_pct"]`` is 50.0 (percent), ``figures(launch)["stalls"]`` ``[["wait", 0.5]]``.
 
     Returns:
         ``kernel``, ``grid`` and ``block`` as text. Each key of :data:`FIGURE_METRICS`: a number, or None if not
@@ -295,7 +288,7 @@ def figures(launch: ProfiledLaunch) -> dict[str, Any]:
     found: dict[str, Any] = {"kernel": launch.kernel, "grid": launch.grid, "block": launch.block}
     for plain, names in FIGURE_METRICS.items():
         found[plain] = next((launch.metrics[name] for name in names if name in launch.metrics), None)
-    stalls = {reason: launch.metrics.get(_STALL.format(reason), 0.0) for reason in STALL_REASONS}
+    stalls = {reason: launch.metrics.get(STALL_METRIC.format(reason), 0.0) for reason in STALL_REASONS}
     worst = sorted((reason for reason in stalls if stalls[reason] > 0), key=lambda reason: (-stalls[reason], reason))
     found["stalls"] = [[reason, stalls[reason]] for reason in worst[:MAIN_STALLS]]
     return found

@@ -24,8 +24,7 @@ from outblas_lab.pool import ncu
 
 @dataclass(frozen=True)
 class ProfiledAlgorithm:
-    """An algorithm of cuBLASLt to profile. A frozen dataclass, made of the pair
-    :meth:`outblas.judge.baselines.LtAuto.choice`.
+    """An algorithm of cuBLASLt to profile, of :meth:`outblas.judge.baselines.LtAuto.choice`.
 
     Attributes:
         algo: the 64 bytes of the cublasLtMatmulAlgo_t.
@@ -108,25 +107,21 @@ class Profiler:
                 target = self._target(cache, [work for _, work in part])
                 log = self._scratch / f"{cache}.csv"
                 launches = ncu.profile(self._tool, target, self.metrics, cache, self._timeout_s, log)
-                groups = iter(_entries(launches, sum(len(work.entries) for _, work in part)))
-                found |= {i: [next(groups) for _ in work.entries] for i, work in part}
+                groups, expected = ncu.between_marks(launches), sum(len(work.entries) for _, work in part)
+                if len(groups) != expected or not all(groups):
+                    raise RecordError(
+                        f"the profile has {len(groups)} entries, {sum(map(bool, groups))} of them with kernels",
+                        f"{expected} with one at least",
+                        "profile again",
+                    )
+                left = iter(groups)
+                found |= {i: [next(left) for _ in work.entries] for i, work in part}
         return [found[i] for i in range(len(works))]
 
     def _target(self, name: str, works: Sequence[ProfileWork]) -> list[str]:
         file = self._scratch / f"{name}.json"
         file.write_text(json.dumps({"gpu": self._gpu, "works": [work.to_json() for work in works]}))
         return [sys.executable, "-m", __name__, str(file)]
-
-
-def _entries(launches: Sequence[ncu.ProfiledLaunch], expected: int) -> list[list[ncu.ProfiledLaunch]]:
-    groups = ncu.between_marks(launches)
-    if len(groups) != expected or not all(groups):
-        raise RecordError(
-            f"the profile has {len(groups)} entries, {sum(map(bool, groups))} of them with kernels",
-            f"{expected} with one at least",
-            "profile again",
-        )
-    return groups
 
 
 def launch(works: Sequence[ProfileWork], gpu_index: int = 0) -> None:

@@ -53,14 +53,12 @@ class ProfileRequest:
     """Request for one call of :func:`run_profile`.
 
     Attributes:
-        path: directory of a tune run.
         gpu_index: CUDA's index of the GPU.
         top: number of candidates per problem, the fastest that passed; 1 or more. Unused with ``config``.
         mnk: ``M_N_K`` of the problems, e.g. ``["64_4096_64"]``; empty takes all of the run.
         config: a candidate that replaces the fastest, on every problem on which it passed.
         tool: path of ncu; None searches the usual places.
         timeout_s: seconds for each start of ncu.
-        command: the command line, for provenance.
     """
 
     path: Path
@@ -79,7 +77,6 @@ def run_profile(request: ProfileRequest, progress: Progress | None = None) -> Pr
     If the store holds all of them, neither a GPU nor ncu is needed.
 
     Args:
-        request: which candidates, and by what.
         progress: called after each batch with the number of candidates done, those in the store included, and of all.
 
     Raises:
@@ -102,8 +99,15 @@ def run_profile(request: ProfileRequest, progress: Progress | None = None) -> Pr
             gpu = gpu_of_device(gpu_index)
             tool = ncu.find_ncu(request.tool)
             about = {**collect_provenance(request.command, gpu_index), "ncu": ncu.version(tool)}
-            _same_gpu(path, about["gpu"])
-            _legal(missing, gpu)
+            was, product = measured_on(path), about["gpu"]
+            if was is not None and product is not None and product not in was:  # its counters would pass for those
+                wrong = f"{path} was measured on {', '.join(was)}, and this GPU is {product}"
+                raise UsageError(wrong, "the same GPU", "use that")
+            for problem, config in missing:
+                reason = why_illegal(problem, config, gpu)
+                if reason is not None:
+                    wrong = f"{config_name(config)} on {problem.key}: {reason}"
+                    raise UsageError(wrong, "a legal kernel", "tune again")
             with tempfile.TemporaryDirectory(prefix="outblas-profile-") as scratch:
                 profiler = Profiler(tool, Path(scratch), request.timeout_s, gpu_index)
                 done = len(wanted) - len(missing)
@@ -125,7 +129,6 @@ def select_pairs(
 
     Args:
         evaluations: evaluations of the run; of a repeated pair only the first counts, even if it failed.
-        top: largest number of candidates of each problem; unused with ``config``.
         mnk: ``M_N_K`` of the problems, in any layout, dtype and accumulator; empty: all.
         config: take only this candidate, on each problem on which it passed, however slow; None: the fastest.
 
@@ -152,20 +155,6 @@ def select_pairs(
         what = "any candidate" if config is None else config_name(config)
         raise UsageError(f"{what} passed on none of the problems", "a candidate that did", "see `outblas report`")
     return pairs
-
-
-def _same_gpu(path: Path, gpu: str | None) -> None:
-    """Counters of one GPU beside times of another would pass for its own."""
-    was = measured_on(path)
-    if was is not None and gpu is not None and gpu not in was:
-        raise UsageError(f"{path} was measured on {', '.join(was)}, and this GPU is {gpu}", "the same GPU", "use that")
-
-
-def _legal(pairs: Sequence[Pair], gpu: Gpu) -> None:
-    for problem, config in pairs:
-        reason = why_illegal(problem, config, gpu)
-        if reason is not None:
-            raise UsageError(f"{config_name(config)} on {problem.key}: {reason}", "a legal kernel", "tune again")
 
 
 def _batches(pairs: Sequence[Pair], gpu: Gpu) -> Iterator[list[ProfileWork]]:

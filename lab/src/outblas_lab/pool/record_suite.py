@@ -96,7 +96,6 @@ def run_record(
     A killed run resumes at the first problem that is not in its journal, ``<stem>_record.jsonl`` in ``out_dir``.
 
     Args:
-        problems: problems to measure, in the order of the recording's rows.
         catalogue: kernels, in the order of the recording's columns. If problems have candidates of their own, the
             columns are the kernels that some problem has.
         progress: called with (problems done, number of problems) after each problem.
@@ -260,10 +259,6 @@ def matrix_of(
     cells are of the whole catalogue, or of the names in ``candidates``; ``chosen`` then says how each was chosen.
     A candidate that no entry names has no column.
 
-    Args:
-        problems: the rows; each has an entry.
-        catalogue: the candidates, in the order of the columns.
-
     Raises:
         RecordError: the entries contradict each other.
     """
@@ -334,9 +329,6 @@ def choose_candidates(
     The draw depends on the seed, the problem and the legal candidates alone. The model's part has the candidates that
     it predicts to be fastest, without those that were drawn. Launch options take turns in it, because each has a best
     kernel of its own.
-
-    Args:
-        catalogue: the candidates to choose from, legal ones or not.
     """
     legal = [config for config in catalogue if why_illegal(problem, config, gpu) is None]
     rng = random.Random(f"{draw.seed}/{problem.key}")

@@ -50,10 +50,8 @@ class BenchRequest:
     """The settings of one run of :func:`run_bench`.
 
     Attributes:
-        library: a library or its file; None: the packaged one.
         gpu_indices: CUDA indices of the GPUs, which share the problems. Mode ``server`` uses those for which the host
             has enough cores (:func:`serving_gpus`).
-        resume: continue from an interrupted run's journal; False: begin anew.
         seed: seed of the operands and of the order within a round.
         baselines: names of the baselines to time. A run without those that are no rivals is quicker.
         one_start: all figures must be of one start of the machine. A journal of an earlier start is refused then.
@@ -96,15 +94,33 @@ def run_bench(request: BenchRequest, progress: Progress | None = None) -> Path:
         ToolchainMissing: pyarrow or a part of CUDA is not installed.
     """
     check_parquet()
-    problems, gpu = request.problems, _one_kind(request.gpu_indices)
-    library = _library(request.library, gpu)
+    problems, gpu = request.problems, gpu_of_device(request.gpu_indices[0])
+    if kinds := sorted({gpu_of_device(index).name for index in request.gpu_indices} - {gpu.name}):
+        raise UsageError(
+            f"GPUs of several kinds: {', '.join((gpu.name, *kinds))}",
+            "one kind, for the figures of a file are compared",
+            "choose GPUs of one kind as --gpus",
+        )
+    library = Library.packaged(gpu.name) if request.library is None else request.library
+    library = library if isinstance(library, Library) else Library.load(library)
     path = request.out_path.with_name(request.out_path.name + ".jsonl")
-    journal = Journal(path, _settings(request, library, gpu), request.resume)
+    settings = {
+        "suite": request.suite, "mode": request.mode, "rounds": request.rounds, "seed": request.seed,
+        "target_qps": request.target_qps, "library": library.sha(), "kernels": kernels_sha(),
+        "problems": [p.key for p in request.problems], "baselines": list(request.baselines), "gpu": gpu.name,
+        "measured_with": shared_conditions(request.gpu_indices[0]),
+        **({"machine": start_of_machine()} if request.one_start else {}),
+    }  # fmt: skip
+    journal = Journal(path, settings, request.resume)
     done = {entry["problem"] for entry in journal.entries}
     todo = [p for p in problems if p.key not in done]
     written, made = False, {"commit": source_commit(), "machine": start_of_machine()}
     try:
-        for entry in _entries(todo, library, request, _options(request, gpu)):
+        options = Options(
+            0, gpu, rounds=request.rounds, seed=request.seed, level="full", mode=request.mode,
+            baselines=tuple(request.baselines), proved=request.proved,
+        )  # fmt: skip
+        for entry in _entries(todo, library, request, options):
             journal.append({**entry, **made})
             if progress is not None:
                 # The last row of a problem: PDL allowed, or the only one (server mode).
@@ -131,46 +147,6 @@ def run_bench(request: BenchRequest, progress: Progress | None = None) -> Path:
 
 def _used_gpus(request: BenchRequest) -> Sequence[int]:
     return serving_gpus(request.gpu_indices) if request.mode == "server" else request.gpu_indices
-
-
-def _one_kind(gpu_indices: Sequence[int]) -> Gpu:
-    """Return the kind of these GPUs.
-
-    Raises:
-        UsageError: they are of several kinds.
-    """
-    gpu = gpu_of_device(gpu_indices[0])
-    if kinds := sorted({gpu_of_device(index).name for index in gpu_indices} - {gpu.name}):
-        raise UsageError(
-            f"GPUs of several kinds: {', '.join((gpu.name, *kinds))}",
-            "one kind, for the figures of a file are compared",
-            "choose GPUs of one kind as --gpus",
-        )
-    return gpu
-
-
-def _library(asked: Path | Library | None, gpu: Gpu) -> Library:
-    if asked is None:
-        return Library.packaged(gpu.name)
-    return asked if isinstance(asked, Library) else Library.load(asked)
-
-
-def _settings(request: BenchRequest, library: Library, gpu: Gpu) -> dict[str, object]:
-    """Return the settings that two runs must share for one to continue from the other's journal."""
-    return {
-        "suite": request.suite, "mode": request.mode, "rounds": request.rounds, "seed": request.seed,
-        "target_qps": request.target_qps, "library": library.sha(), "kernels": kernels_sha(),
-        "problems": [p.key for p in request.problems], "baselines": list(request.baselines), "gpu": gpu.name,
-        "measured_with": shared_conditions(request.gpu_indices[0]),
-        **({"machine": start_of_machine()} if request.one_start else {}),
-    }  # fmt: skip
-
-
-def _options(request: BenchRequest, gpu: Gpu) -> Options:
-    return Options(
-        0, gpu, rounds=request.rounds, seed=request.seed, level="full", mode=request.mode,
-        baselines=tuple(request.baselines), proved=request.proved,
-    )  # fmt: skip
 
 
 def _entries(
@@ -406,20 +382,15 @@ def entries_of_gpus(todo: Sequence[Problem], gpus: Sequence[int], station: Stati
                 running -= 1
             elif isinstance(item, BaseException):
                 end()
-                yield from _finished(results)
+                while not results.empty():  # what the other GPUs finished meanwhile: a resumed run keeps it
+                    finished = results.get()
+                    if isinstance(finished, dict):
+                        yield finished
                 raise item
             else:
                 yield item
     finally:
         end()
-
-
-def _finished(results: queue.SimpleQueue[dict[str, Any] | BaseException | None]) -> Iterator[dict[str, Any]]:
-    """Yield the results that the other GPUs finished after one GPU had failed; a resumed run then keeps them."""
-    while not results.empty():
-        item = results.get()
-        if isinstance(item, dict):
-            yield item
 
 
 T = TypeVar("T")
@@ -431,7 +402,6 @@ def serving_gpus(gpus: Sequence[int], cores: int | None = None) -> tuple[int, ..
     """Return the GPUs that may serve requests at the same time: the first ones, at least one.
 
     Args:
-        gpus: CUDA indices; at least one.
         cores: cores that this process may use; None: as the system says.
     """
     usable = len(os.sched_getaffinity(0)) if cores is None else cores

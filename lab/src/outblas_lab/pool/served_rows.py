@@ -28,9 +28,6 @@ def server_rows(problem: Problem, library: Library, gpu_index: int, gpu: Gpu, ta
     whose kernel could not be loaded falls back, with status ``launch_error``.
 
     Args:
-        library: library of the bench.
-        gpu_index: CUDA ordinal.
-        gpu: the GPU.
         target_qps: requests per second, at most; must be given.
 
     Raises:
@@ -101,9 +98,6 @@ def eval_rows(problem: Problem, gpu_index: int, target_qps: float, warmup: float
     """Return the rows of ``outblas eval`` in server mode: one per entry, with latencies in microseconds.
 
     Args:
-        problem: the product to compute.
-        gpu_index: CUDA ordinal.
-        target_qps: requests per second, at most.
         warmup: seconds of untimed requests.
         seconds: least seconds of timed ones.
     """

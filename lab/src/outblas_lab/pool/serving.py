@@ -139,8 +139,6 @@ def prove_calls(ours: Mapping[str, PublicApi], clock: Any, calls: Mapping[str, S
     """Prove one call of each entry on operand set 0, as cells of a recording are proved; return None.
 
     Args:
-        ours: name -> entry of which a kernel computes the product.
-        clock: the GpuClock of the problem.
         calls: name -> bound calls of each operand set, of these entries and possibly of others.
 
     Raises:

@@ -77,7 +77,10 @@ class WorkUnits:
         """Draw the pairs of one more problem from ``pairs``; return False if none was left."""
         group = None if self._drawn else next(self._source, None)
         self._drawn, self.dry = group is None, group == []
-        for form, same in _by_form(group or ()).items():
+        forms: dict[str, list[Pair]] = {}  # "" is the form of configs of templates
+        for pair in group or ():
+            forms.setdefault(pair[1].launch.form if isinstance(pair[1], FreeKernel) else "", []).append(pair)
+        for form, same in forms.items():
             if form:
                 self._share(same, form)
             elif self._compiling is None:
@@ -120,7 +123,6 @@ class WorkUnits:
 
         Args:
             others: the other workers that are not given up.
-            elsewhere: kernels that other workers have loaded.
         """
         if self._compiling is not None:
             self._waiting += self._compiling.done()
@@ -160,15 +162,6 @@ def _groups(pairs: Iterable[Pair | None]) -> Iterator[list[Pair]]:
             group.append(pair)
     if group:
         yield group
-
-
-def _by_form(group: Iterable[Pair]) -> dict[str, list[Pair]]:
-    """Return form -> its pairs, in order; "" is the form of configs of templates."""
-    found: dict[str, list[Pair]] = {}
-    for pair in group:
-        form = pair[1].launch.form if isinstance(pair[1], FreeKernel) else ""
-        found.setdefault(form, []).append(pair)
-    return found
 
 
 #: Compiles the kernels of pairs into a cache; yields now and then.

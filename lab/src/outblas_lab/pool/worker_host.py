@@ -81,7 +81,11 @@ class WorkerHost:
             self._made = make_from_name(*self._spec)
             if (start := getattr(self._made, "start", None)) is not None:
                 start()
-            return "ready", self._about()
+            from outblas.kernels.kernel_hash import kernels_sha
+
+            gpu, source = self._evaluator.gpu, self._evaluator.source
+            place = f"{socket.gethostname()}, process {os.getpid()}, {source}"
+            return "ready", WorkerAbout(gpu, source, place, f"{__version__}, kernels {kernels_sha()[:12]}")
         except Exception as error:
             return "error", _as_ours(error)
 
@@ -141,14 +145,6 @@ class WorkerHost:
     def _accounts(self) -> dict[str, PhaseTotals]:
         accounts = getattr(self._made, "accounts", None)
         return {"host": self._phase_timer.totals()} if accounts is None else accounts()  # type: ignore[no-any-return]
-
-    def _about(self) -> WorkerAbout:
-        from outblas.kernels.kernel_hash import kernels_sha
-
-        place = f"{socket.gethostname()}, process {os.getpid()}, {self._evaluator.source}"
-        return WorkerAbout(
-            self._evaluator.gpu, self._evaluator.source, place, f"{__version__}, kernels {kernels_sha()[:12]}"
-        )
 
     def _asked(self, task: QuestionTask) -> Iterator[Any]:
         yield getattr(self, task.method)(*task.args)

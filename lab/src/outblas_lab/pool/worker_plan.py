@@ -247,7 +247,16 @@ class RayTransport:
         self._actors: dict[int, Any] = {}
         self._words: dict[Any, int] = {}
         try:
-            self._size = _gpu_count(self._ray, size) if gpus or size is None else size
+            if gpus or size is None:
+                there = int(self._ray.cluster_resources().get("GPU", 0))
+                if there == 0:
+                    do = "start Ray on hosts with a GPU (`ray start`)"
+                    raise DeviceError("the Ray cluster has no GPU", "one or more", do)
+                if size is not None and size > there:
+                    expected = f"at most {there}, the GPUs of the cluster"
+                    raise UsageError(f"--worker-count is {size}", expected, "pass a smaller one")
+                size = size or there
+            self._size = size
         except BaseException:
             self.close()
             raise
@@ -324,12 +333,3 @@ def _join(ray: Any, address: str) -> bool:
             "start it with `ray start --head`, or pass --ray-address local",
         ) from error
     return True
-
-
-def _gpu_count(ray: Any, size: int | None) -> int:
-    there = int(ray.cluster_resources().get("GPU", 0))
-    if there == 0:
-        raise DeviceError("the Ray cluster has no GPU", "one or more", "start Ray on hosts with a GPU (`ray start`)")
-    if size is not None and size > there:
-        raise UsageError(f"--worker-count is {size}", f"at most {there}, the GPUs of the cluster", "pass a smaller one")
-    return size or there

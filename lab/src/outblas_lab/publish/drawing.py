@@ -76,7 +76,6 @@ def svg_content(figure: Any, name: str) -> str:
     """Return what stands between ``<svg>`` and ``</svg>``; the same figure and name give the same text.
 
     Args:
-        figure: a ``matplotlib.figure.Figure``.
         name: part of every id, so that figures of one page share none.
     """
     import matplotlib
@@ -90,7 +89,11 @@ def svg_content(figure: Any, name: str) -> str:
     for pattern, text in _LEFT_OUT:
         content = re.sub(pattern, text, content, flags=re.DOTALL)
     content = re.sub(r'<g ([^>]*)>(<use [^>]* style="([^"]*)"/>(?:<use [^>]*/>)*)</g>', _with_one_style, content)
-    return re.sub(r' (?:d|x|y)="[^"]*"', lambda found: re.sub(r"\d+\.\d+", _short, found[0]), content).strip()
+    return re.sub(
+        r' (?:d|x|y)="[^"]*"',
+        lambda found: re.sub(r"\d+\.\d+", lambda number: f"{float(number[0]):.1f}", found[0]),
+        content,
+    ).strip()
 
 
 def picture(figure: Any, title: str, below: str, description: str, drawn: Any) -> str:
@@ -98,8 +101,6 @@ def picture(figure: Any, title: str, below: str, description: str, drawn: Any) -
 
     Args:
         figure: a ``matplotlib.figure.Figure`` of 72 dots per inch, with room for two lines of text at its top.
-        title: first line.
-        below: second line.
         description: the figure in words, for who cannot see it.
         drawn: JSON of all that is drawn, whose digest tells whether a picture is current.
     """
@@ -139,7 +140,3 @@ def _with_one_style(found: re.Match[str]) -> str:
     """Write the style of equal marks once, at their group."""
     marks = found[2].replace(f' style="{found[3]}"', "")
     return f'<g {found[1]} style="{found[3]}">{marks}</g>'
-
-
-def _short(number: re.Match[str]) -> str:
-    return f"{float(number[0]):.1f}"

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from outblas.core.errors import RecordError
-from outblas.core.files import write_atomic
 from outblas.core.plain_files import read_object
 from outblas.records.result_rows import Row
 from outblas.records.results import Result, bench_files, read_result
@@ -105,16 +104,12 @@ def rows_of_results(results: Sequence[Result]) -> list[Row]:
 
 
 def summary_text(directory: str | os.PathLike[str]) -> str:
-    """Return the correct content of ``directory/summary.json``: JSON computed from the result files. It is
-    deterministic.
-    """
+    """Return the correct content of ``directory/summary.json``, computed from the result files alone."""
     return text_of_rows([*summary_rows(directory), *engine_rows(directory)])
 
 
 def engine_rows(directory: str | os.PathLike[str]) -> list[Row]:
     """Return rows of inference engines: for each model and mode the mean and the least ratio of speed with OutBLAS.
-
-    Example: ``{"suite": "vllm", "model": "llama-3-8b", "mode": "decode", "geomean": 1.05, "min": 1.02, ...}``.
 
     Raises:
         RecordError: the file cannot be read, or lacks a field.
@@ -143,20 +138,6 @@ def engine_rows(directory: str | os.PathLike[str]) -> list[Row]:
 def text_of_rows(rows: Sequence[Row]) -> str:
     """Return the content of a ``summary.json`` with these rows."""
     return json.dumps(rows, indent=1, ensure_ascii=False) + "\n"
-
-
-def write_summary(directory: str | os.PathLike[str]) -> Path:
-    """Write ``directory/summary.json`` from the result files beside it; return its path.
-
-    Raises:
-        RecordError: no result file, one that cannot be read, or the disk refuses.
-    """
-    return write_atomic(Path(directory) / "summary.json", summary_text(directory).encode())
-
-
-def why_summary_stale(directory: str | os.PathLike[str]) -> str | None:
-    """Return one line if ``directory/summary.json`` is missing or differs from the result files; else None."""
-    return why_stale(Path(directory) / "summary.json", summary_text(directory))
 
 
 def why_stale(path: Path, want: str) -> str | None:

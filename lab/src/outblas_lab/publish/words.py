@@ -47,9 +47,7 @@ def split_words(comparison: Comparison, split: str) -> str:
 
 
 def searched_count(comparison: Comparison, split: str) -> int:
-    """Return the number of searched problems of a split; early choices of ``outblas recipe`` do not say that all
-    were.
-    """
+    """Return the number of searched problems of a split: all held-out ones, unless the file says otherwise."""
     size = comparison.meta["splits"][split]
     return int(size.get("searched", size["held_out"]))
 
@@ -102,7 +100,6 @@ def mean_in_words(geomean: float, starts: Sequence[float] | None, bootstrap: Seq
     The mean is of each problem's median over the starts. So it may lie outside the range of the starts' own means.
 
     Args:
-        geomean: the geometric mean.
         starts: least and greatest mean of a start of the machine; None: there was one start.
         bootstrap: 95% interval over problems; None: the problems are no sample.
     """

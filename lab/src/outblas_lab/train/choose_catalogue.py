@@ -44,8 +44,6 @@ class MeasuredTimes:
     (plain, PDL).
 
     Attributes:
-        problems: the P rows with the times.
-        kernels: the K kernels that may be chosen.
         times: [P, K, 2] microseconds; inf if unknown.
         best: [P, 2] best known times of any kernel; inf if none.
         given: [P, 2] best times of kernels that are offered anyway; inf if none.
@@ -63,9 +61,6 @@ def time_matrix(rows: Sequence[MeasuredRow], gpu: Gpu) -> MeasuredTimes:
 
     Kernels with the knobs ``early`` or ``even`` are left out. Kernels for few tokens count in ``best`` and ``given``,
     but cannot be chosen.
-
-    Args:
-        gpu: the GPU that was measured.
     """
     kernels = tuple(dict.fromkeys(c.with_knobs(pdl=False) for row in rows for c in row.configs if _is_choosable(c)))
     where = {k: i for i, k in enumerate(kernels)}
@@ -88,18 +83,6 @@ def _is_choosable(config: KernelConfig) -> bool:
     return not FAMILIES[config.family].few_rows_only and not config.early and not config.even
 
 
-def log_gains(best: np.ndarray, times: np.ndarray) -> np.ndarray:
-    """Return what each kernel would gain, float64[K], each 0 or more.
-
-    It is the sum of log(best / time) over problems and launch options; a slower or unknown time adds 0.
-
-    Args:
-        best: [P, 2] times to beat.
-        times: [P, K, 2] times of the kernels, inf if unknown.
-    """
-    return np.asarray(np.log(best[:, None, :] / np.minimum(best[:, None, :], times)).sum(axis=(0, 2)))
-
-
 def greedy_cover(times: np.ndarray, start: np.ndarray, taken: list[int], limit: int) -> list[int]:
     """Return indices of kernels, the one of the largest gain first, none of ``taken``.
 
@@ -113,7 +96,7 @@ def greedy_cover(times: np.ndarray, start: np.ndarray, taken: list[int], limit: 
     """
     best, chosen = start.copy(), list[int]()
     while len(chosen) < limit:
-        gain = log_gains(best, times)
+        gain = np.log(best[:, None, :] / np.minimum(best[:, None, :], times)).sum(axis=(0, 2))
         gain[taken + chosen] = -1.0
         pick = int(gain.argmax())
         if gain[pick] < MIN_GAIN:
@@ -156,11 +139,7 @@ def gaps_by_source(known: MeasuredTimes, kernels: Sequence[KernelConfig]) -> dic
 
 
 def report_gaps(name: str, known: MeasuredTimes, kernels: Sequence[KernelConfig]) -> str:
-    """Return the gaps to the best known times as text, one line per source, without a newline at the end.
-
-    Args:
-        kernels: the kernels to judge.
-    """
+    """Return the gaps to the best known times as text, one line per source, without a newline at the end."""
     gaps, sources = log_gaps(known, kernels), [row.source for row in known.problems]
     lines = []
     for source, mean in gaps_by_source(known, kernels).items():

@@ -63,8 +63,6 @@ class TuningEnv(gymnasium.Env[dict[str, NDArray[np.float32]], np.int64]):
     ``info`` of a step has ``invalid_action``, ``status`` (a string), ``best_speedup`` and ``counters``.
 
     Args:
-        evaluator: measures candidates; on a recording, a replay.
-        catalogue: the candidates that actions index.
         problems: the problems, one or more; each episode draws one, all with equal chance.
         budget: measurements per episode, at least 1.
         policy: its regressor provides the guesses; its scores are not used.
@@ -136,9 +134,6 @@ class TuningEnv(gymnasium.Env[dict[str, NDArray[np.float32]], np.int64]):
 
         One that the mask forbids is not run. It still costs a measurement, and ``info["invalid_action"]`` is True.
 
-        Args:
-            action: index into the catalogue.
-
         Returns:
             Observation, reward, terminated, False, info; see the class.
 
@@ -166,18 +161,14 @@ class TuningEnv(gymnasium.Env[dict[str, NDArray[np.float32]], np.int64]):
         return self._observation(), float(gain), done, False, info
 
     def action_masks(self) -> NDArray[np.bool_]:
-        """Return bool[C], one entry per config of the catalogue: True if it is offered and not tried yet in this
-        episode.
-        """
+        """Return bool[C]: True for each config of the catalogue that is offered and not tried in this episode."""
         mask = np.zeros(len(self.catalogue), dtype=bool)
         mask[self._columns] = True
         mask[self._columns[self._tried]] = False
         return mask
 
     def best_speedup(self) -> float:
-        """Return the best speed-up over the fastest baseline in this episode, a ratio; 0.0 if no candidate is proven
-        yet.
-        """
+        """Return the best speed-up over the fastest baseline in this episode, a ratio; 0.0 without a proven one."""
         return max((e.speedup.ratio for e in self.history if e.speedup is not None), default=0.0)
 
     def _offered(self, problem: Problem, launch: Launch) -> list[KernelConfig]:

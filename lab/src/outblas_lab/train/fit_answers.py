@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from outblas.core.roofline import Gpu
 from outblas.predict.answer_choice import AnswerModel, network_inputs, other_answers
 from outblas.predict.features import Features
 from outblas.predict.posterior import Floats, Regressor
-from outblas_lab.train.fit_any_shape import NetSettings, fit_nets, read_problems
+from outblas_lab.train.fit_any_shape import NetSettings, Rule, fit_nets, read_problems
 
 #: Nets of a fit: wide enough for about a hundred inputs.
 SETTINGS = NetSettings(width=128, epochs=28, batch=1024, huber=0.05)
@@ -65,11 +65,6 @@ def read_answers(path: Path) -> tuple[list[Answers], dict[str, Any]]:
 def fit_answers(paths: Sequence[Path], folder: Path, report: Callable[[str], None]) -> list[str]:
     """Fit nets on all GPUs at once, and bound and margin for each; write them.
 
-    Args:
-        paths: files of recorded answers, of one or more GPUs.
-        folder: the folder to write to, one file ``<gpu>.npz`` per GPU.
-        report: receives one line for each part of the fit.
-
     Returns:
         One line about the fit of each GPU.
 
@@ -96,7 +91,9 @@ def fit_answers(paths: Sequence[Path], folder: Path, report: Callable[[str], Non
         )
         where = f"{provenance['gpu']}, driver {provenance['driver']}, {provenance['date'][:10]}"
         path = folder / f"{gpu.name}.npz"
-        AnswerModel(nets, *rule, f"{len(same)} problems; {where}; {words}").save(path)
+        AnswerModel(nets, rule.margin, rule.sure, rule.sure_unaligned, f"{len(same)} problems; {where}; {words}").save(
+            path
+        )
         bound = f"bound {rule.sure:g} or {rule.sure_unaligned:g} (unaligned) deviations below, margin {rule.margin}"
         told.append(f"answers, {gpu.name}: {bound}; {words}: {path}")
     return told
@@ -126,17 +123,9 @@ def _fit(x: Sequence[Features], gains: Sequence[Floats]) -> Regressor:
     return fit_nets(inputs, y, torch.ones(len(y)), SETTINGS)
 
 
-class AnswerRule(NamedTuple):
-    """Condition under which an answer is chosen; see :class:`outblas.predict.answer_choice.AnswerModel`."""
-
-    margin: float
-    sure: float
-    sure_unaligned: float
-
-
 def choose_answer_rule(
     predicted: Sequence[tuple[Floats, Floats]], gains: Sequence[Floats], aligned: Sequence[bool]
-) -> tuple[AnswerRule, Floats]:
+) -> tuple[Rule, Floats]:
     """Choose the rule with the most speed, of those that make few problems slower.
 
     Args:
@@ -151,7 +140,7 @@ def choose_answer_rule(
         OutblasError: every rule makes more problems slower.
     """
     rows = np.array(aligned, dtype=bool)
-    found: list[tuple[float, AnswerRule, Floats]] = []
+    found: list[tuple[float, Rule, Floats]] = []
     for margin in MARGINS:
         taken, sures = np.zeros(len(gains)), list[float]()
         for side, most in zip((rows, ~rows), MAX_SLOWER, strict=True):
@@ -160,7 +149,7 @@ def choose_answer_rule(
                 taken[side], sure = best
                 sures.append(sure)
         if len(sures) == len(MAX_SLOWER):
-            found.append((float(taken.mean()), AnswerRule(margin, *sures), taken))
+            found.append((float(taken.mean()), Rule(sures[0], margin, sures[1]), taken))
     if not found:
         raise OutblasError("no margin keeps the answers of cuBLASLt fast", "surer predictions", "record more problems")
     return max(found, key=lambda one: one[0])[1:]

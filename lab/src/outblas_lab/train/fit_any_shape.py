@@ -62,12 +62,8 @@ class NetSettings(NamedTuple):
     """Settings of a training of nets.
 
     Attributes:
-        width: of each of two hidden layers.
-        epochs: passes over the data.
         batch: cells a step of each net.
         huber: errors beyond it count by their size, not its square.
-        learning_rate: the highest.
-        weight_decay: of AdamW.
     """
 
     width: int = 160
@@ -79,6 +75,7 @@ class NetSettings(NamedTuple):
 
 
 SETTINGS = NetSettings()
+_known_inputs = functools.lru_cache(1 << 15)(network_inputs)
 
 
 def general_kernels(gpu: Gpu, seed: int = 0) -> tuple[KernelConfig, ...]:
@@ -106,11 +103,9 @@ class OfferedCells:
     """Measured kernels of one problem.
 
     Attributes:
-        configs: the kernels.
         gains: float32, natural log of each kernel's speed-up over torch.matmul.
         fitted: bool, which kernels a fit sees.
         source: suite of the problem, or ``random``.
-        gpu: the GPU that was measured.
         answer: first answer of cuBLASLt's heuristic (:func:`outblas.runtime.cublas.describe`); empty: unknown.
         rival: natural log of the speed-up of the fastest baseline over torch.matmul; NaN if torch alone was timed.
     """
@@ -212,12 +207,7 @@ def answer_columns() -> slice:
 
 def inputs_of(cells: OfferedCells) -> Features:
     """Return ``network_inputs`` of all kernels of a problem; kept for the fits of the next folds."""
-    return _inputs(cells.problem, cells.configs, cells.gpu, cells.answer)
-
-
-@functools.lru_cache(1 << 15)
-def _inputs(problem: Problem, configs: tuple[KernelConfig, ...], gpu: Gpu, answer: str) -> Features:
-    return network_inputs(problem, configs, gpu, answer)
+    return _known_inputs(cells.problem, cells.configs, cells.gpu, cells.answer)
 
 
 def fit_nets(x: Features, y: torch.Tensor, counts: torch.Tensor, settings: NetSettings, seed: int = 0) -> Regressor:
@@ -356,7 +346,6 @@ class Guess(NamedTuple):
     """Predictions for one problem that was kept out.
 
     Attributes:
-        cells: the problem and its measured kernels.
         gain: float64[kernels], predicted natural log of the speed-up over torch.matmul.
         deviation: float64[kernels], standard deviation of each.
         needed: int64[kernels], index in :data:`outblas.core.config.LAUNCHES` of the option that each kernel needs.
@@ -397,7 +386,6 @@ def folds_of(cells: Sequence[OfferedCells], split: str, seed: int = 0) -> list[i
     """Return the fold of each problem; -1: it is never kept out.
 
     Args:
-        cells: one entry per problem.
         split: one of :data:`SPLITS`.
         seed: seed of the draw of the first two.
     """
@@ -416,7 +404,6 @@ def guess_held_out(
     """Predict each problem that a split keeps out by nets that have not seen it.
 
     Args:
-        cells: one entry per problem.
         split: one of :data:`SPLITS`.
         report: called with ``"problems: fold 1 of 3"`` and so on.
     """
@@ -495,7 +482,6 @@ def figures(guesses: Sequence[Guess], rules: dict[int, Rule]) -> list[dict[str, 
     The two of the fastest baseline are None if it is unknown.
 
     Args:
-        guesses: predictions for problems that were kept out.
         rules: fold -> rule.
     """
     found = []

@@ -163,10 +163,7 @@ def fit_all(files: Sequence[Path], proved: Path, folder: Path, report: Callable[
     A GPU's file keeps its kernels, because these are proved and shipped. A new one has those of the reference GPU.
 
     Args:
-        files: tables that :func:`read_cells` reads, of one or more GPUs.
         proved: JSON file of proof results; kernels under ``failed`` are left out. It may be missing.
-        folder: the folder to write to, one file ``<gpu>.npz`` per GPU.
-        report: receives one line for each part of the fit.
 
     Returns:
         One line about the fit of each GPU.
@@ -216,7 +213,6 @@ def evaluate(files: Sequence[Path], out: Path, every: int, report: Callable[[str
     The problems are those of the GPU of the first file. The fits see the other GPUs, too.
 
     Args:
-        files: tables that :func:`read_cells` reads, of one or more GPUs.
         every: score each n-th problem alone; 1: all.
 
     Returns:

@@ -28,8 +28,6 @@ class MeasuredRow:
     """The measured cells of one problem from one source.
 
     Attributes:
-        source: name of a recording, or of a file without its extension.
-        configs: the kernels that were timed.
         times: microseconds per call, float64, one of each config.
     """
 
@@ -43,7 +41,6 @@ def measured_row(source: str, problem: Problem, times: Mapping[KernelConfig, flo
     """Return the row of some times, in the mapping's order. Times that are nan, inf, 0 or negative are left out.
 
     Args:
-        source: source of the times, e.g. a file's name.
         times: kernel -> microseconds. If none is left, the row is empty.
     """
     kept = {c: t for c, t in times.items() if np.isfinite(t) and t > 0}
@@ -136,11 +133,6 @@ def fit(rows: Sequence[MeasuredRow], gpu: Gpu, steps: int = 60) -> Coefficients:
 
     The fit is damped Gauss-Newton with numeric derivatives, in logarithms. A family without cells keeps the start
     values.
-
-    Args:
-        rows: measured rows, at least one, none of them empty.
-        gpu: the GPU of the measurements.
-        steps: most iterations.
     """
     cells = _cells(rows, gpu)
     rough = cost_model.start_coefficients(gpu)

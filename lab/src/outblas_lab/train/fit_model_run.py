@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -75,11 +74,7 @@ class Measurements:
         return [r for r in rows if len(r.times)], gpu, {"source": source, **about}
 
     def arguments(self) -> list[str]:
-        """Return the command-line arguments that name the sources, without folders; ``--store`` is repeated for each
-        store.
-
-        Example: ``["--recording", "h200", "--store", "a.sqlite", "--store", "b.sqlite"]``.
-        """
+        """Return the command-line arguments that name the sources, without folders."""
         shown = ["--recording", Path(self.recording).name] if self.recording else []
         return shown + [word for path in self.stores for word in ("--store", path.name)]
 
@@ -88,9 +83,6 @@ def fit_model(measured: Measurements, folds: int) -> dict[str, Any]:
     """Fit the ranking model and return the content of its file; progress goes to standard output.
 
     The coefficients are fitted on all problems. The figures under ``checks`` are for problems that were held out.
-
-    Args:
-        folds: number of folds, by shape.
 
     Returns:
         A dict with the keys ``format, gpu, coefficients, residual, checks, provenance``.
@@ -113,11 +105,6 @@ def fit_model(measured: Measurements, folds: int) -> dict[str, Any]:
             "command": " ".join(["outblas fit model", *measured.arguments(), "--folds", str(folds)]),
         },
     }
-
-
-def packaged_path(gpu_name: str) -> Path:
-    """Return the package's path of a GPU's model."""
-    return Path(str(resources.files("outblas"))) / "data" / "models" / f"{gpu_name}.json"
 
 
 # --- checking ------------------------------------------------------------------------------------

@@ -69,8 +69,7 @@ class Scorer(BaseFeaturesExtractor):
         return torch.cat([scores, self.value(seen)], dim=1)
 
     def arrays(self) -> dict[str, Features]:
-        """Return the scorer's parameters, float32: ``greed, w0, b0, w1, b1, w2, b2``, as
-        ``outblas_lab.train.policy.Policy.scorer`` has them.
+        """Return the scorer's parameters, float32, as ``outblas_lab.train.policy.Policy.scorer`` has them.
 
         Weights are [inputs, units]. The value's parameters are not among them.
         """
@@ -79,14 +78,6 @@ class Scorer(BaseFeaturesExtractor):
             found[f"w{i}"] = layer.weight.detach().numpy().T.astype(np.float32)  # type: ignore[union-attr, operator]
             found[f"b{i}"] = layer.bias.detach().numpy().astype(np.float32)  # type: ignore[union-attr, operator]
         return found
-
-    def load_arrays(self, arrays: Mapping[str, Features]) -> None:
-        """Take over in place the parameters that :meth:`arrays` returned."""
-        with torch.no_grad():
-            self.greed.copy_(torch.as_tensor(arrays["greed"]))
-            for i, layer in enumerate(self.layers):
-                layer.weight.copy_(torch.as_tensor(arrays[f"w{i}"].T))  # type: ignore[union-attr, operator]
-                layer.bias.copy_(torch.as_tensor(arrays[f"b{i}"]))  # type: ignore[union-attr, operator]
 
 
 class _Split(nn.Module):
@@ -112,10 +103,8 @@ class CandidatePolicy(MaskableActorCriticPolicy):
     It begins as the regressor's greedy order: the last layer of the scorer is 0.
 
     Args:
-        observation_space: that of :class:`outblas_lab.train.env.TuningEnv`.
         action_space: ``Discrete``, one action per candidate.
         lr_schedule: remaining share of the training -> learning rate.
-        more: other arguments of ``MaskableActorCriticPolicy``.
     """
 
     def __init__(self, observation_space: Any, action_space: Any, lr_schedule: Any, **more: Any) -> None:

@@ -157,7 +157,6 @@ class Policy:
         """Return float64[C]: candidates with higher scores should be tried first; tried ones have -inf.
 
         Args:
-            view: the candidates, from :meth:`view`.
             tried: indices of the candidates that were tried.
             proven: those of ``tried`` that passed.
             log_us: natural logs of their times in us, in the order of ``proven``.

@@ -29,8 +29,7 @@ class RecordedSearch:
 
 
 def recorded_searches(policy: Policy, recording: Recording, problems: Sequence[Problem]) -> list[RecordedSearch]:
-    """Return a search per problem and launch option that has a proven cell; order of ``problems``, then of launch
-    options.
+    """Return a search per problem and launch option that has a proven cell, in their order.
 
     Of the policy only the regressor is used. Policies that share one can share the result.
 
@@ -50,8 +49,7 @@ def recorded_searches(policy: Policy, recording: Recording, problems: Sequence[P
 
 
 def search_qualities(policy: Policy, among: Sequence[RecordedSearch], budget: int) -> NDArray[np.float64]:
-    """Return float64[searches, budget]: a search's best recorded time over the best time found so far, above 0, at most
-    1.
+    """Return float64[searches, budget], in (0, 1]: a search's best recorded time over the best found so far.
 
     The policy measures its highest score every time; failed cells count as measurements. The value is 1e-9 while every
     measurement failed. A search with fewer cells than the budget repeats its last value.
@@ -68,7 +66,6 @@ def search_order(policy: Policy, view: CandidateView, us: NDArray[np.float64], b
     """Return the indices of the candidates that a policy measures, in order: its highest score every time.
 
     Args:
-        view: the C candidates of a problem and launch option.
         us: float64[C], microseconds; inf where a candidate failed.
         budget: measurements, at most C.
     """

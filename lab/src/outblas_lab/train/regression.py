@@ -37,16 +37,7 @@ CENTRED_SHARE = 0.98
 
 @dataclass(frozen=True)
 class RegressSettings:
-    """Settings of the regressor's training.
-
-    Attributes:
-        nets: number of perceptrons.
-        width: units of each of their two hidden layers.
-        epochs: passes over the tasks.
-        batch: tasks per step.
-        lr: highest rate of a one-cycle schedule (AdamW).
-        weight_decay: AdamW's weight decay.
-    """
+    """Settings of the regressor's training."""
 
     nets: int = 3
     width: int = 96
@@ -110,11 +101,6 @@ def cached_regressor(
 
     An existing file is not compared with the other arguments.
 
-    Args:
-        file: an .npz file. None: train, and write nothing.
-        parts: recorded problems, of one GPU or several.
-        progress: called after each epoch with (epoch, epochs, text).
-
     Raises:
         UsageError: as :func:`train_regressor`.
         RecordError: the file cannot be read or written.
@@ -129,9 +115,6 @@ def cached_regressor(
 
 def regressor_of_ppo(parts: Sequence[TrainingPart], seed: int) -> Regressor:
     """Return the regressor that a training of agent ``ppo`` begins with, from the cache if it is there.
-
-    Args:
-        parts: all training problems; :func:`split_parts` holds some of them back.
 
     Raises:
         UsageError: as :func:`train_regressor`.
@@ -188,7 +171,6 @@ def train_regressor(
 
     Args:
         parts: recorded problems, of one GPU or several. Each task counts the same.
-        settings: settings of the training. None: the defaults.
         progress: called after each epoch with (epoch, epochs, ``"loss 0.0123"``).
 
     Raises:

@@ -150,10 +150,8 @@ def train(
     Args:
         parts: recorded problems of one GPU or several, 10 or more in all. The layout, dtype and accumulator of a part's
             first problem apply to its drawn problems.
-        settings: hyper-parameters. None: the defaults.
         run: place of checkpoints and logs. A folder with a training of the same settings is resumed. None: keep
             nothing.
-        progress: called with (transitions done, transitions in all, text).
 
     Raises:
         UsageError: a problem was not recorded, fewer than ten problems, or the folder has a training of other settings.
@@ -190,12 +188,6 @@ def make_learner(
 ) -> tuple[Any, int]:  # fmt: skip
     """Return the learner, as new or from its last checkpoint ``ppo.zip``, and the transitions that it has seen.
 
-    Args:
-        parts: recorded problems of one GPU or several.
-        begun: its regressor provides the guesses of the environment.
-        run: place of the checkpoint and of TensorBoard's logs.
-        evaluator_of: makes the evaluator of a part's recording.
-
     Raises:
         RecordError: the checkpoint cannot be read.
     """
@@ -227,10 +219,6 @@ def make_learner(
 def save_checkpoint(model: Any, path: Path) -> None:
     """Write a learner atomically: a process that is killed meanwhile leaves the checkpoint before; return None.
 
-    Args:
-        model: a learner of Stable-Baselines3.
-        path: the file, e.g. ``ppo.zip``.
-
     Raises:
         RecordError: the disk refuses. The old file is kept.
     """
@@ -241,10 +229,6 @@ def save_checkpoint(model: Any, path: Path) -> None:
 
 def load_checkpoint(path: Path, **arguments: Any) -> Any:
     """Return the learner of a checkpoint.
-
-    Args:
-        path: file of :func:`save_checkpoint`.
-        arguments: those of ``MaskablePPO.load``.
 
     Raises:
         RecordError: the file is damaged.
@@ -275,7 +259,6 @@ class _Checkpoints(BaseCallback):
         self._speedups: list[float] = []
 
     def best(self) -> Policy:
-        """The best checkpoint so far."""
         if self._best is None:  # judged before any update, so only where its file was taken away
             raise RecordError(f"{self._run.path} holds no policy", "the file policy.npz", "choose another --run")
         return self._best
@@ -333,9 +316,7 @@ def claim_folder(run: TrainingRun, settings: Any, parts: Sequence[TrainingPart])
     """Write the settings of a training to its folder, or refuse a folder of other settings; return None.
 
     Args:
-        run: the folder; without one, nothing happens.
         settings: a dataclass of settings with a field ``steps``, which may differ: a training may be prolonged.
-        parts: recorded problems of the training.
 
     Raises:
         UsageError: the folder has a training of other settings.

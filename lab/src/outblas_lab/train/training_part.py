@@ -44,8 +44,7 @@ def split_parts(parts: Sequence[TrainingPart], seed: int) -> tuple[list[Training
 
 
 def training_cache_folder(kind: str, parts: Sequence[TrainingPart], *about: Any) -> Path:
-    """Return the folder of a training in the cache directory: ``CACHE/KIND/`` and 16 hexadecimal digits. Nothing is
-    created.
+    """Return a training's cache folder, ``CACHE/KIND/`` and 16 hexadecimal digits. Nothing is created.
 
     The digits hash the names of a policy's inputs and ``about``. Of each part they hash the problems in order, their
     recorded times, the candidates and the GPU's figures.

@@ -107,7 +107,6 @@ def _private_seed(path: Path) -> int:
 
 
 def _print_score(found: Score, request: ScoreRequest, private: bool, json_out: bool) -> None:
-    """Print the table, or the JSON document."""
     from outblas_lab.compare.compare_result import figures, noise_regret
     from outblas_lab.compare.splits import PUBLIC_SPLIT
 

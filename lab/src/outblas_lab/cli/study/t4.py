@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -60,7 +59,12 @@ def import_t4(
     from outblas_lab.kernel_tuner.t4_files import read_task, task_of
 
     task = read_task(file, None if mnk is None else Problem.from_mnk(mnk, layout, dtype, acc))
-    _check_kind(context, task.problem, {"layout": layout, "dtype": dtype, "acc": acc})
+    kind = {"layout": layout, "dtype": dtype, "acc": acc}
+    for name, option in given_options(context, *kind).items():
+        of_file = str(getattr(task.problem, name)).lower()
+        if kind[name].lower() != of_file:
+            wrong, expected = f"{option} {kind[name]}", f"{of_file}, as the file is on {task.problem.key}"
+            raise UsageError(wrong, expected, "leave it out")
     recorded = None if device is None else task_of(_recording(device), task.problem, task.launch)
     if to is not None:
         common.output_file("--to", to, "file of evaluations", _read_evaluations)
@@ -77,14 +81,6 @@ def import_t4(
         if target is not None:
             share = "" if best is None else f"; the file's best reaches {target[1] / best[1]:.1%} of its speed"
             out.print(f"best there: {target[1]:.3f} us, {config_name(target[0])}{share}", markup=False)
-
-
-def _check_kind(context: typer.Context, problem: Problem, kind: Mapping[str, str]) -> None:
-    """Raise UsageError where --layout, --dtype or --acc is given and is not that of the file's problem."""
-    for name, option in given_options(context, *kind).items():
-        of_file = str(getattr(problem, name)).lower()
-        if kind[name].lower() != of_file:
-            raise UsageError(f"{option} {kind[name]}", f"{of_file}, as the file is on {problem.key}", "leave it out")
 
 
 def _read_evaluations(path: Path) -> None:

@@ -51,7 +51,6 @@ class Template(ABC):
         """Return the CUDA C++ text with its launch block, all placeholders filled."""
 
     def kernel(self) -> FreeKernel:
-        """Return the free kernel of :meth:`text`."""
         return FreeKernel.parse(self.text())
 
 
@@ -268,7 +267,6 @@ class CuteSm80(Template):
 
     @property
     def threads(self) -> int:
-        """Return the threads of a CTA."""
         return 32 * self.warps[0] * self.warps[1]
 
     def why_not(self) -> str | None:

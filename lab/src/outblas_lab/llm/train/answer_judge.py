@@ -60,7 +60,6 @@ class AnswerJudge:
     """Judge batches of answers with ``judge(answers)``. The constructor evaluates nothing. It is no context manager.
 
     Args:
-        timed: whether the stage rewards speed.
         store: store of evaluations under ``run_id``; None: none is kept on disk. A kernel is evaluated once per run,
             except that ``launch_error`` in the store is tried again.
         batch_seconds: after this time no new candidate begins, and the rest stays unjudged. A candidate in progress
@@ -92,7 +91,13 @@ class AnswerJudge:
         """
         read = [(problem, self._language.read(problem, text)) for problem, text in answers]
         wanted = {_key(p, c): (p, c) for p, c in read if not isinstance(c, RefusedAnswer)}
-        self._recall({p for p, _ in wanted.values()})
+        for problem in {p for p, _ in wanted.values()}:
+            if self._store is None or problem.key in self._read:
+                continue
+            self._read.add(problem.key)
+            for config, evaluation in self._store.recorded(self._run_id, problem, profiled=False).items():
+                if evaluation.status not in _ASKED_AGAIN:
+                    self._known.setdefault(_key(problem, config), evaluation)
         missing = [pair for key, pair in wanted.items() if key not in self._known]
         for evaluation in self._within_time(sorted(missing, key=lambda pair: (pair[0].key, pair[1].family))):
             self._known[_key(evaluation.problem, evaluation.config)] = evaluation
@@ -110,16 +115,6 @@ class AnswerJudge:
                 yield evaluation
                 if self._clock() > until:
                     return
-
-    def _recall(self, problems: set[Problem]) -> None:
-        """Read the run's evaluations of these problems, once for each problem."""
-        for problem in problems:
-            if self._store is None or problem.key in self._read:
-                continue
-            self._read.add(problem.key)
-            for config, evaluation in self._store.recorded(self._run_id, problem, profiled=False).items():
-                if evaluation.status not in _ASKED_AGAIN:
-                    self._known.setdefault(_key(problem, config), evaluation)
 
     def _judged(self, problem: Problem, found: Union[Candidate, RefusedAnswer]) -> JudgedAnswer:
         gpu = self._evaluator.gpu

@@ -76,9 +76,6 @@ def load_model(run: Path, settings: TrainSettings, bf16: bool) -> LoadedModel:
     not trained, is bf16 there. An earlier stage's LoRA adapter is trained further, so ``settings.lora`` must be its
     rank.
 
-    Args:
-        bf16: whether the device trains under bf16 autocast.
-
     Raises:
         UsageError: the model cannot be loaded. Or an earlier stage left a LoRA adapter, and ``settings.lora`` is 0 or
             another rank.

@@ -22,7 +22,6 @@ from outblas_lab.llm.train.rewards import RefusedAnswer
 
 #: Kernels per problem that are learned from, the fastest.
 KERNELS_PER_PROBLEM = 8
-_Known = tuple[Problem, Candidate]
 
 
 def prompt_messages(prompt: Text, chat: bool) -> Text:
@@ -30,9 +29,6 @@ def prompt_messages(prompt: Text, chat: bool) -> Text:
 
     Text becomes one message of the user. Messages become their contents, with a blank line between two. The returned
     text always ends with an added line break: ``prompt_messages("x", False)`` is ``"x\n"``.
-
-    Args:
-        chat: True returns messages.
     """
     if chat:
         return [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
@@ -87,7 +83,13 @@ def supervised_rows(path: str | Path, language: Language, chat: bool) -> list[di
         UsageError: the file holds no usable example.
     """
     path = _existing(path)
-    rows = list(_of_store(path, language, chat) if _is_store(path) else _of_lines(path, language, chat))
+    if _is_store(path):
+        from outblas.records.store import Store
+
+        with Store(path) as store:
+            rows = list(_of_evaluations(store.evaluations(), language, chat))
+    else:
+        rows = list(_of_lines(path, language, chat))
     if not rows:
         raise UsageError(
             f"archive {path} has nothing to learn from in language {language.name}",
@@ -98,8 +100,7 @@ def supervised_rows(path: str | Path, language: Language, chat: bool) -> list[di
 
 
 def proven_evaluations(path: str | Path) -> list[Evaluation]:
-    """Return the proven evaluations of an archive of :func:`supervised_rows`, in order; lines without a status are
-    skipped.
+    """Return an archive's proven evaluations (:func:`supervised_rows`), in order; other lines are skipped.
 
     Raises:
         RecordError: the file is missing or cannot be read, or an evaluation is damaged.
@@ -118,13 +119,6 @@ def proven_evaluations(path: str | Path) -> list[Evaluation]:
     return [e for e in found if _is_proven(e)]
 
 
-def _of_store(path: Path, language: Language, chat: bool) -> Iterator[dict[str, Any]]:
-    from outblas.records.store import Store
-
-    with Store(path) as store:
-        yield from _of_evaluations(list(store.evaluations()), language, chat)
-
-
 def _of_lines(path: Path, language: Language, chat: bool) -> Iterator[dict[str, Any]]:
     evaluations: list[Evaluation] = []
     for number, row in _json_rows(path):
@@ -139,7 +133,11 @@ def _of_lines(path: Path, language: Language, chat: bool) -> Iterator[dict[str, 
             elif "status" in row:
                 evaluations.append(evaluation_from_json(row))
             else:
-                yield _known(_problem(row["problem"]), config_from_json(row["config"]), language, chat)
+                problem = _problem(row["problem"])
+                answer = language.write(problem, config_from_json(row["config"]))
+                if answer is None:
+                    raise ValueError(f"language {language.name} cannot say the kernel")
+                yield _row(problem, answer, language, chat)
     yield from _of_evaluations(evaluations, language, chat)
 
 
@@ -186,13 +184,6 @@ def _existing(path: str | Path) -> Path:
     if not Path(path).is_file():
         raise RecordError(f"archive {path} is missing", "a store or JSON lines", "name another")
     return Path(path)
-
-
-def _known(problem: Problem, candidate: Candidate, language: Language, chat: bool) -> dict[str, Any]:
-    answer = language.write(problem, candidate)
-    if answer is None:
-        raise ValueError(f"language {language.name} cannot say the kernel")
-    return _row(problem, answer, language, chat)
 
 
 def _row(problem: Problem, answer: str, language: Language, chat: bool) -> dict[str, Any]:

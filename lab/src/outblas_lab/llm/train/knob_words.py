@@ -71,8 +71,7 @@ class KnobWords:
         return [tuple(f"{knob}={value}" for value in values) for knob, values in self.knobs.items()]
 
     def vocabulary(self) -> list[str]:
-        """Return every word of prompts and answers, without special tokens: first those of prompts, then those of
-        answers.
+        """Return every word of prompts, then of answers, without special tokens.
 
         Reasons are among those of answers. A word may occur twice. The list begins with ``["problem", "m", "n", "k",
         "answer", "TN", "NN"]``.
@@ -94,7 +93,6 @@ class KnobWords:
         return f"{asked} slower {slower} faster {faster} why"
 
     def _shown(self, problem: Problem, entry: Entry) -> str:
-        """Return a kernel's sentence and its speed."""
         speed = " ".join(str(round(100 * math.exp(entry.score))))
         return f"{self.write(problem, config_from_json(entry.candidate))} at {speed}"
 

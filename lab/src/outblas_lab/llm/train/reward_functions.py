@@ -100,7 +100,9 @@ class RewardFunctions:
             turns: list[int] = others.get("turn") or [0 for _ in problem]
             texts = map(completion_text, completions)
             own = [_Answer(*answer) for answer in zip(problem, texts, map(tuple, parents), turns, strict=True)]
-            self._own = self._judged(own, step)
+            if self._prepare is not None:
+                self._prepare()
+            self._own = on_first_process(own, lambda answers: self._rows(answers, step))
             metric = others.get("log_metric")
             if metric is not None:
                 for name, value in _counts(self._own).items():
@@ -120,12 +122,6 @@ class RewardFunctions:
 
         part.__name__ = name
         return part
-
-    def _judged(self, own: list[_Answer], step: int) -> list[_Row]:
-        """The rows of this process, of what the first one judged for all."""
-        if self._prepare is not None:
-            self._prepare()
-        return on_first_process(own, lambda answers: self._rows(answers, step))
 
     def _rows(self, answers: list[_Answer], step: int) -> list[_Row]:
         assert self._judge is not None, "the first process has a judge"

@@ -68,8 +68,7 @@ PART_NAMES: tuple[str, ...] = tuple(field.name for field in fields(RewardParts))
 
 
 def reward_parts(answer: Union[Evaluation, RefusedAnswer], timed: bool, gpu: Gpu) -> RewardParts:
-    """Return the reward of one answer in parts: ``format``, ``compiled``, ``static``, ``correct``, ``speed``; ``total``
-    sums them.
+    """Return the reward of one answer in parts.
 
     Args:
         answer: an evaluation, or a refused answer, which gets -0.25 in the first three and ``correct`` -2.

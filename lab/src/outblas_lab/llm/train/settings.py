@@ -93,6 +93,10 @@ class TrainSettings:
         if self.stage not in STAGES:
             raise unknown_name("stage", self.stage, STAGES, "pass one of them as --stage")
         supervised = self.stage == "supervised"
+        positive = {
+            "temperature": self.temperature, "least-std": self.least_std, "clip": self.clip, "lr": self.lr,
+            "batch-seconds": self.batch_seconds, "max-tokens": self.max_tokens, "micro-batch": self.micro_batch,
+        }  # fmt: skip
         rules = (
             (not self.problems and not supervised, "no problems", "at least one", "pass --problems 512_512_512"),
             (self.steps < 1, f"--steps {self.steps}", "1 or more", "pass a larger --steps"),
@@ -103,7 +107,8 @@ class TrainSettings:
             (self.save_every < 1, f"--save-every {self.save_every}", "1 or more", "pass a larger one"),
             *(
                 (not value > 0, f"--{name} {value:g}", "above 0", "pass a larger one")
-                for name, value in self._positive()
+                for name, value in positive.items()
+                if value is not None
             ),
             (not self.kl >= 0, f"--kl {self.kl:g}", "0 or more", "pass one"),
             (not 0 < self.memory_fraction <= 1, f"--memory-fraction {self.memory_fraction:g}", "0 to 1", "pass 0.7"),
@@ -118,14 +123,6 @@ class TrainSettings:
         for broken, wrong, expected, do in rules:
             if broken:
                 raise UsageError(wrong, expected, do)
-
-    def _positive(self) -> list[tuple[str, float]]:
-        """Options that have to be above 0, of those that are given."""
-        given = {
-            "temperature": self.temperature, "least-std": self.least_std, "clip": self.clip, "lr": self.lr,
-            "batch-seconds": self.batch_seconds, "max-tokens": self.max_tokens, "micro-batch": self.micro_batch,
-        }  # fmt: skip
-        return [(name, value) for name, value in given.items() if value is not None]
 
     @property
     def learning_rate(self) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import re
 import shutil
@@ -71,7 +72,6 @@ def train(
     model is left in ``run/<stage>/final``.
 
     Args:
-        language: prompts and answers, of the name ``settings.language``.
         resume: go on from the last checkpoint of a killed training. Its kernels are not evaluated again. Nothing is
             trained if all steps were taken. Without a checkpoint the stage begins anew.
 
@@ -89,7 +89,9 @@ def train(
             "set TrainSettings.language to its name",
         )
     check_installed()
-    _check_loggers(settings)
+    for name in ("tensorboard", "wandb"):
+        if getattr(settings, name) and importlib.util.find_spec(name) is None:
+            raise ToolchainMissing(f"{name} is not installed", name, f"pip install {name}, or leave --{name} out")
     if settings.stage != "supervised":
         parse_evaluator(settings.device)  # before a large model is loaded
         _questions(settings, language)
@@ -184,11 +186,7 @@ def _grpo(
 
 
 def served(url: str | None) -> dict[str, Any]:
-    """Return the options of trl by which a vLLM server generates the answers; empty without a server.
-
-    Args:
-        url: address of the server, without ``/v1``.
-    """
+    """Return the options of trl by which a vLLM server generates the answers; empty without a server."""
     return {} if url is None else {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": url}
 
 
@@ -328,11 +326,3 @@ def _publish(trainer: Any, loaded: LoadedModel, final: Path, state: Any) -> None
 
         publish_folder(final, move)
     state.wait_for_everyone()
-
-
-def _check_loggers(settings: TrainSettings) -> None:
-    import importlib.util
-
-    for name in ("tensorboard", "wandb"):
-        if getattr(settings, name) and importlib.util.find_spec(name) is None:
-            raise ToolchainMissing(f"{name} is not installed", name, f"pip install {name}, or leave --{name} out")

@@ -59,7 +59,6 @@ class StepPrompts:
 
     Args:
         asked: problems, or small tasks, by their index, which rows carry.
-        chat: prompts are messages; False: text.
         archive: archive of the stage, which receives what passes; None: prompts show no kernels.
         folder: the stage's folder; its last conversations go on.
 

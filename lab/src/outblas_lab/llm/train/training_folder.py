@@ -37,8 +37,7 @@ _STATE = "trainer_state.json"
 
 
 def publish_folder(folder: Path, save: Callable[[Path], None]) -> Path:
-    """Let ``save`` fill a new folder beside ``folder``, then move it there and return ``folder``. An earlier one is
-    replaced.
+    """Let ``save`` fill a new folder, then move it to ``folder``, which it replaces; return ``folder``.
 
     Args:
         folder: path of the result; missing parents are made.
@@ -92,9 +91,6 @@ def trained_steps(checkpoint: Path) -> int | None:
     """Return the number of steps of a checkpoint; None if its state is missing or cut off.
 
     Example: 5 if ``trainer_state.json`` has ``{"global_step": 5}``. The folder's name does not matter.
-
-    Args:
-        checkpoint: folder with ``trainer_state.json``, of which ``global_step`` is read.
     """
     try:
         return int(json.loads((checkpoint / _STATE).read_text(encoding="utf-8"))["global_step"])
@@ -107,9 +103,6 @@ def drop_later_lines(path: Path, steps: int) -> None:
 
     A line that was cut off by a kill, or has no ``step``, is removed, too. A missing file is ignored. Example: of the
     steps 1, 2 and 3, ``drop_later_lines(path, 2)`` keeps 1 and 2.
-
-    Args:
-        path: the log, one JSON object with ``step`` a line.
     """
     if not path.exists():
         return

@@ -69,7 +69,9 @@ def export_recording(
     check_parquet()
     there = _is_empty_folder(folder)
     split = public_split(recording.problems)
-    chosen = _kernel_tuner_problems(recording, split.held_out, kernel_tuner)
+    if not 0 <= kernel_tuner <= len(split.held_out):
+        raise UsageError(f"--kernel-tuner is {kernel_tuner}", f"0 to {len(split.held_out)}", "pass another number")
+    chosen = sample(split.held_out, kernel_tuner, PUBLIC_SEED, gpu=recording.gpu) if kernel_tuner else []
     folder = folder.absolute()
     try:
         if not there:
@@ -85,7 +87,9 @@ def export_recording(
         write_atomic(unfinished / SHEET, json_text(sheet))
         write_atomic(unfinished / CARD, dataset_card(sheet).encode())
         if there:
-            _move_into(unfinished, folder)
+            _is_empty_folder(folder)  # somebody may have put files there meanwhile
+            for path in sorted(unfinished.iterdir(), key=lambda path: (path.name == CARD, path.name == SHEET)):
+                os.replace(path, folder / path.name)
         else:
             unfinished.chmod(0o755)  # a temporary folder is private
             os.replace(unfinished, folder)
@@ -115,27 +119,10 @@ def _is_empty_folder(folder: Path) -> bool:
     raise UsageError(f"{folder} is there and not empty", "a new or empty folder", "name another, or empty it")
 
 
-def _move_into(unfinished: Path, folder: Path) -> None:
-    """Move the files of an export into a folder, the card last.
-
-    Raises:
-        UsageError: the folder has got files of somebody else meanwhile.
-    """
-    _is_empty_folder(folder)
-    for path in sorted(unfinished.iterdir(), key=lambda path: (path.name == CARD, path.name == SHEET)):
-        os.replace(path, folder / path.name)
-
-
 def _refused(folder: Path, error: OSError) -> RecordError:
     return RecordError(
         f"{folder} cannot be written ({error.strerror or error})", "a writable disk", "free space or name another"
     )
-
-
-def _kernel_tuner_problems(recording: Recording, held_out: Sequence[Problem], count: int) -> list[Problem]:
-    if not 0 <= count <= len(held_out):
-        raise UsageError(f"--kernel-tuner is {count}", f"0 to {len(held_out)}", "pass another number")
-    return sample(held_out, count, PUBLIC_SEED, gpu=recording.gpu) if count else []
 
 
 def _write_files(
@@ -335,11 +322,7 @@ def _kernel_tuner(sheet: Mapping[str, Any]) -> list[str]:
 
 @dataclass(frozen=True)
 class DatasetColumn:
-    """A column of a table.
-
-    Attributes:
-        unit: unit of its values; empty if it has none.
-    """
+    """A column of a table."""
 
     name: str
     unit: str

@@ -22,11 +22,9 @@ class Series:
     Attributes:
         name: text of the legend; series of the same name are switched together.
         artists: their ``matplotlib.artist.Artist``; one each for bars, one in all for lines, dots and bands.
-        colour: a CSS colour.
         mark: shape in the legend: ``line``, ``dashed``, ``dots`` or ``bars``; an empty text: not part of it.
         tips: a text per value, shown under the pointer.
         rows: numbers of the group's rows, whose texts the page's script writes; in place of `tips`.
-        shown: drawn before the reader chooses.
     """
 
     name: str
@@ -39,14 +37,7 @@ class Series:
 
 
 class Chart:
-    """A chart with one pair of axes, made and filled within :func:`outblas_lab.publish.drawing.drawing`.
-
-    Attributes:
-        axes: the ``matplotlib.axes.Axes`` to draw on.
-        series: what a reader can switch, in the order of drawing.
-        width: width in points.
-        height: height in points.
-    """
+    """A chart with one pair of axes, made and filled within :func:`outblas_lab.publish.drawing.drawing`."""
 
     def __init__(self, x: str, y: str, width: int = NARROW, height: int = 340) -> None:
         """Make an empty chart.
@@ -54,8 +45,6 @@ class Chart:
         Args:
             x: quantity and unit of the horizontal axis.
             y: those of the vertical axis.
-            width: width in points.
-            height: height in points.
         """
         from matplotlib.figure import Figure
 
@@ -73,14 +62,7 @@ class Chart:
         self.series.append(series)
 
     def ratio_axis(self, axis: str, low: float, high: float, ticks: Sequence[float]) -> None:
-        """Make an axis of ratios logarithmic, so that 2x faster and 2x slower are equally far from 1.
-
-        Args:
-            axis: ``x`` or ``y``.
-            low: its lowest ratio.
-            high: its highest.
-            ticks: ratios with a label.
-        """
+        """Make an axis of ratios logarithmic, so that 2x faster and 2x slower are equally far from 1."""
         self.axes.set(**{f"{axis}scale": "log", f"{axis}lim": (low, high)})
         side = getattr(self.axes, f"{axis}axis")
         side.set_ticks([], minor=True)

@@ -88,7 +88,6 @@ def curves(comparison: Comparison, split: str, made: FigureByAgent) -> Chart:
 def _overall(
     comparison: Comparison, of_splits: dict[str, FigureByAgent], ranked: list[tuple[str, float]]
 ) -> list[tuple[str, ...]]:
-    """Return the heading and the lines of the table of all agents."""
     lines = [("Agent", "All splits", *(f"Split {split}" for split in of_splits), "ms per task", "s to prepare")]
     for agent, regret in ranked:
         cost = comparison.meta["costs"][agent]
@@ -98,7 +97,6 @@ def _overall(
 
 
 def _split(comparison: Comparison, split: str, made: FigureByAgent) -> dict[str, Any]:
-    """Return what the page shows of a split."""
     budgets = comparison.budgets
     gpu = gpu_or_reference(str(comparison.measured.get("gpu", "")))
     winners = [(budget, *best_agents(made, budget)) for budget in budgets]

@@ -77,8 +77,7 @@ def lineage_chart(nodes: Sequence[LineageNode]) -> Chart:
 
 
 def node_label(node: LineageNode) -> str:
-    """Return the time and the speed-up of a candidate, e.g. ``"12.50 µs, 1.043×"``, or its outcome if it was not
-    proven.
+    """Return a candidate's time and speed-up, e.g. ``"12.50 µs, 1.043×"``; its outcome if it was not proven.
 
     An outcome is a kind such as ``"wrong"``. Without a ratio the text is the time alone.
     """
@@ -89,12 +88,6 @@ def node_label(node: LineageNode) -> str:
 
 
 def difference(before: str, after: str, names: tuple[str, str]) -> list[str]:
-    """Return the lines of a unified difference, at most 400 and then a line on the rest; none if the texts are equal.
-
-    Args:
-        before: the old text.
-        after: the new text.
-        names: their names in the difference's head.
-    """
+    """Return the lines of a unified difference, at most 400 and then a line on the rest; none of equal texts."""
     lines = list(difflib.unified_diff(before.splitlines(), after.splitlines(), *names, lineterm="", n=2))
     return lines if len(lines) <= _LINES else [*lines[:_LINES], f"{len(lines) - _LINES} more lines"]

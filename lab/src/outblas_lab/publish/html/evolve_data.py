@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from outblas.core.config import Candidate, config_name, config_to_json
+from outblas.core.config import config_name, config_to_json
 from outblas.core.errors import RecordError
 from outblas.core.evaluation import Evaluation
 from outblas.records.store import Store
@@ -30,8 +30,6 @@ class LineageNode:
     """A candidate in a lineage.
 
     Attributes:
-        name: name of the candidate.
-        outcome: outcome of its first answer.
         generation: number of steps of the longest path from a candidate without shown parents; 0 for such a one.
         parents: names of the candidates that the model was shown, or that this one corrects.
     """
@@ -47,7 +45,6 @@ class GroupTotals:
     """Cost and gain of one kind of answers, or of one model.
 
     Attributes:
-        name: kind of the answers, or name of the model.
         kinds: outcome -> number of answers.
         spent: requests, tokens and price.
         new_bests: answers that raised the best speed-up of their problem.
@@ -66,13 +63,9 @@ class EvolveRun:
     """The complete record of a run.
 
     Attributes:
-        path: directory of the run.
-        about: content of run.json.
-        questions: questions to the models, in their order.
         outcomes: question -> outcome of its answer.
         costs: question -> cost of all attempts together.
         attempts: outcome of a request -> number of requests.
-        entries: entries of the archive.
         evaluations: (problem key, candidate's name) -> evaluation.
     """
 
@@ -125,7 +118,10 @@ class EvolveRun:
     def text(self, problem: str, name: str) -> str:
         """Return a candidate as CUDA C++ or as knobs in JSON; an empty text if it was never evaluated."""
         found = self.evaluations.get((problem, name))
-        return "" if found is None else text_of(found.config)
+        if found is None:
+            return ""
+        candidate = found.config
+        return candidate.text if isinstance(candidate, FreeKernel) else json.dumps(config_to_json(candidate), indent=1)
 
     def by_answer(self) -> list[GroupTotals]:
         """Return the totals of answers with code, with knobs, and with neither."""
@@ -181,13 +177,3 @@ def load_evolution(path: Path) -> EvolveRun:
             attempts[reply.outcome] += 1
         questions, entries = tuple(replace(q, messages=()) for q in journal.questions()), tuple(journal.entries())
         return EvolveRun(path, about, questions, journal.outcomes(), costs, attempts, entries, evaluations)
-
-
-def text_of(candidate: Candidate) -> str:
-    """Return the CUDA C++ of a free kernel, or a configuration as indented JSON: ``family`` and the knobs, one a line.
-
-    Nothing is escaped for HTML.
-    """
-    if isinstance(candidate, FreeKernel):
-        return candidate.text
-    return json.dumps(config_to_json(candidate), indent=1)

@@ -47,17 +47,14 @@ def charts_of(run: EvolveRun, key: str) -> dict[str, Chart]:
         for count, (_, o) in enumerate(run.of(key), 1)
         if o.kind == "proven" and o.ratio is not None
     ]
-    charts, best = {"curve": progress_chart(points, _floor_ratio(run, key))}, run.archive.best(key)
+    # The floor is drawn relative to the fastest baseline, as last measured.
+    times = [e.baselines_us for (problem, _), e in run.evaluations.items() if problem == key and e.baselines_us]
+    gpu = gpu_or_reference(str(run.about.get("gpu")))
+    floor = min(times[-1].values()) / floor_us(Problem.from_key(key), gpu) if times else None
+    charts, best = {"curve": progress_chart(points, floor)}, run.archive.best(key)
     if best is not None:
         charts["tree"] = lineage_chart(run.lineage(key, best.name))
     return charts
-
-
-def _floor_ratio(run: EvolveRun, key: str) -> float | None:
-    """Return the fastest baseline over the floor, as last measured; None if no baseline was measured."""
-    times = [e.baselines_us for (problem, _), e in run.evaluations.items() if problem == key and e.baselines_us]
-    gpu = gpu_or_reference(str(run.about.get("gpu")))
-    return min(times[-1].values()) / floor_us(Problem.from_key(key), gpu) if times else None
 
 
 def _side(side: GroupTotals) -> tuple[Any, ...]:
@@ -68,7 +65,6 @@ def _side(side: GroupTotals) -> tuple[Any, ...]:
 
 
 def _problem(run: EvolveRun, key: str) -> dict[str, Any]:
-    """Return what the page shows of a problem."""
     best = run.archive.best(key)
     name = best.name if best else ""
     text = run.text(key, name)

@@ -40,7 +40,7 @@ def heat_maps(group: Group) -> HeatMaps | None:
     once = group.of_pdl(group.pdls[0])
     if len(once) < MIN_PROBLEMS_PER_K * len(ks):
         return None
-    limit = heat_limit(group)
+    limit = max(SCALE_LEAST, min(SCALE_MOST, max(max(r["published"], 1 / r["published"]) for r in group.rows)))
     cells = {
         (r["m"], r["n"], r["k"], r["pdl"]): (number, heat_level(r["published"], limit) + STEPS, r["published"])
         for number, r in enumerate(group.rows)
@@ -54,18 +54,12 @@ def heat_maps(group: Group) -> HeatMaps | None:
     return HeatMaps(ks, ks.index(fullest), limit, maps)
 
 
-def heat_limit(group: Group) -> float:
-    """Return the ratio at which the colour scale ends: the largest of p and 1 / p over the rows, within 1.1 to 2.0."""
-    return max(SCALE_LEAST, min(SCALE_MOST, max(max(r["published"], 1 / r["published"]) for r in group.rows)))
-
-
 def heat_level(published: float, limit: float) -> int:
     """Return the step of colour of a speed-up: from -10 to 10, 0 at 1, by its logarithm.
 
     Example: ``heat_level(2.0, 2.0)`` is 10, ``heat_level(0.5, 2.0)`` is -10. Beyond the limit it stays there.
 
     Args:
-        published: the speed-up.
         limit: ratio of the last step, above 1.
     """
     level = round(STEPS * math.log(published) / math.log(limit))

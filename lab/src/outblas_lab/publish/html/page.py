@@ -29,9 +29,7 @@ def page_text(template: str, data: Mapping[str, Any], **content: Any) -> str:
     """Return a whole page.
 
     Args:
-        template: name of its template.
         data: embedded as JSON; the script reads ``data["groups"][i]["figures"]``.
-        **content: variables of the template. All text is escaped.
 
     Raises:
         ToolchainMissing: Jinja2 is not installed.

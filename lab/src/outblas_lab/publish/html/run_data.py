@@ -37,7 +37,6 @@ class Group:
         layout: ``TN`` or ``NN``.
         dtype: ``fp16`` or ``bf16``.
         acc: ``fp32`` or ``fp16``.
-        mode: mode of the bench.
         early: True if the rows need constant weights.
     """
 
@@ -57,8 +56,7 @@ class Group:
         )
 
     def launch_name(self, pdl: bool) -> str:
-        """Return the name of a launch option in this group: ``"with PDL"``, ``"without PDL"`` or ``"with constant
-        weights"``.
+        """Return a launch option's name: ``"with PDL"``, ``"without PDL"`` or ``"with constant weights"``.
 
         A group with ``early`` always gives the last.
         """
@@ -87,7 +85,6 @@ class ReportedRun:
     """A result and, for a tune run, the content of its ``run.json`` and the counters of its profile.
 
     Attributes:
-        result: rows and provenance.
         run: content of ``run.json``; empty for a result file alone.
         counters: (problem key, config name) -> counters, see :mod:`outblas_lab.pool.counters`; empty if nothing was
             profiled.
@@ -161,7 +158,8 @@ def embedded_rows(group: Group) -> tuple[list[list[Any]], list[str]]:
             "regime": regime_words(row["regime"]),
             "kernel": None if row["fallback"] else kernels.setdefault(kernel_words(row["config"]), len(kernels)),
         }
-        rows.append([_short(known[column]) for column in EMBEDDED])
+        values = (known[column] for column in EMBEDDED)
+        rows.append([float(f"{value:.6g}") if isinstance(value, float) else value for value in values])
     return rows, list(kernels)
 
 
@@ -211,10 +209,6 @@ def tflops(row: Row, us: float) -> float:
 def shape(row: Row) -> str:
     """Return M×N×K of a row, e.g. ``"64×4096×64"``."""
     return f"{row['m']}×{row['n']}×{row['k']}"
-
-
-def _short(value: Any) -> Any:
-    return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 def _counters(path: Path) -> dict[tuple[str, str], dict[str, float]]:

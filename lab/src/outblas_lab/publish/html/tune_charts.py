@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from outblas.core.roofline import Gpu
-from outblas_lab.pool.averages import Row, decade_order, figures_by_key, flop_decade, problem_of, published_us
+from outblas_lab.pool.averages import decade_order, figures_by_key, flop_decade, problem_of, published_us
 from outblas_lab.publish.drawing import drawing
 from outblas_lab.publish.html.charts import Chart
 from outblas_lab.publish.html.run_data import Group, find_gpu, tflops
@@ -98,7 +98,7 @@ def _roofline(group: Group, gpu: Gpu | None) -> Chart:
     drawn.append(("floor", GREY, [(r, r["floor_us"]) for r in once]))
     xs, ys = list[float](), list[float]()
     for place, (name, colour, times) in enumerate(drawn):
-        x, y = [_intensity(r) for r, _ in times], [tflops(r, us) for r, us in times]
+        x, y = [(p := problem_of(r)).flops / p.bytes for r, _ in times], [tflops(r, us) for r, us in times]
         dots = chart.axes.plot(x, y, "o", color=colour, markersize=4.5, alpha=0.55, markeredgewidth=0)
         chart.add(name, dots, colour, "dots", rows=[numbers[id(r)] for r, _ in times], shown=place == 0)
         xs, ys = xs + x, ys + y
@@ -119,11 +119,6 @@ def _roofline(group: Group, gpu: Gpu | None) -> Chart:
 def _numbers(group: Group) -> dict[int, int]:
     """Return the place of each row in its group, by the row's identity."""
     return {id(row): number for number, row in enumerate(group.rows)}
-
-
-def _intensity(row: Row) -> float:
-    problem = problem_of(row)
-    return problem.flops / problem.bytes
 
 
 def _extent(values: Iterable[float]) -> tuple[float, float]:

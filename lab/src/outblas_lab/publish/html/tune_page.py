@@ -30,13 +30,6 @@ from outblas_lab.publish.words import date_words
 def write_report(run_path: str | os.PathLike[str], out_html: str | os.PathLike[str]) -> Path:
     """Write the report of a bench result file, a tune or evolve run directory, or a comparison of agents.
 
-    Args:
-        run_path: the file or the directory.
-        out_html: path of the page.
-
-    Returns:
-        Path of the page.
-
     Raises:
         RecordError: the run cannot be read, or the page cannot be written.
         ToolchainMissing: Jinja2 or Matplotlib is not installed.

@@ -34,11 +34,7 @@ _UNRANKED = {
 
 
 def markdown_table(rows: Sequence[dict[str, Any]], more_notes: Sequence[str] = ()) -> str:
-    """Return the table of every summary row in Markdown, with its notes and its provenance.
-
-    Args:
-        more_notes: lines of Markdown that follow the table's own notes.
-    """
+    """Return the table of every summary row in Markdown, with its notes and its provenance."""
     head = ["suite", "layout", "types", "mode", "PDL", "problems", "geometric mean", "FLOP-weighted", "worst"]
     head += ["losses", "below 0.98", "fall-backs", "over torch"]
     lines = table_lines(head, 5, [])
@@ -122,10 +118,6 @@ def again_table(results: Sequence[Result], gpu: str) -> str:
     """Return Markdown: the common command, then a table of file, further options and GPU minutes.
 
     Minutes are those of the GPU, all starts together. A dash stands for a file that was made before they were kept.
-
-    Args:
-        results: the published bench files of a GPU, in the order of the rows.
-        gpu: short name of the GPU, that of the folder of the files.
     """
     rows = []
     for result in results:

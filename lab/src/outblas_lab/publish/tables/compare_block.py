@@ -35,8 +35,7 @@ ABLATIONS = (
 
 
 def compare_block(comparison: Comparison, picture: str | None) -> str:
-    """Return, in Markdown, a table of agents and budgets for every split, the best agent, and the source of the
-    figures.
+    """Return, in Markdown, a table of agents and budgets for every split, the best agent, and the source.
 
     Args:
         picture: address of the picture, seen from the page; None leaves it out.
@@ -164,7 +163,6 @@ def across_block(files: list[Path]) -> str:
 
 
 def _judged(comparison: Comparison) -> list[str]:
-    """Return the tables of one judged GPU."""
     across = comparison.meta["across"]
     title = f"Judged on {comparison.measured['gpu']}; the other GPU is {across['provenance']['gpu']}."
     lines = [f"**{title}**"]

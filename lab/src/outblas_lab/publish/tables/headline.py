@@ -44,10 +44,8 @@ class HeadlineRow:
     """A row of the table.
 
     Attributes:
-        problems: number of problems, or of steps of a model.
         geomean: geometric mean of the speed-ups; a fall-back counts as measured.
         flop_weighted: mean weighted by FLOP; None if the file has no FLOP.
-        page: page of the site that has the details.
         interval: least and greatest geometric mean of a start of the machine; None if there was one.
         bootstrap: 95% interval of the geometric mean over drawn shapes; None if the problems are a list.
     """
@@ -91,7 +89,6 @@ def headline_table(rows: Sequence[HeadlineRow], folders: Sequence[Path] = (), li
 
     Args:
         folders: folders of the GPUs' result files, for the line on torch.compile.
-        linked: each use links to the page with its details.
 
     Raises:
         RecordError: a result file of whole models cannot be read.
@@ -238,10 +235,7 @@ def read_model_steps(path: Path) -> dict[str, Any]:
 
 
 def unusual_words(data: Mapping[str, Any]) -> str:
-    """Return what sets a model of a result file apart from the whole one with the packaged library; else nothing.
-
-    Example: ``", 4 of its 32 layers, tuned before"``.
-    """
+    """Return what sets a model of a result file apart from the whole one with the packaged library; else nothing."""
     layers = data.get("layers", LAYERS)
     fewer = "" if layers == LAYERS else f", {layers} of its {LAYERS} layers"
     return f"{fewer}, tuned before" if "tuned" in data else fewer

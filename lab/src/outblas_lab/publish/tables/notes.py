@@ -113,9 +113,6 @@ def _plain_kernel(library: Library, key: str) -> str | None:
 def note_of(path: Path, form: str, made_by: str, note: Callable[[dict[str, Any]], str]) -> list[str]:
     """Return the lines of a note on a result file in JSON; an empty list if the file is missing.
 
-    Args:
-        form: what its key ``format`` has to be.
-
     Raises:
         RecordError: the file is there and cannot be used.
     """

@@ -95,19 +95,16 @@ def check_published(folder: Path, root: Path = Path()) -> list[str]:
 
 
 def generated_blocks(measured: Measured, *beside: Measured) -> dict[tuple[str, str], Callable[[], str]]:
-    """Return (page, name of the block) -> the block's text, for every page from the root of the repository.
-
-    Args:
-        measured: result files of the GPU that comes first.
-        beside: those of the other GPUs, whose folders lie beside its folder.
-    """
+    """Return (page, name of the block) -> the block's text, for every page from the root of the repository."""
     folder, gpus = measured.folder, (measured, *beside)
     benched = [gpu for gpu in gpus if gpu.results]
     compared = comparison_of(folder)
     blocks: dict[tuple[str, str], Callable[[], str]] = {
         ("README.md", "results"): lambda: _headline(gpus, short_rows, linked=False),
         ("docs/results/index.md", "results"): lambda: _headline(gpus, headline_rows),
-        ("docs/results/tables.md", "tables"): lambda: _each(benched, _all_rows, "## "),
+        ("docs/results/tables.md", "tables"): lambda: _each(
+            benched, lambda gpu: markdown_table(gpu.summary, [*notes_of_rows(gpu.results), *_notes(gpu)]), "## "
+        ),
         ("docs/results/method.md", "again"): lambda: _each(benched, lambda g: again_table(g.results, g.folder.name)),
         ("docs/results/transformer.md", "transformer"): lambda: _each_with(MODEL_STEPS, gpus, transformer_table),
         ("docs/results/whole-models.md", "whole_models"): lambda: _each_with(WHOLE_MODELS, gpus, whole_models_block),
@@ -120,7 +117,9 @@ def generated_blocks(measured: Measured, *beside: Measured) -> dict[tuple[str, s
         ("docs/use/environment-variables.md", "variables"): variable_table,
         ("docs/develop/several-gpus.md", "scale"): lambda: scale_block(folder),
         ("docs/kernels/counters.md", "ncu"): lambda: _each_with(COUNTERS, gpus, lambda f: counters_text(f / COUNTERS)),
-        ("docs/reference/knobs.md", "knobs"): knob_page,
+        ("docs/reference/knobs.md", "knobs"): lambda: "\n\n".join(
+            f"## {family}\n\n{knob_table(family)}" for family in FAMILIES
+        ),
         ("docs/search/agents.md", "agents"): agent_table,
         ("docs/search/published-recipe.md", "recipe"): lambda: recipe_block(folder / RECIPE),
     }
@@ -170,10 +169,6 @@ def _any_shapes(gpus: Sequence[Measured]) -> str:
     texts = {gpu.folder: any_shape_text(gpu.folder) for gpu in gpus}
     there = [gpu for gpu in gpus if texts[gpu.folder] != NOT_MEASURED]
     return _each(there or gpus[:1], lambda gpu: texts[gpu.folder])
-
-
-def _all_rows(gpu: Measured) -> str:
-    return markdown_table(gpu.summary, [*notes_of_rows(gpu.results), *_notes(gpu)])
 
 
 def _weak(gpus: Sequence[Measured]) -> str:
@@ -289,17 +284,8 @@ def knob_table(family: str) -> str:
     return "\n".join(lines)
 
 
-def knob_page() -> str:
-    """Return the tables of all families, each below its name."""
-    return "\n\n".join(f"## {family}\n\n{knob_table(family)}" for family in FAMILIES)
-
-
 def attribute_texts(doc: str) -> dict[str, str]:
-    """Return attribute -> text of the section ``Attributes:`` of a docstring; empty without such a section.
-
-    Args:
-        doc: a docstring in Google style, without its indent.
-    """
+    """Return attribute -> text of the section ``Attributes:`` of a docstring; empty without such a section."""
     section = re.search(r"^(?:Attributes|Args):\n((?:[ \t]+.*\n?|\n)+)", doc, re.M)
     found: dict[str, str] = {}
     names: list[str] = []
@@ -325,7 +311,6 @@ def _value(value: bool | int | str) -> str:
 
 
 def variable_table() -> str:
-    """Return every environment variable in Markdown."""
     rows = [(f"`{v.name}`", v.values, v.default, v.meaning, v.read) for v in VARIABLES]
     return "\n".join(table_lines(["variable", "values", "default", "effect", "read"], 5, rows))
 

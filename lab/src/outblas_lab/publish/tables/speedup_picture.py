@@ -18,7 +18,6 @@ def speedup_svg(result: Result, rows: Sequence[Row]) -> str:
     """Return the sorted published speed-ups of `rows` as SVG text, a panel per kind of problem.
 
     Args:
-        result: the file of the rows, for its suite and provenance.
         rows: rows of one layout, dtype, accumulator and mode.
     """
     from matplotlib.figure import Figure

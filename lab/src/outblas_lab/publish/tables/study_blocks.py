@@ -105,10 +105,6 @@ def equal_work_ratio(one: Mapping[str, Any], several: Mapping[str, Any]) -> floa
     It is the ratio of the times. The time of the one GPU is scaled by the task seconds of the several GPUs' workers
     over those of its own worker.
 
-    Args:
-        one: part ``one`` of a result file.
-        several: part ``several``.
-
     Raises:
         KeyError: a part lacks its seconds.
         ZeroDivisionError: a part lasted no time.

@@ -97,7 +97,6 @@ def model_words(model: str) -> str:
 
 
 def _model_block(model: str, about: Mapping[str, Any], data: Mapping[str, Any]) -> str:
-    """Return the tables of a model; empty if no step of it is measured."""
     rows = [row for row in data["rows"] if row["model"] == model]
     if not rows:
         return ""
@@ -186,7 +185,6 @@ def _price_table(
 
 
 def _footer(data: Mapping[str, Any]) -> str:
-    """Return the conditions of the measurement, and what was left out."""
     settings = data["settings"]
     parts = [each for row in data["rows"] for each in row["provenance"]]
     days = sorted({each["date"][:10] for each in parts})
@@ -222,9 +220,6 @@ _STEP_PARTS = {
 def vllm_block(folder: Path) -> str:
     """Return the tables of vLLM with and without OutBLAS; one line if nothing was measured.
 
-    Args:
-        folder: folder of a GPU's result files, which has or has not ``vllm.json``.
-
     Raises:
         OSError: the file cannot be read.
         LookupError: it lacks a field.
@@ -246,7 +241,6 @@ def vllm_block(folder: Path) -> str:
 def _table(
     model: str, heading: str, unit: str, digits: int, cells: Mapping[str, Mapping[str, Any]], mean: float
 ) -> str:
-    """Return one table: a line a cell, with the ratio of speed and all pairs' range."""
     head = [f"{model}: {heading}", f"vLLM, {unit}", "with OutBLAS", "ratio", "pairs", "95% interval"]
     lines = table_lines(head, 1, [])
     for cell, row in cells.items():
