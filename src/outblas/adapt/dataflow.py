@@ -241,11 +241,8 @@ class Dataflow:
         """Count every name in an expression that is not understood as used, and forget those that it sets."""
         for one in ast.walk(node):
             if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load):
-                self._use(self._read_name(one), -1)
+                self._use(self._names.get(one.id, -1) if one.id in self._names else self._number("global", one.id), -1)
         self._forget(node)
-
-    def _read_name(self, node: ast.Name) -> int:
-        return self._names.get(node.id, -1) if node.id in self._names else self._number("global", node.id)
 
     def _read_constant(self, node: ast.Constant) -> int:
         return self._number("constant", type(node.value).__name__, repr(node.value))
@@ -327,7 +324,10 @@ def _definition(function: Callable[..., Any]) -> tuple[str, Any]:
     try:
         source = textwrap.dedent(inspect.getsource(function))
         tree = ast.parse(source).body[0]
-        current = _is_compiled_from_its_file(function)
+        # The whole file is compiled, because the code of a function depends on the imports around it.
+        text = "".join(linecache.getlines(inspect.getsourcefile(function) or ""))
+        code = function.__code__
+        current = code in _codes(text).get((code.co_name, code.co_firstlineno), ())
     except (OSError, TypeError, SyntaxError) as error:
         raise UsageError(f"the source of forward cannot be read ({error})", "a readable source", do) from error
     if not isinstance(tree, ast.FunctionDef):
@@ -341,16 +341,6 @@ def _definition(function: Callable[..., Any]) -> tuple[str, Any]:
     if changes:
         raise UsageError(f"forward {changes}", "a function that changes nothing in place", do)
     return source, tree
-
-
-def _is_compiled_from_its_file(function: Any) -> bool:
-    """False if the file has changed since its import.
-
-    The whole file is compiled, because the code of a function depends on the imports around it.
-    """
-    text = "".join(linecache.getlines(inspect.getsourcefile(function) or ""))
-    code = function.__code__
-    return code in _codes(text).get((code.co_name, code.co_firstlineno), ())
 
 
 @functools.lru_cache(maxsize=16)

@@ -201,7 +201,8 @@ def _join(name: str, draft: ModuleDraft, taken: set[int], report: OptimizeReport
     """Add the gates, activations and merged products of one module."""
     module = draft.module
     for gate in find_gates(module, draft.flow, draft.products):
-        reason = _why_not_gated(module, gate.names, taken)
+        reason = _why_no_kernel(module._modules[gate.names[0]])
+        reason = reason or ("" if _take(module, gate.names, taken) else _TAKEN)
         if reason:
             report.left_alone.update({_path(name, layer): reason for layer in gate.names})
             continue
@@ -221,12 +222,6 @@ def _join(name: str, draft: ModuleDraft, taken: set[int], report: OptimizeReport
             refused.update(dict.fromkeys(names, _TAKEN))
     for layer, reason in refused.items():
         report.left_alone.setdefault(_path(name, layer), reason)
-
-
-def _why_not_gated(module: Any, names: tuple[str, ...], taken: set[int]) -> str:
-    """Return in words why the weights of a gate cannot lie by turns; empty if they may, and claim them then."""
-    reason = _why_no_kernel(module._modules[names[0]])
-    return reason or ("" if _take(module, names, taken) else _TAKEN)
 
 
 def _why_no_kernel(layer: Any) -> str:

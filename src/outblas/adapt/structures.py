@@ -244,7 +244,15 @@ def _splits_heads(flow: Dataflow, value: int) -> bool:
     parts = flow.keys[calls[0]][3]
     if len(parts) == 1 and flow.keys[parts[0]][0] == "tuple":
         parts = flow.keys[parts[0]][1:]
-    return _leading_extents(flow, parts)
+    # ``(*x.shape[:-1], a, b)``, or ``(x.shape[0], x.shape[1], a, b)`` in any spelling.
+    keys = [flow.keys[part] for part in parts]
+    if len(keys) == 3 and keys[0][0] == "starred":
+        cut = flow.keys[keys[0][1]]
+        return cut[0] == "part" and _is_shape(flow, cut[1]) and flow.keys[cut[2]] == _but_the_last(flow)
+    if len(keys) == 4 and keys[0][0] == keys[1][0] == "item":
+        same = keys[0][1] == keys[1][1] and _is_shape(flow, keys[0][1])
+        return same and (keys[0][2], keys[1][2]) == (0, 1)
+    return False
 
 
 def views_of(flow: Dataflow, value: int) -> list[Step]:
@@ -273,18 +281,6 @@ def _is_shape_given(flow: Dataflow, view: Step) -> bool:
     return not flow.has_keywords(view) and (
         len(given) > 1 or (len(given) == 1 and flow.keys[given[0]][0] in ("tuple", "constant", "starred"))
     )
-
-
-def _leading_extents(flow: Dataflow, parts: tuple[int, ...]) -> bool:
-    """``(*x.shape[:-1], a, b)``, or ``(x.shape[0], x.shape[1], a, b)`` in any spelling."""
-    keys = [flow.keys[part] for part in parts]
-    if len(keys) == 3 and keys[0][0] == "starred":
-        cut = flow.keys[keys[0][1]]
-        return cut[0] == "part" and _is_shape(flow, cut[1]) and flow.keys[cut[2]] == _but_the_last(flow)
-    if len(keys) == 4 and keys[0][0] == keys[1][0] == "item":
-        same = keys[0][1] == keys[1][1] and _is_shape(flow, keys[0][1])
-        return same and (keys[0][2], keys[1][2]) == (0, 1)
-    return False
 
 
 def _but_the_last(flow: Dataflow) -> tuple[Any, ...]:

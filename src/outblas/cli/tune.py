@@ -415,7 +415,14 @@ def check_sources(context: typer.Context) -> None:
         raise UsageError("--sample with --mnk", "one of them", "leave one out")
     if captured is not None and (mnk or sample is not None):
         raise UsageError("--captured with --mnk or --sample", "one of them", "leave one out")
-    _check_model(context, model, given["engine"])
+    # Raise UsageError for options that do not go with --model, or with it alone.
+    engine = given["engine"]
+    others = ("tp", "engine") if model is None else _NOT_OF_A_MODEL
+    for option in given_options(context, *others).values():
+        if model is None:
+            raise UsageError(f"{option} without --model", "a model's config.json", "e.g. --model config.json")
+        raise UsageError(f"--model with {option}", "one of them", "leave one out")
+    check_engine(engine)
 
 
 def named_problems(context: typer.Context, kind: Kind) -> tuple[str, list[Problem]]:
@@ -466,13 +473,3 @@ def _model_ranges(file: Path, tp: int, dtype: str | None, where: Device) -> Rang
     if found.searched and where.recording is not None:
         raise UsageError(f"--model with figures of {where}", "a GPU that measures", "tune with --device cuda:0")
     return found
-
-
-def _check_model(context: typer.Context, model: Path | None, engine: str) -> None:
-    """Raise UsageError for options that do not go with --model, or with it alone."""
-    others = ("tp", "engine") if model is None else _NOT_OF_A_MODEL
-    for option in given_options(context, *others).values():
-        if model is None:
-            raise UsageError(f"{option} without --model", "a model's config.json", "e.g. --model config.json")
-        raise UsageError(f"--model with {option}", "one of them", "leave one out")
-    check_engine(engine)

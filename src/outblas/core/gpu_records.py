@@ -107,7 +107,10 @@ def record_from_json(data: Any, where: str, origin: str) -> GpuRecord:
         reference, provenance = data.get("reference") is True, data.get("provenance")
         if provenance is not None and not isinstance(provenance, dict):
             raise ValueError("provenance is no object")
-        products = _product_names(data["products"])
+        value = data["products"]
+        if not isinstance(value, list) or not all(isinstance(name, str) and "\\" not in name for name in value):
+            raise ValueError(f"products {value!r} are no plain names")
+        products = tuple(value)
         return GpuRecord(gpu, title, products, source, reference, origin, provenance, heuristics)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RecordError(
@@ -122,13 +125,6 @@ def _words(name: str, value: Any) -> str:
     if not isinstance(value, str):
         raise ValueError(f"{name} {value!r}")
     return value
-
-
-def _product_names(value: Any) -> tuple[str, ...]:
-    """Return the product names of a file; raise ValueError for an escaped name, which only a pattern has."""
-    if not isinstance(value, list) or not all(isinstance(name, str) and "\\" not in name for name in value):
-        raise ValueError(f"products {value!r} are no plain names")
-    return tuple(value)
 
 
 def _figure(name: str, value: Any) -> Any:

@@ -171,7 +171,14 @@ class BoundedNets:
             if version != cls.version:
                 raise ValueError(f"format {version}")
             nets = Regressor.from_arrays(arrays)
-            _check_widths(nets, cls.input_count())
+            # Raise ValueError where the nets do not have a number of inputs, or do not fit each other.
+            wide = cls.input_count()
+            sizes = [wide, *(w.shape[2] for w in nets.weights)]
+            right = len(nets.mean) == len(nets.scale) == wide and sizes[-1] == 1
+            for i, (w, b) in enumerate(zip(nets.weights, nets.biases, strict=True)):
+                right = right and w.shape[1] == sizes[i] and b.shape[1:] == (1, w.shape[2]) and len(w) == len(b)
+            if not right:
+                raise ValueError(f"nets of {len(nets.mean)} inputs, not of {wide}")
             margin, sure, unaligned = (float(single(arrays, field)) for field in ("margin", "sure", "sure_unaligned"))
             return cls(nets, margin, sure, unaligned, str(single(arrays, "about")), **cls.more_fields(arrays))
         except DAMAGED as error:
@@ -305,16 +312,6 @@ class AnyShapeModel(BoundedNets):
         best, low, sure = surest
         high = gain[best] + sure * deviation[best]
         return LibraryChoice(configs[best], *(float(np.exp(x)) for x in (gain[best], low, high)))
-
-
-def _check_widths(nets: Regressor, wide: int) -> None:
-    """Raise ValueError where the nets do not have a number of inputs, or do not fit each other."""
-    sizes = [wide, *(w.shape[2] for w in nets.weights)]
-    right = len(nets.mean) == len(nets.scale) == wide and sizes[-1] == 1
-    for i, (w, b) in enumerate(zip(nets.weights, nets.biases, strict=True)):
-        right = right and w.shape[1] == sizes[i] and b.shape[1:] == (1, w.shape[2]) and len(w) == len(b)
-    if not right:
-        raise ValueError(f"nets of {len(nets.mean)} inputs, not of {wide}")
 
 
 def likeliest(problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu) -> list[KernelConfig]:

@@ -46,7 +46,9 @@ def neighbour_winners(
     weights: dict[Launch, dict[KernelConfig, float]] = {launch: {} for launch in launch_options(problem, gpu)}
     for other, configs in won.items():
         for swapped in (False, True):
-            away = _distance(problem, other, swapped)
+            m, n = (other.n, other.m) if swapped else (other.m, other.n)
+            away = _rows_apart(problem.m, m) + _rows_apart(problem.n, n) + abs(log2(problem.k / other.k))
+            away += SWAPPED if swapped else 0.0
             if other == problem or away > MAX_LOG2_DISTANCE:
                 continue
             for launch in weights.keys() & configs.keys():
@@ -99,12 +101,6 @@ def _may_be_near(problem: Problem, other: Problem) -> bool:
     """Return whether K, and N or M as N, are within the largest distance."""
     left = MAX_LOG2_DISTANCE - abs(log2(problem.k / other.k))
     return min(_rows_apart(problem.n, other.n), _rows_apart(problem.n, other.m) + SWAPPED) <= left
-
-
-def _distance(one: Problem, other: Problem, swapped: bool) -> float:
-    m, n = (other.n, other.m) if swapped else (other.m, other.n)
-    away = _rows_apart(one.m, m) + _rows_apart(one.n, n) + abs(log2(one.k / other.k))
-    return away + (SWAPPED if swapped else 0.0)
 
 
 def _rows_apart(one: int, other: int) -> float:
