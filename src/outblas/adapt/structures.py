@@ -203,7 +203,6 @@ def _what_may_change(module: Any, flow: Dataflow, moved: Collection[Step], last:
 
     Args:
         moved: calls that change their place; they themselves do not count.
-        last: the last step that may not see a change.
     """
     new = [step.value for step in moved]
     places = [flow.steps.index(step) for step in moved]

@@ -99,7 +99,6 @@ def check_like_result(name: str, t: torch.Tensor, x: torch.Tensor, w: torch.Tens
 
     Args:
         name: name of ``t`` in the error.
-        t: the tensor to check.
         x: (..., K).
         w: (N, K).
         gated: the result has N / 2 columns instead of N.
@@ -130,7 +129,6 @@ def apply_activation(y: torch.Tensor, activation: Activation) -> torch.Tensor:
     """Return torch's own activation of ``y`` as a new tensor; ``y`` itself for ``"none"``.
 
     Args:
-        y: the tensor.
         activation: ``"silu"``, ``"gelu"`` (exact), ``"gelu_tanh"`` or ``"none"``; not checked.
     """
     import torch
@@ -212,7 +210,6 @@ def run_fused(
         x: (..., K) or (K).
         w: (N, K).
         extra: bias and residual, as ``epilogue`` names them.
-        epilogue: the operations that follow the product.
         out: the result is written here; None: a new tensor.
         wait: wait for the compiler if the kernel is not there yet.
     """

@@ -385,7 +385,6 @@ def network_inputs(
     ranking model's time over the roofline floor.
 
     Args:
-        configs: kernels that are legal for it.
         answer: first answer of cuBLASLt's heuristic (:func:`outblas.runtime.cublas.describe`); empty: unknown.
         times: the ranking model's times, microseconds, float64[len(configs)]; None: they are predicted here.
     """

@@ -50,7 +50,6 @@ def single(arrays: Mapping[str, Any], name: str) -> Any:
 
     Args:
         arrays: name -> array, or a scalar of NumPy.
-        name: key in it.
 
     Raises:
         KeyError: there is no such array.

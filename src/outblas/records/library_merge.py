@@ -18,7 +18,6 @@ def replace_intervals(old: Sequence[LibraryInterval], new: Sequence[LibraryInter
     The rest of an old interval with a kernel ends at measured M, because its kernels must be proved at both ends.
 
     Args:
-        old: intervals of the file.
         new: intervals of the run. They win where both hold an M.
     """
     before, after = IntervalIndex(intervals_outside(old, new)), IntervalIndex(new)
@@ -38,7 +37,6 @@ def intervals_outside(intervals: Sequence[LibraryInterval], taken: Sequence[Libr
     """Return what some intervals leave of others. With a kernel, the parts end at measured M.
 
     Args:
-        intervals: intervals of a library.
         taken: intervals whose M are left out.
     """
     index = IntervalIndex(taken)
@@ -117,7 +115,6 @@ def overlay_intervals(
 
     Args:
         own: intervals of the user's library.
-        packaged: intervals of the packaged library.
     """
     first, second = IntervalIndex(own), IntervalIndex(packaged)
     found: list[LibraryInterval] = []

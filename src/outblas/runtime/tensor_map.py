@@ -62,7 +62,6 @@ def encode_map(address: int, rows: int, cols: int, box_rows: int, box_cols: int,
     boxes of 128 rows of 64 elements, which are 128 bytes.
 
     Args:
-        box_rows: rows of a box.
         box_cols: columns of a box: 8, 16, 32 or 64. Its row then has 16, 32, 64 or 128 bytes. KeyError for another.
         dtype: ``fp16`` or ``bf16``.
 

@@ -36,7 +36,6 @@ def gate_plan(plan: Workers, ranges: RangesRequest, library: Library) -> Workers
     """Return the workers of a plan, for kernels with a gate.
 
     Args:
-        plan: workers on GPUs.
         library: its kernels for the products, with one pass more, are rivals.
     """
     unfused: dict[Problem, KernelConfig] = {}

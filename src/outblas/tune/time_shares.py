@@ -111,7 +111,6 @@ def budgets(ranked: Sequence[TimeShare], budget: int) -> dict[Problem, int]:
     by the shares of time, rounded down. Example: shares 0.75 and 0.25 with budget 10 give 13 and 7.
 
     Args:
-        ranked: problems with their shares.
         budget: average number per problem.
     """
     least = min(MIN_MEASUREMENTS_PER_PROBLEM, budget)
@@ -127,7 +126,6 @@ def weighted_speedup(ranked: Sequence[TimeShare], library: Library, launch: Laun
     Args:
         ranked: problems with their shares, which add up to 1.
         library: the library; a problem without a row counts as 1.
-        launch: launch option that the caller allows.
     """
     rows = ((one, library.lookup(one.problem)) for one in ranked)
     choices = ((one, None if row is None else row.choice(launch)) for one, row in rows)

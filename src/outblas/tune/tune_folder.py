@@ -69,9 +69,7 @@ def folder_name(
     hash.
 
     Args:
-        suite: as in :class:`TuneRequest`.
         problems: one or more, or none beside ranges; all of one layout, dtype and accumulator unless ``captured``.
-        agent: name of the search agent.
         seed: seed of the agent and the sample.
         budget: the budget as the user wrote it; a comma becomes ``-``.
         place: the evaluator, e.g. ``replay:h200``; ``:`` and ``/`` become ``-``.
@@ -158,9 +156,6 @@ def provenance_of(path: Path) -> dict[str, Any]:
 
     Its keys are ``gpu``, ``driver``, ``toolchain``, ``date``, ``commit`` and ``command``.
 
-    Args:
-        path: directory of the run.
-
     Raises:
         RecordError: ``run.json`` is missing, cannot be read or is of another format, or the run is not finished.
     """
@@ -174,9 +169,6 @@ def measured_on(path: Path) -> list[str] | None:
     """Return the names of the GPUs that measured a finished run, e.g. ``["NVIDIA H200"]``; None if they are not known.
 
     They are not known if ``run.json`` is missing, or the run is not finished.
-
-    Args:
-        path: directory of the run.
 
     Raises:
         RecordError: ``run.json`` cannot be read or is of another format.

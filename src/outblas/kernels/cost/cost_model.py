@@ -118,7 +118,6 @@ def too_slow_mask(times: Floats, pdl: NDArray[np.bool_], factor: float) -> NDArr
     Args:
         times: float64[n], microseconds.
         pdl: bool[n], whether each config has PDL.
-        factor: the limit.
     """
     mask = np.zeros(len(times), dtype=bool)
     for option in (False, True):
@@ -351,8 +350,6 @@ def scaled(family: str, coefficients: Mapping[str, float], gpu: Gpu, base: Gpu) 
 
     Args:
         coefficients: name -> value, of ``base``.
-        gpu: the GPU of the predictions.
-        base: the GPU of the coefficients.
     """
     by = ratios(family, gpu, base)
     factors = {name: by[ratio] for ratio, names in MULTIPLIED.items() for name in names}

@@ -139,7 +139,6 @@ def group_by_launch(order: Iterable[KernelConfig], launches: Sequence[Launch] = 
     are dropped.
 
     Args:
-        order: configs.
         launches: launch options; default ``("plain", "pdl", "weights")``.
     """
     listed = list(order)

@@ -72,7 +72,6 @@ class FinishedWeights:
 
         Args:
             gpu: short name of the GPU.
-            found: the outcome.
             done: number of measurements.
 
         Raises:
@@ -133,7 +132,6 @@ class RangesRequest:
 
         Args:
             budget: measurements of each sampled M at most.
-            recording: as in :meth:`offered`.
         """
         lists = {"only": self.only.get(asked.weight), "free": self.free.get(asked.weight)}
         found = {key: None if ms is None else list(ms) for key, ms in lists.items()}
@@ -288,12 +286,7 @@ def ranges_of(problems: Iterable[Problem]) -> RangesRequest:
 
 
 def ranges_of_suite(name: str, problems: Iterable[Problem]) -> RangesRequest:
-    """Return :func:`ranges_of` the problems of a suite; those of suite ``engine`` as :func:`engine_ranges`.
-
-    Args:
-        name: name of the suite.
-        problems: its problems, or some of them.
-    """
+    """Return :func:`ranges_of` the problems of a suite; those of suite ``engine`` as :func:`engine_ranges`."""
     found = ranges_of(problems)
     if name != "engine":
         return found
@@ -351,7 +344,6 @@ def joined_free(request: RangesRequest, file: Path, about: dict[str, Any]) -> tu
     Args:
         request: the ranges, with the M that are free today.
         file: the run's ``run.json``, which is written if the request leaves any M out.
-        about: its content.
 
     Raises:
         RecordError: the recorded M are damaged, or the file cannot be written.
