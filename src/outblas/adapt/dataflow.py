@@ -241,8 +241,11 @@ class Dataflow:
         """Count every name in an expression that is not understood as used, and forget those that it sets."""
         for one in ast.walk(node):
             if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load):
-                self._use(self._names.get(one.id, -1) if one.id in self._names else self._number("global", one.id), -1)
+                self._use(self._read_name(one), -1)
         self._forget(node)
+
+    def _read_name(self, node: ast.Name) -> int:
+        return self._names.get(node.id, -1) if node.id in self._names else self._number("global", node.id)
 
     def _read_constant(self, node: ast.Constant) -> int:
         return self._number("constant", type(node.value).__name__, repr(node.value))

@@ -133,7 +133,9 @@ def restore(model: torch.nn.Module) -> int:
     """
     check_module(model)
     restored = sum(uninstall(module) for module in model.modules())
-    save_as_before(model)
+    for module in model.modules():
+        if hasattr(module.__dict__.get(_SAVE_METHOD), _SAVES_CONTIGUOUSLY):
+            delattr(module, _SAVE_METHOD)
     return restored
 
 
@@ -312,13 +314,6 @@ def save_contiguously(model: Any) -> None:
         signature = inspect.signature(original)
         if _STATE_ARGUMENT in signature.parameters:
             setattr(module, _SAVE_METHOD, types.MethodType(_saver(original, signature), module))
-
-
-def save_as_before(model: Any) -> None:
-    """Undo :func:`save_contiguously`; return None."""
-    for module in model.modules():
-        if hasattr(module.__dict__.get(_SAVE_METHOD), _SAVES_CONTIGUOUSLY):
-            delattr(module, _SAVE_METHOD)
 
 
 def contiguous_tensors(state: Mapping[str, Any]) -> dict[str, Any]:

@@ -122,7 +122,9 @@ def overlay_intervals(
         pieces = list(_overlaid(weight, first, second))
         joined = pieces[:1]
         for piece in pieces[1:]:
-            if _is_continued(joined[-1], piece):
+            before = joined[-1]
+            same = replace(piece.row, problem=before.row.problem) == before.row and piece.owner == before.owner
+            if same and piece.first == before.last + 1:
                 joined[-1] = replace(joined[-1], last=piece.last, measured=joined[-1].measured + piece.measured)
             else:
                 joined.append(piece)
@@ -146,9 +148,3 @@ def _overlaid(weight: Weight, own: IntervalIndex, packaged: IntervalIndex) -> It
             yield replace(mine.between(first, last), row=row)
         elif (one := mine or theirs) is not None:
             yield one.between(first, last)
-
-
-def _is_continued(before: LibraryInterval, piece: LibraryInterval) -> bool:
-    """Return whether two neighbouring pieces have the same decision and owner and leave no M out."""
-    same = replace(piece.row, problem=before.row.problem) == before.row and piece.owner == before.owner
-    return same and piece.first == before.last + 1

@@ -19,7 +19,7 @@ from outblas.tune.intervals.interval_search import Told
 from outblas.tune.intervals.model_ranges import ModelWeight, weights_of_file
 from outblas.tune.intervals.range_search import RangesRequest, engine_ranges
 from outblas.tune.judged_workers import Judging, OneGpu, Workers
-from outblas.tune.tune_run import TuneOutcome, TuneRequest, provenance_of, run_tune
+from outblas.tune.tune_run import TuneRequest, provenance_of, run_tune
 
 #: Files that decide what a rival's pass takes, and what is compared with it.
 _CODE = ("dispatch/fusion/silu_kernel.py", "workers/gate_cell.py", "workers/gate_handler.py")
@@ -105,11 +105,7 @@ def tune_gates(
     found = surely_faster(one for one in outcome.library.intervals if one.weight in finished)
     gates = Library(outcome.library.gpu, (), outcome.library.provenance, gates=found)
     gates.save(outcome.files.library)
-    return _reported(gates, outcome, install, say)
-
-
-def _reported(gates: Library, outcome: TuneOutcome, install: bool, say: Callable[[str], None]) -> int:
-    """Say a line for each weight, and install the gates; return the number of intervals with a kernel."""
+    # Say a line for each weight, and install the gates; return the number of intervals with a kernel.
     for weight in dict.fromkeys(one.weight for one in gates.gates):
         own = gates.gate_index.of_weight(weight)
         say(f"gates of {weight.key}: {len(own)} intervals, {sum(one.has_kernel for one in own)} with a kernel")

@@ -72,15 +72,6 @@ class LibraryNeighbours:
         An interval counts at its M nearest to the problem's. Rows and intervals of the problem's M, N and K do not.
         """
         won: dict[Problem, dict[Launch, KernelConfig]] = {}
-        for row, last in self._of_weight(problem):
-            p = row.problem
-            other = replace(problem, m=min(max(problem.m, p.m), last), n=p.n, k=p.k)
-            choices = {launch: row.choice(launch) for launch in LAUNCHES}
-            won.setdefault(other, {}).update({launch: one.config for launch, one in choices.items() if one})
-        return neighbour_winners(problem, won, (), gpu)
-
-    def _of_weight(self, problem: Problem) -> list[tuple[LibraryRow, int]]:
-        """Return (row, last M) of weights that may be near: the same for all M of a weight, so they are kept."""
         key = replace(problem, m=1)
         if key not in self._near:
             self._near[key] = [
@@ -90,7 +81,12 @@ class LibraryNeighbours:
                 and (row.problem.n, row.problem.k) != (problem.n, problem.k)
                 and _may_be_near(problem, row.problem)
             ]
-        return self._near[key]
+        for row, last in self._near[key]:
+            p = row.problem
+            other = replace(problem, m=min(max(problem.m, p.m), last), n=p.n, k=p.k)
+            choices = {launch: row.choice(launch) for launch in LAUNCHES}
+            won.setdefault(other, {}).update({launch: one.config for launch, one in choices.items() if one})
+        return neighbour_winners(problem, won, (), gpu)
 
     def _entries(self) -> Iterator[tuple[LibraryRow, int]]:
         yield from ((row, row.problem.m) for row in self._library.rows)

@@ -113,7 +113,15 @@ def engine_products(config: Mapping[str, Any], tp: int = 1) -> list[EngineProduc
         UsageError: another kind of model, a field is missing or of another type, heads do not fit together, or ``tp``
             does not divide an extent.
     """
-    _check_kind(config)
+    for field, what in _OTHERS.items():
+        if config.get(field):
+            raise UsageError(
+                f"a model with {what} ({field})", "a dense model in bf16 or fp16", "name weights by --linear"
+            )
+    kind = config.get("model_type")
+    if kind not in MODEL_TYPES:
+        expected = f"one of {', '.join(MODEL_TYPES)}"
+        raise UsageError(f"a model of type {kind!r}", expected, "name its weights by --linear N_K")
     hidden = _extent(config, "hidden_size")
     heads, pairs, head = _heads(config, hidden)
     inner, layers = _extent(config, "intermediate_size"), _extent(config, "num_hidden_layers")
@@ -140,18 +148,6 @@ def check_engine(name: str) -> None:
     """Raise UsageError for an engine whose products this package does not know."""
     if name not in ENGINES:
         raise UsageError(f"--engine {name}", f"one of {', '.join(ENGINES)}", "name the weights by --linear N_K")
-
-
-def _check_kind(config: Mapping[str, Any]) -> None:
-    for field, what in _OTHERS.items():
-        if config.get(field):
-            raise UsageError(
-                f"a model with {what} ({field})", "a dense model in bf16 or fp16", "name weights by --linear"
-            )
-    kind = config.get("model_type")
-    if kind not in MODEL_TYPES:
-        expected = f"one of {', '.join(MODEL_TYPES)}"
-        raise UsageError(f"a model of type {kind!r}", expected, "name its weights by --linear N_K")
 
 
 def _heads(config: Mapping[str, Any], hidden: int) -> tuple[int, int, int]:
