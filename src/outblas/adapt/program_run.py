@@ -198,7 +198,6 @@ def run_trial(
         pairs: number of pairs, 3 or more.
         more_is_better: the figure is a rate such as tokens per second; else it is a time.
         library: the user's library of runs with OutBLAS; None: the one that the environment names.
-        progress: called after each run.
 
     Raises:
         UsageError: fewer than 3 pairs, or a run fails.

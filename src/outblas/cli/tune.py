@@ -446,7 +446,6 @@ def ranges_and_others(
 
     Args:
         ranked: captured problems, the largest share of the time first.
-        where: the GPU or the recording that measures.
     """
     from outblas.tune.intervals.range_search import RangesRequest, linear_ranges, ranges_of_suite, split_captured
 

@@ -311,7 +311,6 @@ def has_data(name: str, kind: str, ending: str) -> bool:
     """Return True if the package has data of a GPU.
 
     Args:
-        name: short name of the GPU.
         kind: folder of the data in the package, as for :func:`nearest_with_data`.
         ending: end of the file's name, as for :func:`nearest_with_data`.
     """

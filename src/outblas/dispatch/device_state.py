@@ -126,7 +126,6 @@ class DeviceState:
         """Enqueue the product of a decision on torch's current stream.
 
         Args:
-            decision: decision with a kernel or an algorithm.
             a: (M, K).
             b: (K, N).
             out: (M, N), the output; None: a new tensor.

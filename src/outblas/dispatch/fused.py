@@ -87,7 +87,6 @@ class FusedState:
         tried again.
 
         Args:
-            config: kernel without the epilogue.
             wait: compile within this call instead of in the background.
             capturing: a CUDA graph is being captured: start and load nothing.
         """
@@ -166,11 +165,8 @@ class FusedState:
         """Enqueue the kernel; :meth:`kernel_ready` must have returned True.
 
         Args:
-            config: kernel without the epilogue.
             tensors: A (M, K), B (K, N) and C.
-            extra: bias and residual.
             stream: raw stream, which is the current stream of torch.
-            space: workspace, if the kernel needs one.
         """
         a, b, c = tensors
         once = isinstance(space, CapturedWorkspace)  # good for one capture, which has the call in its graph
@@ -338,7 +334,6 @@ def fused_code(
 
     Args:
         refused: why the driver refused the shipped cubin.
-        arch: architecture of the device.
 
     Raises:
         OutblasError: as :func:`outblas.runtime.kernel_loader.kernel_code`.

@@ -177,9 +177,6 @@ def kernel_adds_bias(x: torch.Tensor) -> bool:
     ``OUTBLAS_FUSED=0``, or always with ``OUTBLAS_FUSED=1``.
 
     In an eager step the decision would cost the host more than the kernel gains. A graph is captured once.
-
-    Args:
-        x: the layer's input.
     """
     return not is_off(FUSED_VARIABLE) if is_captured(x) else is_on(FUSED_VARIABLE)
 

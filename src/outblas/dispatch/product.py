@@ -206,7 +206,6 @@ def remember(
     """Cache a decision in the native table, and in the C++ kernels if they asked by ``call``.
 
     Args:
-        device: device that decided and ran it.
         operands: (a, b, out, option of the call).
         result: the output; None: torch computes it.
     """

@@ -88,7 +88,6 @@ def time_server(
     which is called before each of its blocks.
 
     Args:
-        seed: seed of the operands, of the arrivals and of the order.
         check: called with the clock and the bound calls of all entries before any is served; it raises an error to
             refuse them. None: they are not checked.
 
@@ -124,7 +123,6 @@ def serve_blocks(
     warm-up and rounds that count: in each, every entry serves one block, in a random order, with the same arrivals.
 
     Args:
-        rng: source of the order and of the arrivals.
         clock: function that returns seconds.
 
     Raises:

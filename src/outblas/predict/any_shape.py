@@ -159,9 +159,6 @@ class BoundedNets:
     def parse(cls, data: bytes, name: str = "") -> Self:
         """Read a model from the bytes of a file that :meth:`save` wrote.
 
-        Args:
-            name: the data's name in an error.
-
         Raises:
             RecordError: the data have another version, are damaged, or hold nets of other inputs.
         """
@@ -218,7 +215,6 @@ class BoundedNets:
 
         Args:
             gain: predicted natural logs of speed-ups, one or more.
-            deviation: their standard deviations.
         """
         sure = self.sure if problem.rows_aligned else self.sure_unaligned
         low = gain - sure * deviation
@@ -267,7 +263,6 @@ class AnyShapeModel(BoundedNets):
 
         Args:
             launch: launch option that the call allows; kernels that need more are left out.
-            installed: further kernels, those of a library.
         """
         return tuple(c for c in dict.fromkeys((*self.kernels, *installed)) if launch_allows(launch, c))
 

@@ -34,11 +34,7 @@ def replace_weights(old: Sequence[LibraryInterval], new: Sequence[LibraryInterva
 
 
 def intervals_outside(intervals: Sequence[LibraryInterval], taken: Sequence[LibraryInterval]) -> list[LibraryInterval]:
-    """Return what some intervals leave of others. With a kernel, the parts end at measured M.
-
-    Args:
-        taken: intervals whose M are left out.
-    """
+    """Return what some intervals leave of others. With a kernel, the parts end at measured M."""
     index = IntervalIndex(taken)
     spans = {weight: [(one.first, one.last) for one in index.of_weight(weight)] for weight in _weights(taken)}
     return [part for one in intervals for part in parts_outside(one, spans.get(one.weight, ()))]
@@ -70,10 +66,6 @@ def overlay_library(own: Library, packaged: Library) -> Library:
     Rows of either library go before intervals of either. Where a row of the user has no kernel, that of a packaged row
     or of an interval is taken. Where a packaged row has none, that of an interval of the user is. The user's gates take
     the place of packaged ones of the same weight.
-
-    Args:
-        own: the user's library.
-        packaged: library of the package for the same GPU.
     """
     rows = {row.problem: row for row in packaged.rows}
     if own.intervals:
@@ -97,7 +89,6 @@ def merge_user_row(own: LibraryRow, packaged: LibraryRow | None) -> LibraryRow:
     plain kernel is used.
 
     Args:
-        own: the user's row, of the library or of an interval.
         packaged: another row of the same problem, packaged or of an interval; None makes the result ``own``.
     """
     if packaged is None:
@@ -111,11 +102,7 @@ def merge_user_row(own: LibraryRow, packaged: LibraryRow | None) -> LibraryRow:
 def overlay_intervals(
     own: Sequence[LibraryInterval], packaged: Sequence[LibraryInterval]
 ) -> tuple[LibraryInterval, ...]:
-    """Return the intervals by which a device decides: the user's, and the packaged ones in all other M.
-
-    Args:
-        own: intervals of the user's library.
-    """
+    """Return the intervals by which a device decides: the user's, and the packaged ones in all other M."""
     first, second = IntervalIndex(own), IntervalIndex(packaged)
     found: list[LibraryInterval] = []
     for weight in _weights(own, packaged):

@@ -211,7 +211,6 @@ def choose_kernel(
     The highest lower bound wins among those of :func:`qualified_kernels`.
 
     Args:
-        evaluations: evaluations of template candidates on one problem.
         above: the bound; 1.01 by default (:data:`INSTALL_ABOVE`).
     """
     return max(qualified_kernels(evaluations, launch, above), key=_rank, default=None)

@@ -92,7 +92,6 @@ def encode_operands(operands: Sequence[Any], boxes: Boxes, dtype: str, combs: in
     """Return the descriptors of A, B and C: of :func:`encode_map`. With eight combs: :func:`encode_combs` of A and B.
 
     Args:
-        operands: A, B and C, tensors.
         boxes: (rows, columns, box rows, box columns) of those that have descriptors.
         combs: descriptors of each: 1 or 8.
         turn: that of B is of :func:`encode_turns` with this number of rows; 0: it is not.

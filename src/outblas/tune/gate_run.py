@@ -83,7 +83,6 @@ def tune_gates(
         request: of the model's products; ``seconds`` is the time that is left.
         install: merge the gates into the user's library.
         told: called as by :func:`outblas.tune.tune_run.run_tune`.
-        say: called with each line for the user.
 
     Raises:
         OutblasError: as :func:`outblas.tune.tune_run.run_tune`.

@@ -41,7 +41,6 @@ def neighbour_winners(
 
     Args:
         won: winners of problems of the same layout, dtype and accumulator, by :func:`winners`.
-        known: configs that were tried before.
     """
     weights: dict[Launch, dict[KernelConfig, float]] = {launch: {} for launch in launch_options(problem, gpu)}
     for other, configs in won.items():

@@ -41,7 +41,6 @@ def time_shares(counts: Mapping[Problem, int], time_us: Callable[[Problem], floa
     Equal shares are in the order of problems. No problems give ``[]``.
 
     Args:
-        counts: problem -> number of products.
         time_us: function that returns the microseconds of one product, measured or predicted.
     """
     times = {problem: time_us(problem) for problem in counts}

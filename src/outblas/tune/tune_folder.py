@@ -113,7 +113,6 @@ def folder_beside(path: Path, stamp: Mapping[str, Any]) -> Path:
     """Return the folder for a run of other conditions than those in ``path``, e.g. ``runs/a-1b2c3d4e``.
 
     Args:
-        path: folder of the run that is there.
         stamp: the present conditions, which give the name its end.
     """
     return path.with_name(f"{path.name}-{hashlib.sha256(json_text(dict(stamp))).hexdigest()[:8]}")
@@ -214,7 +213,6 @@ def result_rows(library: Library, store: Store, run_id: str, evaluator: Evaluato
     carries the bias of selection. ``outblas bench`` times the winners again on fresh inputs.
 
     Args:
-        store: store of the run's evaluations.
         evaluator: evaluator of the run, for baselines that the store lacks.
 
     Raises:

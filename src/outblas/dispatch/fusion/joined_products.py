@@ -81,8 +81,6 @@ def join_products(graph: Any, serves_product: ServesProduct, serves_gate: Serves
 
     Args:
         graph: a ``torch.fx.Graph``, which is changed. Each node has its value as ``meta["val"]``.
-        serves_product: says whether to join products.
-        serves_gate: says whether to fuse a gate.
     """
     found = 0
     for group in list(_groups(graph)):

@@ -274,9 +274,6 @@ def residual_features(family: str, p: Columns, c: Columns, sms: int) -> Floats:
     """Return float64[configs, len(FEATURE_NAMES)]; every feature is of order one.
 
     A row is 0 except in the columns of the config's kind and of its family's switches.
-
-    Args:
-        family: name of the family of all configs.
     """
     waves = np.ceil(p["m"] / c["bm"]) * np.ceil(p["n"] / c["bn"]) * c["split"] / sms
     slopes = _slopes(p, c, waves)

@@ -111,9 +111,6 @@ class Rounds:
 def tiled_us(cost: TiledCost, x: Mapping[str, float], p: Columns, c: Columns, gpu: Gpu) -> Floats:
     """Return the predicted time, microseconds, over columns that broadcast together; never below the column ``floor``.
 
-    Args:
-        x: coefficients of the family.
-
     Raises:
         KeyError: a coefficient or a column is missing.
     """

@@ -259,9 +259,6 @@ class Family(ABC, Generic[C]):
         """Return configs for a problem whose rows are not 16-byte aligned; some may be illegal or repeated.
 
         By default, and for every family without :attr:`any_alignment`, the result is empty.
-
-        Args:
-            listed: the family's configs in the catalogue.
         """
         return ()
 

@@ -58,9 +58,6 @@ def agent_summaries() -> dict[str, str]:
 def check_agent(name: str, option: str = "--agent") -> None:
     """Check that an agent of a name is installed.
 
-    Args:
-        option: the option that names it, for the error.
-
     Raises:
         UsageError: it is a Python file, there is no such agent, or it comes with outblas-lab, which is not installed.
     """

@@ -139,7 +139,6 @@ def translate(config: KernelConfig, by_core: Mapping[KernelConfig, Sequence[Kern
     wins a tie. The difference of ``stages``, then ``even``, decides among equal ones.
 
     Args:
-        config: a config of a sister problem.
         by_core: offered configs, grouped by their form in which those of the four knobs that the family has are 0.
     """
 

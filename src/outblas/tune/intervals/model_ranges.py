@@ -257,7 +257,6 @@ def weights_of_model(
 
     Args:
         products: the products on one GPU (:func:`outblas.tune.intervals.model_ranges.engine_products`).
-        library: the library that the engine will use.
         most_sequences: sequences of a step at most; the engine's ``max_num_seqs``.
     """
     of_weight: dict[Weight, list[EngineProduct]] = {}

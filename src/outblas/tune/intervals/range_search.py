@@ -70,10 +70,6 @@ class FinishedWeights:
     def add(self, asked: WeightRange, settings: Mapping[str, Any], gpu: str, found: FoundIntervals, done: int) -> None:
         """Keep what was found for a weight whose search was not stopped.
 
-        Args:
-            gpu: short name of the GPU.
-            done: number of measurements.
-
         Raises:
             RecordError: the store cannot be written. Earlier records are intact.
         """
@@ -198,7 +194,6 @@ def search_ranges(
         budget: measurements of each sampled M at most.
         evaluator: answers; must be the same when a run is resumed.
         recording: the recording that answers; None: a live GPU.
-        store: keeps every evaluation.
         watch: functions that the search calls. The counts that they get are those of all weights.
 
     Raises:
@@ -265,7 +260,6 @@ def linear_ranges(texts: Iterable[str], m: str, kind: tuple[str, str, str]) -> l
     Args:
         texts: weights ``N_K``.
         m: the range, ``FIRST:LAST``.
-        kind: layout, dtype and accumulator.
 
     Raises:
         UsageError: the range is none.
@@ -342,7 +336,6 @@ def joined_free(request: RangesRequest, file: Path, about: dict[str, Any]) -> tu
     The winners of an earlier session may be installed. So the library in use decides M that this run has to decide.
 
     Args:
-        request: the ranges, with the M that are free today.
         file: the run's ``run.json``, which is written if the request leaves any M out.
 
     Raises:
