@@ -28,7 +28,6 @@ _BLOCKS = (ast.If, ast.For, ast.While, ast.With, ast.Try)
 
 
 def place_of(node: Any) -> Place:
-    """Return the place of a node of the parsed source."""
     return node.lineno, node.col_offset, node.end_lineno, node.end_col_offset
 
 

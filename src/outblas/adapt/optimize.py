@@ -200,7 +200,6 @@ def _is_layer(module: Any) -> bool:
 
 
 def _join(name: str, draft: ModuleDraft, taken: set[int], report: OptimizeReport) -> None:
-    """Add the gates, activations and merged products of one module."""
     module = draft.module
     for gate in find_gates(module, draft.flow, draft.products):
         reason = _why_no_kernel(module._modules[gate.names[0]])
@@ -242,7 +241,6 @@ def _take(module: Any, names: tuple[str, ...], taken: set[int]) -> bool:
 
 
 def _sum(name: str, draft: ModuleDraft, drafts: dict[str, ModuleDraft], report: OptimizeReport) -> None:
-    """Add the sums of one module with what its children return."""
     for found in find_sums(draft.module, draft.flow):
         path = _path(name, found.child)
         child = drafts.get(path)
@@ -257,7 +255,6 @@ def _sum(name: str, draft: ModuleDraft, drafts: dict[str, ModuleDraft], report: 
 
 
 def _fuse_norms(model: Any, report: OptimizeReport) -> None:
-    """Let torch's fused kernel compute the norms of a model."""
     for name, module in model.named_modules():
         epsilon = None if _why_not_read(module) else epsilon_of_norm(module)
         if epsilon is not None:
@@ -267,7 +264,6 @@ def _fuse_norms(model: Any, report: OptimizeReport) -> None:
 
 
 def _name_the_rest(model: Any, drafts: dict[str, ModuleDraft], errors: dict[str, str], report: OptimizeReport) -> None:
-    """Give a reason for every layer that is as it was."""
     for name, module in _owners(model):
         draft = drafts.get(name)
         for child, layer in module._modules.items():

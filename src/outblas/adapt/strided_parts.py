@@ -226,7 +226,6 @@ def _names(code: types.CodeType) -> Iterator[str]:
 
 
 def _package(code: Any) -> str:
-    """Return the name of the package that made a callable."""
     if isinstance(code, types.BuiltinFunctionType) and code.__module__ is None:
         return "torch" if getattr(torch._C._VariableFunctions, code.__name__, None) is code else ""
     if getattr(builtins, getattr(code, "__name__", ""), None) is code:

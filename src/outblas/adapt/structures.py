@@ -358,7 +358,6 @@ def _argument(flow: Dataflow, product: Step, place: Step) -> str | None:
 
 
 def place(step: Step) -> tuple[int, int, int, int]:
-    """Return the place of a step in the source."""
     return place_of(step.node)
 
 

@@ -298,7 +298,6 @@ def _print_nothing_tuned(gates: int) -> None:
 
 
 def _check_install(install: bool | None, where: Device) -> None:
-    """Raise UsageError where --install is passed for figures of a recording."""
     if install and where.recording is not None:
         raise UsageError(
             f"--install with figures of the recording {where}",
@@ -462,7 +461,6 @@ def ranges_and_others(
 
 
 def _model_ranges(file: Path, tp: int, dtype: str | None, where: Device) -> RangesRequest:
-    """Return the ranges of a model with what the library lacks, and print a line for each of its weights."""
     from outblas.tune.intervals.model_ranges import lacking_ranges, weights_of_file
 
     weights, _ = weights_of_file(file, tp, dtype, where)

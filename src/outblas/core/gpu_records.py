@@ -77,7 +77,6 @@ class GpuRecord:
         return self.names_product(product) and sms == self.gpu.sms and near
 
     def to_json(self) -> dict[str, Any]:
-        """Return the content of the record's file."""
         figures = {name: value for name, value in asdict(self.gpu).items() if name != "name"}
         head = {"format": FORMAT, "name": self.gpu.name, "title": self.title, "products": list(self.products)}
         found = {**head, "reference": self.reference, "figures": {**figures, "clusters": list(self.gpu.clusters)}}

@@ -178,7 +178,6 @@ class DeviceState:
         return self._kernels.get(kind) or self._kernels.setdefault(kind, load())
 
     def forget_decisions(self) -> None:
-        """Decide every product anew at its next call."""
         with self._lock:
             self._decisions.clear()
 

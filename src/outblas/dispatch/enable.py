@@ -125,7 +125,6 @@ class Switch:
         return not reason
 
     def _settle(self) -> None:
-        """Bring the replacement and the guarantee to what the process and its users want."""
         wanted = self._users if self._wanted is None else [*self._users, self._wanted]
         guarantee = functools.reduce(stronger, wanted, GUARANTEES[0])
         if self._on and (not wanted or guarantee != process_guarantee()):

@@ -117,7 +117,6 @@ class FusedState:
             self._building[key] = begun
 
     def has_failed(self, problem: Problem, epilogue: Epilogue, config: KernelConfig) -> bool:
-        """Return whether the fused kernel did not compile or load."""
         return bool(self.failed) and (kernel_kind(problem, config), epilogue) in self.failed
 
     def predicted(

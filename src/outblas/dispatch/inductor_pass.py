@@ -166,7 +166,6 @@ class ProductPass(_TOLD_OF_INFERENCE or CustomGraphPass):  # type: ignore[misc]
         return any(isinstance(each, ProductPass) and each.is_same_pass(self) for each in passes)
 
     def _products(self) -> tuple[Callable[[Any, Any], bool], Mapping[Any, Any]]:
-        """Return which single products the process's guarantee names, and what replaces them."""
         if process_guarantee() == "batch_invariant":
             return is_half_for_graph, INVARIANT
         return self._predicate, PRODUCTS_ALONE
@@ -266,7 +265,6 @@ def _replace_biased(graph: Any, predicate: Callable[[Any, Any], bool]) -> int:
 
 
 def _put(graph: Any, node: Any, operator: Any) -> None:
-    """Put an operator with the same arguments in a node's place."""
     with graph.inserting_before(node):
         ours = graph.call_function(operator, tuple(node.args), dict(node.kwargs))
     ours.meta.update(node.meta)

@@ -169,7 +169,6 @@ class BenchCell:
 
     @property
     def entries(self) -> dict[str, Any]:
-        """The baselines that were captured, by name."""
         return {name: self._entries[name] for name in self.graphs}
 
     def measure_baselines(self, options: Options) -> Baselines:

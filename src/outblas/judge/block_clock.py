@@ -160,7 +160,6 @@ class SmClock:
         check("cuLaunchKernel", launched)
 
     def clear(self) -> None:
-        """Forget all stamps."""
         self._stamps.zero_()
 
     def between(self, first: int, second: int) -> tuple[float, float]:

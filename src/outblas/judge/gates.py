@@ -276,7 +276,6 @@ def _exact(context: ProofContext, worst: list[float]) -> None:
 
 
 def _rounded(problem: Problem, a: Any, b: Any) -> Any:
-    """The product in the type of C."""
     return fp64_product(problem, a, b).float().to(torch_dtype(problem))
 
 

@@ -184,7 +184,6 @@ class BoundedNets:
 
     @classmethod
     def input_count(cls) -> int:
-        """Return the number of inputs of the nets."""
         raise NotImplementedError
 
     @classmethod

@@ -280,7 +280,6 @@ class LibraryInterval:
 
     @property
     def first(self) -> int:
-        """Return the smallest M."""
         return self.row.problem.m
 
     @property
@@ -290,7 +289,6 @@ class LibraryInterval:
 
     @property
     def has_kernel(self) -> bool:
-        """Return whether any launch option has a kernel."""
         return bool(self.kernels)
 
     @property

@@ -241,7 +241,6 @@ class Store:
         return [StoredRun(run, at, self._settings(settings), n) for run, at, settings, n in found]
 
     def _settings(self, text: str) -> dict[str, Any]:
-        """Return a run's settings from the JSON text of its row."""
         with self._readable("settings"):
             return dict(json.loads(text).items())
 
@@ -291,7 +290,6 @@ class Store:
         return found
 
     def _has_table(self, name: str) -> bool:
-        """Return whether the store has a table that is made on first use."""
         return self._db.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (name,)).fetchone() is not None
 
     @contextmanager

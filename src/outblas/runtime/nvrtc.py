@@ -231,7 +231,6 @@ def fill_cache(source: Source, arch: str) -> None:
 
 
 def _work(source: Source, arch: str, folder: Path | None) -> _Answer:
-    """Compile one source in a worker process."""
     cache = None if folder is None else CubinCache(folder, quiet=True)
     result = _or_error(source, arch, cache)
     trouble = "" if cache is None else cache.trouble

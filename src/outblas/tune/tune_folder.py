@@ -196,7 +196,6 @@ def read_run(path: Path) -> dict[str, Any]:
 
 
 def _hash(asked: Sequence[Problem | WeightRange]) -> str:
-    """Eight hex digits for a list of problems or ranges."""
     return hashlib.sha256("".join(one.key for one in asked).encode()).hexdigest()[:8]
 
 

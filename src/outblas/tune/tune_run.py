@@ -112,12 +112,10 @@ class TuneRequest:
 
     @property
     def has_gate(self) -> bool:
-        """Return whether candidates compute more than a product."""
         return self.workers is not None and self.workers.judging.epilogue.on
 
     @property
     def place(self) -> str:
-        """Return the name of the device or workers that evaluate, in words."""
         return str(self.workers or self.device)
 
 
@@ -225,7 +223,6 @@ class _Session:
 def _search(
     request: TuneRequest, session: _Session, options: SearchOptions, progress: Progress | None, told: Told, begun: Begun
 ) -> TuneOutcome:
-    """Search, write the library, the result and the end of run.json, and say what was found."""
     store, files, evaluator = session.store, session.files, session.evaluator
     agent, name = session.agent, run_name(store, files.path)
     store.begin(name, {"agent": agent.name, "seed": agent.seed, "source": evaluator.source})
@@ -308,7 +305,6 @@ def _search_options(request: TuneRequest, clock: Callable[[], float]) -> SearchO
 
 
 def _recorded(device: Device) -> Any:
-    """Return the part of outblas-lab that reads recordings."""
     return part("recordings", f"--device {device}")
 
 

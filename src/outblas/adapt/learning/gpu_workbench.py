@@ -190,7 +190,6 @@ class GpuWorkbench:
         return found
 
     def _bound(self, contender: Contender) -> list[BaselineCall]:
-        """Return the contender's calls, one per operand set."""
         if contender.name not in self._calls:
             sets = (self._data[index] for index in range(self._data.sets))
             self._calls[contender.name] = [self._bind(contender, *operands) for operands in sets]

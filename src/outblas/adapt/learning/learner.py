@@ -133,7 +133,6 @@ class Learner:
         return LearningReport(copies, self.budget.used, self.budget.seconds)
 
     def rows(self, index: int) -> list[LibraryRow]:
-        """Return the rows of a device's settled products."""
         with self._lock:
             return [one.row for one in self._products.values() if one.index == index and one.row is not None]
 

@@ -149,7 +149,6 @@ def _source(node: Any) -> Any:
 
 
 def _join(graph: Any, group: _Group) -> None:
-    """Put one product in place of those of a group, and slices of it in place of their results."""
     first = next(node for node in graph.nodes if node in group.products)
     a, count = first.args[-2], len(group.products)
     with graph.inserting_before(first):

@@ -350,8 +350,6 @@ def _other_ctas(c: Sm80PipelinedConfig) -> Iterator[Sm80PipelinedConfig]:
 
 
 class _Cost(TiledCost):
-    """The part of the model that differs from other tiled families."""
-
     def stage(self, x: Mapping[str, float], c: Columns) -> tuple[Floats, Floats]:
         """Return (tensor time, serial overhead) of one stage, microseconds.
 

@@ -65,7 +65,6 @@ class Sm90OddrowsConfig(KernelConfig):
 
     @property
     def loaded_rows(self) -> int:
-        """Return the rows of A in a stage."""
         return self.a_rows or self.bm
 
     @property
@@ -103,7 +102,6 @@ def plain_kernels() -> Iterator[Sm90OddrowsConfig]:
 
 
 def split_kernels() -> Iterator[Sm90OddrowsConfig]:
-    """Yield kernels that split K."""
     for bm, bn, consumers, bk, stages, blocks in _SPLIT_TILES:
         for split in _SPLITS:
             yield Sm90OddrowsConfig(bm, bn, bk, stages, consumers, split, min_blocks=blocks)
@@ -222,7 +220,6 @@ class Sm90OddrowsGemm(Family[Sm90OddrowsConfig]):
         return [f"#define SPLIT_WORKSPACE {int(config.split_k > 1)}"]
 
     def headers(self, problem: Problem, config: Sm90OddrowsConfig) -> tuple[tuple[str, str], ...]:
-        """Return the header of the wgmma instruction."""
         return (("generated/wgmma_instance.cuh", wgmma_instance(config.bn, problem)),)
 
     def tensor_boxes(self, problem: Problem, config: Sm90OddrowsConfig) -> tuple[tuple[int, int, int, int], ...]:
@@ -343,8 +340,6 @@ def _other_ctas(c: Sm90OddrowsConfig) -> Iterator[Sm90OddrowsConfig]:
 
 
 class _Cost(TiledCost):
-    """The part of the model that differs from other tiled families."""
-
     def stage(self, x: Mapping[str, float], c: Columns) -> tuple[Floats, Floats]:
         """Return (tensor time, serial overhead) of one stage, microseconds.
 

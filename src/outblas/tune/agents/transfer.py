@@ -162,7 +162,6 @@ def group_by_core(candidates: Sequence[KernelConfig]) -> dict[KernelConfig, list
 
 @functools.lru_cache(maxsize=8192)  # searches ask for the same few thousand configs at every problem
 def _core(config: KernelConfig) -> KernelConfig:
-    """Return the config with each knob of a translation set to 0."""
     return config.with_knobs(**{name: 0 for name in config.knobs() if name in _TRANSLATED})
 
 

@@ -217,7 +217,6 @@ class ModelWeight(NamedTuple):
 
     @property
     def words(self) -> str:
-        """Return one line for a reader."""
         product, lacking = self.product, self.lacking
         some = f"{len(lacking)} of {self.sizes} sizes, " if len(lacking) < self.sizes else ""
         what = f"to be tuned for {some}M {lacking[0]} to {lacking[-1]}" if lacking else "in the library"
@@ -268,7 +267,6 @@ def weights_of_model(
 def _model_weight(
     weight: Weight, products: Sequence[EngineProduct], library: Library, most_sequences: int
 ) -> ModelWeight:
-    """Return the products that have a weight, with what a library lacks."""
     heads = [product.name == _HEAD for product in products]
     sizes = {*range(1, most_sequences + 1)} if any(heads) else set[int]()
     sizes.update(() if all(heads) else capture_sizes(most_sequences))

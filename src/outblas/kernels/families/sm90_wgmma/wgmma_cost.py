@@ -40,8 +40,6 @@ SWITCHES = (
 
 
 class _Cost(TiledCost):
-    """The part of the model that differs from other tiled families."""
-
     def stage(self, x: Mapping[str, float], c: Columns) -> tuple[Floats, Floats]:
         """Return (tensor time, serial overhead) of one stage, microseconds.
 
