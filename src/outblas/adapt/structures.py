@@ -168,15 +168,12 @@ def find_merges(module: Any, flow: Dataflow, products: dict[str, Step]) -> tuple
             continue
         reason = why_not_joined([module._modules[name] for name in steps]) or _why_apart(module, flow, value, steps)
         if reason:
-            refused.update(dict.fromkeys(steps, f"shares its input with {_others(steps)}, but {reason}"))
+            others = "others" if len(steps) > 2 else "another"
+            refused.update(dict.fromkeys(steps, f"shares its input with {others}, but {reason}"))
         else:
             first = next(iter(steps.values()))
             found.append(Merge(steps, first.node.args[0].id))
     return found, refused
-
-
-def _others(steps: dict[str, Step]) -> str:
-    return "others" if len(steps) > 2 else "another"
 
 
 def _why_apart(module: Any, flow: Dataflow, value: int, steps: dict[str, Step]) -> str:

@@ -179,13 +179,9 @@ class ProductPass(_TOLD_OF_INFERENCE or CustomGraphPass):  # type: ignore[misc]
         """Replace products together with others or with what follows them; none under a guarantee."""
         if process_guarantee() == "batch_invariant":
             return 0
-        joined = join_products(graph, self._serves_joined, self._serves_gate)
+        joined = join_products(graph, lambda a, w: self._predicate(a, w.t()), self._serves_gate)
         gates = 0 if is_off(FUSED_VARIABLE) else fuse_stacked_gates(graph, self._serves_stacked)
         return joined + gates + _replace_biased(graph, self._predicate)
-
-    def _serves_joined(self, a: Any, w: Any) -> bool:
-        """Return whether to compute products of one input (M, K) as one with their joined weights (N, K)."""
-        return self._predicate(a, w.t())
 
     def _serves_gate(self, a: Any, w: Any, activation: ActivationName) -> bool:
         """Return whether to compute a gate by a fused kernel: w (2H, K) has the rows of gate and up by turns."""

@@ -109,7 +109,11 @@ def time_server(
             serve = {name: _server(entries[name], calls[name], bench.stream) for name in entries}
             blocks, qps = serve_blocks(serve, plan, random.Random(seed))
         choosing, judging = (
-            {name: _timing(served[first::2], bench.sets) for name, served in blocks.items()} for first in range(2)
+            {
+                name: timing_of_samples("server", [us for block in served[first::2] for us in block], 1, bench.sets)
+                for name, served in blocks.items()
+            }
+            for first in range(2)
         )
         return ServerTimes(choosing, judging, qps, own)
 
@@ -212,7 +216,3 @@ def _server(entry: Any, calls: Sequence[BaselineCall | CallFromC], stream: int) 
         return serve_requests(rotated, stream, arrivals)
 
     return serve
-
-
-def _timing(blocks: Sequence[Sequence[float]], operand_sets: int) -> Timing:
-    return timing_of_samples("server", [us for block in blocks for us in block], 1, operand_sets)

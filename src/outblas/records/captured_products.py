@@ -220,14 +220,9 @@ def layout_of(
         b_strides: strides of B, elements.
     """
     a, b = (tuple(a_shape), tuple(a_strides)), (tuple(b_shape), tuple(b_strides))
-    of_a = "N" if row_major(*a) else "T" if row_major(*_transposed(*a)) else ""
-    of_b = "T" if row_major(*_transposed(*b)) else "N" if row_major(*b) else ""
+    of_a = "N" if row_major(*a) else "T" if row_major(a[0][::-1], a[1][::-1]) else ""
+    of_b = "T" if row_major(b[0][::-1], b[1][::-1]) else "N" if row_major(*b) else ""
     return of_b + of_a if of_a and of_b else "strided"
-
-
-def _transposed(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the shape and the strides of the transposed view."""
-    return shape[::-1], strides[::-1]
 
 
 class CaptureFile:

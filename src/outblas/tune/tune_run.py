@@ -204,7 +204,7 @@ def run_tune(
             with Store(files.store) as store:
                 options = _search_options(request, clock)
                 session = _Session(evaluator, recording, agent, files, store, about, origin)
-                return _search(request, session, options, progress, told or _ignore_words, begun or _ignore_begin)
+                return _search(request, session, options, progress, told or _ignore, begun or _ignore)
 
 
 @dataclass(frozen=True)
@@ -270,11 +270,7 @@ def _kept_times(evaluator: Evaluator, path: Path) -> Iterator[None]:
             write_json(path, {process: totals.to_json() for process, totals in accounts().items()})
 
 
-def _ignore_words(done: int, known: int, words: str) -> None:
-    return None
-
-
-def _ignore_begin(path: Path, kept: int) -> None:
+def _ignore(*_about: object) -> None:
     return None
 
 
