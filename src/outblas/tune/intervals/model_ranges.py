@@ -247,29 +247,24 @@ def weights_of_file(file: Path, tp: int, dtype: str | None, where: Device) -> tu
     return weights_of_model(engine_products(config, tp), kind, library), library
 
 
-def weights_of_model(
-    products: Iterable[EngineProduct], dtype: Dtype, library: Library, most_sequences: int = ENGINE_SEQUENCES
-) -> list[ModelWeight]:
+def weights_of_model(products: Iterable[EngineProduct], dtype: Dtype, library: Library) -> list[ModelWeight]:
     """Return each weight of a model's products once, with what a library lacks.
 
     The output head has every M up to the number of sequences. Other products have the sizes that the engine captures.
 
     Args:
         products: the products on one GPU (:func:`outblas.tune.intervals.model_ranges.engine_products`).
-        most_sequences: sequences of a step at most; the engine's ``max_num_seqs``.
     """
     of_weight: dict[Weight, list[EngineProduct]] = {}
     for product in products:
         of_weight.setdefault(Weight(product.n, product.k, "TN", dtype), []).append(product)
-    return [_model_weight(weight, own, library, most_sequences) for weight, own in of_weight.items()]
+    return [_model_weight(weight, own, library) for weight, own in of_weight.items()]
 
 
-def _model_weight(
-    weight: Weight, products: Sequence[EngineProduct], library: Library, most_sequences: int
-) -> ModelWeight:
+def _model_weight(weight: Weight, products: Sequence[EngineProduct], library: Library) -> ModelWeight:
     heads = [product.name == _HEAD for product in products]
-    sizes = {*range(1, most_sequences + 1)} if any(heads) else set[int]()
-    sizes.update(() if all(heads) else capture_sizes(most_sequences))
+    sizes = {*range(1, ENGINE_SEQUENCES + 1)} if any(heads) else set[int]()
+    sizes.update(() if all(heads) else capture_sizes(ENGINE_SEQUENCES))
     asked = WeightRange(weight, min(sizes), max(sizes))
     free = [m for m in range(asked.first, asked.last + 1) if library.lookup(asked.problem(m)) is None]
     lacking, times = tuple(m for m in free if m in sizes), sum(product.count for product in products)
