@@ -28,7 +28,6 @@ _BLOCKS = (ast.If, ast.For, ast.While, ast.With, ast.Try)
 
 
 def place_of(node: Any) -> Place:
-    """Return the place of a node of the parsed source."""
     return node.lineno, node.col_offset, node.end_lineno, node.end_col_offset
 
 
@@ -327,7 +326,10 @@ def _definition(function: Callable[..., Any]) -> tuple[str, Any]:
     try:
         source = textwrap.dedent(inspect.getsource(function))
         tree = ast.parse(source).body[0]
-        current = _is_compiled_from_its_file(function)
+        # The whole file is compiled, because the code of a function depends on the imports around it.
+        text = "".join(linecache.getlines(inspect.getsourcefile(function) or ""))
+        code = function.__code__
+        current = code in _codes(text).get((code.co_name, code.co_firstlineno), ())
     except (OSError, TypeError, SyntaxError) as error:
         raise UsageError(f"the source of forward cannot be read ({error})", "a readable source", do) from error
     if not isinstance(tree, ast.FunctionDef):
@@ -341,16 +343,6 @@ def _definition(function: Callable[..., Any]) -> tuple[str, Any]:
     if changes:
         raise UsageError(f"forward {changes}", "a function that changes nothing in place", do)
     return source, tree
-
-
-def _is_compiled_from_its_file(function: Any) -> bool:
-    """False if the file has changed since its import.
-
-    The whole file is compiled, because the code of a function depends on the imports around it.
-    """
-    text = "".join(linecache.getlines(inspect.getsourcefile(function) or ""))
-    code = function.__code__
-    return code in _codes(text).get((code.co_name, code.co_firstlineno), ())
 
 
 @functools.lru_cache(maxsize=16)

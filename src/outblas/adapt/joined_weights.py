@@ -52,12 +52,6 @@ def _lies_by_turns(parameter: Any) -> bool:
     return found is not None and not found.expired()
 
 
-def _note_by_turns(joined: Any) -> None:
-    for address in [address for address, storage in list(_laid_by_turns.items()) if storage.expired()]:
-        _laid_by_turns.pop(address, None)
-    _laid_by_turns[joined.untyped_storage()._cdata] = StorageWeakRef(joined.untyped_storage())
-
-
 def separate_parameter(parameter: Any) -> None:
     """Give a parameter contiguous memory of its own, with its values. Graphs keep the former memory."""
     keep_for_graphs([parameter])
@@ -140,7 +134,9 @@ class JoinedWeights:
             view.copy_(parameter)
             parameter.data = view
         if self._by_turns:
-            _note_by_turns(joined)
+            for address in [address for address, storage in list(_laid_by_turns.items()) if storage.expired()]:
+                _laid_by_turns.pop(address, None)
+            _laid_by_turns[joined.untyped_storage()._cdata] = StorageWeakRef(joined.untyped_storage())
         return joined
 
 

@@ -133,7 +133,9 @@ def restore(model: torch.nn.Module) -> int:
     """
     check_module(model)
     restored = sum(uninstall(module) for module in model.modules())
-    save_as_before(model)
+    for module in model.modules():
+        if hasattr(module.__dict__.get(_SAVE_METHOD), _SAVES_CONTIGUOUSLY):
+            delattr(module, _SAVE_METHOD)
     return restored
 
 
@@ -198,10 +200,10 @@ def _is_layer(module: Any) -> bool:
 
 
 def _join(name: str, draft: ModuleDraft, taken: set[int], report: OptimizeReport) -> None:
-    """Add the gates, activations and merged products of one module."""
     module = draft.module
     for gate in find_gates(module, draft.flow, draft.products):
-        reason = _why_not_gated(module, gate.names, taken)
+        reason = _why_no_kernel(module._modules[gate.names[0]])
+        reason = reason or ("" if _take(module, gate.names, taken) else _TAKEN)
         if reason:
             report.left_alone.update({_path(name, layer): reason for layer in gate.names})
             continue
@@ -223,12 +225,6 @@ def _join(name: str, draft: ModuleDraft, taken: set[int], report: OptimizeReport
         report.left_alone.setdefault(_path(name, layer), reason)
 
 
-def _why_not_gated(module: Any, names: tuple[str, ...], taken: set[int]) -> str:
-    """Return in words why the weights of a gate cannot lie by turns; empty if they may, and claim them then."""
-    reason = _why_no_kernel(module._modules[names[0]])
-    return reason or ("" if _take(module, names, taken) else _TAKEN)
-
-
 def _why_no_kernel(layer: Any) -> str:
     dtype = str(layer.weight.dtype).removeprefix("torch.")
     ours = layer.weight.dtype in HALF_DTYPES
@@ -245,7 +241,6 @@ def _take(module: Any, names: tuple[str, ...], taken: set[int]) -> bool:
 
 
 def _sum(name: str, draft: ModuleDraft, drafts: dict[str, ModuleDraft], report: OptimizeReport) -> None:
-    """Add the sums of one module with what its children return."""
     for found in find_sums(draft.module, draft.flow):
         path = _path(name, found.child)
         child = drafts.get(path)
@@ -260,7 +255,6 @@ def _sum(name: str, draft: ModuleDraft, drafts: dict[str, ModuleDraft], report: 
 
 
 def _fuse_norms(model: Any, report: OptimizeReport) -> None:
-    """Let torch's fused kernel compute the norms of a model."""
     for name, module in model.named_modules():
         epsilon = None if _why_not_read(module) else epsilon_of_norm(module)
         if epsilon is not None:
@@ -270,7 +264,6 @@ def _fuse_norms(model: Any, report: OptimizeReport) -> None:
 
 
 def _name_the_rest(model: Any, drafts: dict[str, ModuleDraft], errors: dict[str, str], report: OptimizeReport) -> None:
-    """Give a reason for every layer that is as it was."""
     for name, module in _owners(model):
         draft = drafts.get(name)
         for child, layer in module._modules.items():
@@ -317,13 +310,6 @@ def save_contiguously(model: Any) -> None:
         signature = inspect.signature(original)
         if _STATE_ARGUMENT in signature.parameters:
             setattr(module, _SAVE_METHOD, types.MethodType(_saver(original, signature), module))
-
-
-def save_as_before(model: Any) -> None:
-    """Undo :func:`save_contiguously`; return None."""
-    for module in model.modules():
-        if hasattr(module.__dict__.get(_SAVE_METHOD), _SAVES_CONTIGUOUSLY):
-            delattr(module, _SAVE_METHOD)
 
 
 def contiguous_tensors(state: Mapping[str, Any]) -> dict[str, Any]:

@@ -198,7 +198,6 @@ def run_trial(
         pairs: number of pairs, 3 or more.
         more_is_better: the figure is a rate such as tokens per second; else it is a time.
         library: the user's library of runs with OutBLAS; None: the one that the environment names.
-        progress: called after each run.
 
     Raises:
         UsageError: fewer than 3 pairs, or a run fails.
@@ -207,7 +206,10 @@ def run_trial(
         raise UsageError(f"--pairs is {pairs}", f"an integer of {MIN_ROUNDS} or more", "pass a larger --pairs")
     total = 2 * pairs + 2
     found: dict[bool, list[ProgramRun]] = {False: [], True: []}
-    for done, ours in enumerate(_order(pairs), 1):
+    order = [False, True]
+    for pair in range(pairs):
+        order += [True, False] if pair % 2 else [False, True]
+    for done, ours in enumerate(order, 1):
         found[ours].append(program.with_outblas(library) if ours else program.without())
         progress(done, total)
     without, with_outblas = ([run.figure for run in found[ours][1:]] for ours in (False, True))
@@ -217,11 +219,3 @@ def run_trial(
         bootstrap_median(without), bootstrap_median(with_outblas), paired_speedup(times[0], times[1]), pairs,
         last.ours, last.torchs, last.reason,
     )  # fmt: skip
-
-
-def _order(pairs: int) -> list[bool]:
-    """Return the ways of all runs, True with OutBLAS: the first pair does not count."""
-    order = [False, True]
-    for pair in range(pairs):
-        order += [True, False] if pair % 2 else [False, True]
-    return order

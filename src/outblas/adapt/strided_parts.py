@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from outblas.adapt.dataflow import Dataflow, Key
+from outblas.adapt.dataflow import Dataflow
 
 #: Methods and functions that permute extents.
 _PERMUTING = ("transpose", "permute", "swapaxes", "swapdims", "movedim", "moveaxis", "t", "T", "mT", "H", "mH")
@@ -75,7 +75,12 @@ class _Search:
         key = self._flow.keys[user]
         if key[0] == "call":
             if key[2] == value:
-                return self._fails_in_method(user, self._flow.keys[value], permuted)
+                method = self._flow.keys[value]
+                if method[0] != "attribute":
+                    return not permuted
+                self._waiting.append((user, permuted ^ (method[2] in _PERMUTING)))
+                self._judged.add(user)
+                return method[2] in LAYOUT_NAMES and user not in self._replaced and not self._may_have_dtype(user)
             return self._fails_in_call(user, permuted)
         if key[0] == "attribute" and key[2] not in _NO_PARTS:
             calls = [one for one in self._flow.users.get(user, []) if one >= 0 and self._flow.keys[one][0] == "call"]
@@ -91,13 +96,6 @@ class _Search:
         known = {id(call.func) for call in calls if isinstance(call, ast.Call)}
         names = (one for one in ast.walk(flow.tree) if isinstance(one, ast.Attribute) and one.attr in LAYOUT_NAMES)
         return any(id(one) not in known for one in names)
-
-    def _fails_in_method(self, call: int, method: Key, permuted: bool) -> bool:
-        if method[0] != "attribute":
-            return not permuted
-        self._waiting.append((call, permuted ^ (method[2] in _PERMUTING)))
-        self._judged.add(call)
-        return method[2] in LAYOUT_NAMES and call not in self._replaced and not self._may_have_dtype(call)
 
     def _may_have_dtype(self, call: int) -> bool:
         """Return True for ``.view(dtype)``, which a part can do, and for an expression that may give a dtype."""
@@ -124,7 +122,7 @@ class _Search:
 
     def _fails_in_code(self, code: Any, call: int, permuted: bool) -> bool:
         name = str(getattr(code, "__name__", ""))
-        if is_of_torch(code):
+        if isinstance(code, _FUNCTIONS) and _package(code) == "torch":
             if name in _VIEWING or name in _PERMUTING:
                 self._waiting.append((call, permuted ^ (name in _PERMUTING)))
             return name in LAYOUT_NAMES
@@ -153,11 +151,6 @@ def reads_layout(code: Any) -> bool | None:
     return True if found.reads else None if found.is_unreadable else False
 
 
-def is_of_torch(code: Any) -> bool:
-    """Return True for a function of torch itself."""
-    return isinstance(code, _FUNCTIONS) and _package(code) == "torch"
-
-
 class _Reading:
     """Reads code once, and keeps the findings.
 
@@ -180,7 +173,14 @@ class _Reading:
             return
         self._seen.add(id(code))
         if isinstance(code, torch.nn.Module):
-            self._read_module(code)
+            for one in code.modules():
+                kind = type(one)
+                for hook in (*one._forward_pre_hooks.values(), *one._forward_hooks.values()):
+                    self.read(hook)
+                self.read(one.__dict__.get("forward"))
+                self.is_unreadable |= isinstance(one, torch.jit.ScriptModule)
+                self.read(kind.forward, kind)
+                self.read(kind.__call__, kind)
         elif isinstance(code, types.MethodType):
             self.read(code.__func__, type(code.__self__))
         elif isinstance(code, functools.partial):
@@ -194,16 +194,6 @@ class _Reading:
             self.read(code.__wrapped__, owner)
         elif callable(code) and not (isinstance(code, _FUNCTIONS) and _package(code) in _TRUSTED):
             self.is_unreadable = True
-
-    def _read_module(self, module: Any) -> None:
-        for one in module.modules():
-            kind = type(one)
-            for hook in (*one._forward_pre_hooks.values(), *one._forward_hooks.values()):
-                self.read(hook)
-            self.read(one.__dict__.get("forward"))
-            self.is_unreadable |= isinstance(one, torch.jit.ScriptModule)
-            self.read(kind.forward, kind)
-            self.read(kind.__call__, kind)
 
     def _read_function(self, function: Any, owner: type | None) -> None:
         names = set(_names(function.__code__))
@@ -236,7 +226,6 @@ def _names(code: types.CodeType) -> Iterator[str]:
 
 
 def _package(code: Any) -> str:
-    """Return the name of the package that made a callable."""
     if isinstance(code, types.BuiltinFunctionType) and code.__module__ is None:
         return "torch" if getattr(torch._C._VariableFunctions, code.__name__, None) is code else ""
     if getattr(builtins, getattr(code, "__name__", ""), None) is code:

@@ -168,15 +168,12 @@ def find_merges(module: Any, flow: Dataflow, products: dict[str, Step]) -> tuple
             continue
         reason = why_not_joined([module._modules[name] for name in steps]) or _why_apart(module, flow, value, steps)
         if reason:
-            refused.update(dict.fromkeys(steps, f"shares its input with {_others(steps)}, but {reason}"))
+            others = "others" if len(steps) > 2 else "another"
+            refused.update(dict.fromkeys(steps, f"shares its input with {others}, but {reason}"))
         else:
             first = next(iter(steps.values()))
             found.append(Merge(steps, first.node.args[0].id))
     return found, refused
-
-
-def _others(steps: dict[str, Step]) -> str:
-    return "others" if len(steps) > 2 else "another"
 
 
 def _why_apart(module: Any, flow: Dataflow, value: int, steps: dict[str, Step]) -> str:
@@ -203,7 +200,6 @@ def _what_may_change(module: Any, flow: Dataflow, moved: Collection[Step], last:
 
     Args:
         moved: calls that change their place; they themselves do not count.
-        last: the last step that may not see a change.
     """
     new = [step.value for step in moved]
     places = [flow.steps.index(step) for step in moved]
@@ -244,7 +240,15 @@ def _splits_heads(flow: Dataflow, value: int) -> bool:
     parts = flow.keys[calls[0]][3]
     if len(parts) == 1 and flow.keys[parts[0]][0] == "tuple":
         parts = flow.keys[parts[0]][1:]
-    return _leading_extents(flow, parts)
+    # ``(*x.shape[:-1], a, b)``, or ``(x.shape[0], x.shape[1], a, b)`` in any spelling.
+    keys = [flow.keys[part] for part in parts]
+    if len(keys) == 3 and keys[0][0] == "starred":
+        cut = flow.keys[keys[0][1]]
+        return cut[0] == "part" and _is_shape(flow, cut[1]) and flow.keys[cut[2]] == _but_the_last(flow)
+    if len(keys) == 4 and keys[0][0] == keys[1][0] == "item":
+        same = keys[0][1] == keys[1][1] and _is_shape(flow, keys[0][1])
+        return same and (keys[0][2], keys[1][2]) == (0, 1)
+    return False
 
 
 def views_of(flow: Dataflow, value: int) -> list[Step]:
@@ -273,18 +277,6 @@ def _is_shape_given(flow: Dataflow, view: Step) -> bool:
     return not flow.has_keywords(view) and (
         len(given) > 1 or (len(given) == 1 and flow.keys[given[0]][0] in ("tuple", "constant", "starred"))
     )
-
-
-def _leading_extents(flow: Dataflow, parts: tuple[int, ...]) -> bool:
-    """``(*x.shape[:-1], a, b)``, or ``(x.shape[0], x.shape[1], a, b)`` in any spelling."""
-    keys = [flow.keys[part] for part in parts]
-    if len(keys) == 3 and keys[0][0] == "starred":
-        cut = flow.keys[keys[0][1]]
-        return cut[0] == "part" and _is_shape(flow, cut[1]) and flow.keys[cut[2]] == _but_the_last(flow)
-    if len(keys) == 4 and keys[0][0] == keys[1][0] == "item":
-        same = keys[0][1] == keys[1][1] and _is_shape(flow, keys[0][1])
-        return same and (keys[0][2], keys[1][2]) == (0, 1)
-    return False
 
 
 def _but_the_last(flow: Dataflow) -> tuple[Any, ...]:
@@ -363,7 +355,6 @@ def _argument(flow: Dataflow, product: Step, place: Step) -> str | None:
 
 
 def place(step: Step) -> tuple[int, int, int, int]:
-    """Return the place of a step in the source."""
     return place_of(step.node)
 
 

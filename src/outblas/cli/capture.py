@@ -38,7 +38,12 @@ def capture(
     _check_captured(out_file, append)
     python, options, words = python_command(program)
     check_interpreter(python)
-    _check_writable(out_file)
+    # Before a long program runs for nothing.
+    try:
+        try_folder(out_file.parent)
+    except OSError as error:
+        wrong = f"--out {out_file} cannot be written ({error.strerror or error})"
+        raise UsageError(wrong, "a file in a writable folder", "choose another path") from error
     out_file = out_file.resolve()  # the program may change its working directory
     command = [python, *options, "-m", run_program.__name__, "--out", str(out_file)]
     command += [*(["--append"] if append else []), "--", *words]
@@ -62,19 +67,6 @@ def _print_document(exit_code: int, file: Path) -> int:
         CaptureDocument(file=str(file), exit_code=exit_code, problems=problems, not_served=seen.not_served())
     )
     return exit_code
-
-
-def _check_writable(path: Path) -> None:
-    """Make the folder of the record and try a file in it, before a long program runs for nothing.
-
-    Raises:
-        UsageError: a folder above the file cannot be made, or takes no file.
-    """
-    try:
-        try_folder(path.parent)
-    except OSError as error:
-        wrong = f"--out {path} cannot be written ({error.strerror or error})"
-        raise UsageError(wrong, "a file in a writable folder", "choose another path") from error
 
 
 def _check_captured(path: Path, append: bool) -> None:

@@ -70,7 +70,6 @@ EXTRAS = {
 
 
 def parts() -> list[Part]:
-    """Return all parts of the help page, those of outblas-lab last."""
     return [*PARTS, *(part for table in lab_parts.modules(lab_parts.COMMANDS) for part in table.PARTS)]
 
 

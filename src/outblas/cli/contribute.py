@@ -69,9 +69,6 @@ def contribute(
 def check_contribution(path: Path) -> None:
     """Verify a contribution; print its content and every fault.
 
-    Args:
-        path: the file.
-
     Raises:
         RecordError: the file is damaged or hostile.
         Exit: the content has faults; the status is 2.

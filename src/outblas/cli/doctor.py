@@ -71,7 +71,6 @@ class MachineVerdict:
 
     @property
     def line(self) -> str:
-        """The verdict as one line."""
         parts = [f"can: {', '.join(self.can) or 'nothing yet'}"]
         parts += [f"cannot: {', '.join(self.cannot)}"] if self.cannot else []
         return "; ".join([*parts, f"next: {self.next}"])

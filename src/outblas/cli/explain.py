@@ -36,7 +36,10 @@ def explain(
     from outblas.tune.intervals.model_ranges import check_engine, served, step_speedup, weights_of_file
 
     check_engine(engine)
-    numbers, where = _numbers(rows), parse_device(device)
+    found = integers("--rows", rows)
+    if min(found, default=0) < 1:
+        raise UsageError(f"--rows {rows!r}", "integers of 1 or more, with commas between", "e.g. --rows 1,8,64,256")
+    numbers, where = list(dict.fromkeys(found)), parse_device(device)
     weights, library = weights_of_file(model, tp, dtype, where)
     gpu = packaged_gpu(library.gpu) if where.gpu_index is None else gpu_of_device(where.gpu_index)
     choose = any_shape_chooser(gpu.name, library)
@@ -68,10 +71,3 @@ def _tune_command(model: Path, tp: int, dtype: str | None, device: str | None) -
     for option, value in (("--dtype", dtype), ("--device", device)):
         words += [] if value is None else [option, value]
     return shlex.join(words)
-
-
-def _numbers(text: str) -> list[int]:
-    found = integers("--rows", text)
-    if min(found, default=0) < 1:
-        raise UsageError(f"--rows {text!r}", "integers of 1 or more, with commas between", "e.g. --rows 1,8,64,256")
-    return list(dict.fromkeys(found))

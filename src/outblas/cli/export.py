@@ -83,7 +83,6 @@ def _captured(file: Path, kind: tuple[str, str, str]) -> list[Problem]:
 
 
 def _write_set(targets: Sequence[Target], label: str, folder: Path) -> list[Path]:
-    """Write kernels of one kind as one folder, named after their origin and kind."""
     from outblas.export.huggingface import write_folder
 
     p, launch = targets[0].problem, targets[0].launch

@@ -298,7 +298,6 @@ def _print_nothing_tuned(gates: int) -> None:
 
 
 def _check_install(install: bool | None, where: Device) -> None:
-    """Raise UsageError where --install is passed for figures of a recording."""
     if install and where.recording is not None:
         raise UsageError(
             f"--install with figures of the recording {where}",
@@ -415,7 +414,14 @@ def check_sources(context: typer.Context) -> None:
         raise UsageError("--sample with --mnk", "one of them", "leave one out")
     if captured is not None and (mnk or sample is not None):
         raise UsageError("--captured with --mnk or --sample", "one of them", "leave one out")
-    _check_model(context, model, given["engine"])
+    # Raise UsageError for options that do not go with --model, or with it alone.
+    engine = given["engine"]
+    others = ("tp", "engine") if model is None else _NOT_OF_A_MODEL
+    for option in given_options(context, *others).values():
+        if model is None:
+            raise UsageError(f"{option} without --model", "a model's config.json", "e.g. --model config.json")
+        raise UsageError(f"--model with {option}", "one of them", "leave one out")
+    check_engine(engine)
 
 
 def named_problems(context: typer.Context, kind: Kind) -> tuple[str, list[Problem]]:
@@ -439,7 +445,6 @@ def ranges_and_others(
 
     Args:
         ranked: captured problems, the largest share of the time first.
-        where: the GPU or the recording that measures.
     """
     from outblas.tune.intervals.range_search import RangesRequest, linear_ranges, ranges_of_suite, split_captured
 
@@ -456,7 +461,6 @@ def ranges_and_others(
 
 
 def _model_ranges(file: Path, tp: int, dtype: str | None, where: Device) -> RangesRequest:
-    """Return the ranges of a model with what the library lacks, and print a line for each of its weights."""
     from outblas.tune.intervals.model_ranges import lacking_ranges, weights_of_file
 
     weights, _ = weights_of_file(file, tp, dtype, where)
@@ -466,13 +470,3 @@ def _model_ranges(file: Path, tp: int, dtype: str | None, where: Device) -> Rang
     if found.searched and where.recording is not None:
         raise UsageError(f"--model with figures of {where}", "a GPU that measures", "tune with --device cuda:0")
     return found
-
-
-def _check_model(context: typer.Context, model: Path | None, engine: str) -> None:
-    """Raise UsageError for options that do not go with --model, or with it alone."""
-    others = ("tp", "engine") if model is None else _NOT_OF_A_MODEL
-    for option in given_options(context, *others).values():
-        if model is None:
-            raise UsageError(f"{option} without --model", "a model's config.json", "e.g. --model config.json")
-        raise UsageError(f"--model with {option}", "one of them", "leave one out")
-    check_engine(engine)

@@ -170,7 +170,12 @@ def close_inherited(kept: Connection) -> None:
     Args:
         kept: an open ``multiprocessing.connection.Connection``; its descriptor stays as it is.
     """
-    links = _open_descriptors()
+    links = dict[int, str]()  # descriptor -> target of its link; "" if the system does not say (no /proc)
+    folder = "/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"
+    for name in os.listdir(folder):
+        with contextlib.suppress(OSError):  # the descriptor that listed the folder is closed by now
+            os.fstat(int(name))
+            links[int(name)] = os.readlink(f"{folder}/{name}") if folder.startswith("/proc") else ""
     cuda = any(link.startswith(_CUDA_FILES) for link in links.values())
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor, link in links.items():
@@ -181,17 +186,6 @@ def close_inherited(kept: Connection) -> None:
             continue
         os.dup2(null, descriptor, inheritable=False)
     os.close(null)
-
-
-def _open_descriptors() -> dict[int, str]:
-    """Return descriptor -> target of its link, for all of this process; "" if the system does not say (no /proc)."""
-    found = dict[int, str]()
-    folder = "/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"
-    for name in os.listdir(folder):
-        with contextlib.suppress(OSError):  # the descriptor that listed the folder is closed by now
-            os.fstat(int(name))
-            found[int(name)] = os.readlink(f"{folder}/{name}") if folder.startswith("/proc") else ""
-    return found
 
 
 def end_with_parent(parent: int) -> None:

@@ -64,7 +64,8 @@ def derived_record(found: DeviceAttributes) -> GpuRecord:
     The bandwidth of the memory is 2 times its clock times its width. Rates of instructions and of L2 are the
     architecture's work per clock and SM, times clock and SMs. Its short name comes from the product name.
     """
-    row = _architecture_row(found)
+    rows = _architectures()["rows"]
+    row = next(row for row in rows if row["arch"] in (found.arch, None) and row["contains"] in found.product)
     cycles = found.sms * found.clock_khz * 1e3  # of all SMs, a second
     work = row["flops_per_clock"]
     gpu = Gpu(
@@ -86,12 +87,6 @@ def _free_name(product: str) -> str:
     """Return the short name of a product, with ``-other`` if a packaged record of other hardware has it."""
     name = short_name(product)
     return f"{name}-other" if name in packaged_records() else name
-
-
-def _architecture_row(found: DeviceAttributes) -> dict[str, Any]:
-    """Return the bounds of a device's architecture; the last row is for architectures that are not listed."""
-    rows = _architectures()["rows"]
-    return next(row for row in rows if row["arch"] in (found.arch, None) and row["contains"] in found.product)
 
 
 def never_ran_on(arch: int) -> bool:

@@ -232,9 +232,6 @@ def lock_run_folder(folder: Path, name: str = "run.json") -> Iterator[None]:
     A folder belongs to a run if it holds the file ``name``, whatever else it holds. It counts as empty if it holds only
     the lock file and unfinished copies of ``name``. The file ``name`` itself is not made.
 
-    Args:
-        name: the file that marks a folder as a run's.
-
     Raises:
         UsageError: the folder holds other files and no file ``name``, is no folder, or its name is no UTF-8.
         RecordError: as :func:`lock_folder`, or the folder cannot be read.

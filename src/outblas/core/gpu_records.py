@@ -77,7 +77,6 @@ class GpuRecord:
         return self.names_product(product) and sms == self.gpu.sms and near
 
     def to_json(self) -> dict[str, Any]:
-        """Return the content of the record's file."""
         figures = {name: value for name, value in asdict(self.gpu).items() if name != "name"}
         head = {"format": FORMAT, "name": self.gpu.name, "title": self.title, "products": list(self.products)}
         found = {**head, "reference": self.reference, "figures": {**figures, "clusters": list(self.gpu.clusters)}}
@@ -107,7 +106,10 @@ def record_from_json(data: Any, where: str, origin: str) -> GpuRecord:
         reference, provenance = data.get("reference") is True, data.get("provenance")
         if provenance is not None and not isinstance(provenance, dict):
             raise ValueError("provenance is no object")
-        products = _product_names(data["products"])
+        value = data["products"]
+        if not isinstance(value, list) or not all(isinstance(name, str) and "\\" not in name for name in value):
+            raise ValueError(f"products {value!r} are no plain names")
+        products = tuple(value)
         return GpuRecord(gpu, title, products, source, reference, origin, provenance, heuristics)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RecordError(
@@ -122,13 +124,6 @@ def _words(name: str, value: Any) -> str:
     if not isinstance(value, str):
         raise ValueError(f"{name} {value!r}")
     return value
-
-
-def _product_names(value: Any) -> tuple[str, ...]:
-    """Return the product names of a file; raise ValueError for an escaped name, which only a pattern has."""
-    if not isinstance(value, list) or not all(isinstance(name, str) and "\\" not in name for name in value):
-        raise ValueError(f"products {value!r} are no plain names")
-    return tuple(value)
 
 
 def _figure(name: str, value: Any) -> Any:
@@ -315,7 +310,6 @@ def has_data(name: str, kind: str, ending: str) -> bool:
     """Return True if the package has data of a GPU.
 
     Args:
-        name: short name of the GPU.
         kind: folder of the data in the package, as for :func:`nearest_with_data`.
         ending: end of the file's name, as for :func:`nearest_with_data`.
     """

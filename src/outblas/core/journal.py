@@ -150,7 +150,6 @@ class Journal:
         return sum(len(line) for line in lines)
 
     def _failed(self, error: OSError) -> RecordError:
-        """Return the RecordError for a failed read or write."""
         return RecordError(
             f"journal {self.path} cannot be written or read ({error.strerror or error})",
             "a writable path and free disk space",

@@ -17,11 +17,7 @@ COMMANDS, AGENTS, PARTS = "outblas.commands", "outblas.agents", "outblas.parts"
 
 @functools.cache
 def entry_points(group: str) -> dict[str, metadata.EntryPoint]:
-    """Return name -> entry point of a group, sorted by name; empty without outblas-lab.
-
-    Args:
-        group: one of this module's groups.
-    """
+    """Return name -> entry point of a group, sorted by name; empty without outblas-lab."""
     from importlib import metadata  # here: importing the package must stay cheap
 
     return {one.name: one for one in sorted(metadata.entry_points(group=group), key=lambda one: one.name)}

@@ -96,10 +96,8 @@ def bootstrap_median(
     return float(np.median(x)), float(low), float(high)
 
 
-def bootstrap_geomean(
-    values: Sequence[float], *, confidence: float = 0.95, resamples: int = 2000, seed: int = 0
-) -> tuple[float, float]:
-    """Return the percentile-bootstrap interval of the geometric mean: (low, high).
+def bootstrap_geomean(values: Sequence[float]) -> tuple[float, float]:
+    """Return the 95% percentile-bootstrap interval of the geometric mean, of 2,000 fixed resamples: (low, high).
 
     It says how far another sample of problems may move the mean. The order of the values does not matter.
 
@@ -115,8 +113,8 @@ def bootstrap_geomean(
     logs = np.sort(_logs(values, "the geometric mean"))
     if logs.size < MIN_ROUNDS:
         raise UsageError(f"an interval of {logs.size} values", f"{MIN_ROUNDS} or more values", "measure more problems")
-    drawn = np.random.default_rng(seed).integers(0, logs.size, (resamples, logs.size))
-    tail = 50.0 * (1.0 - confidence)
+    drawn = np.random.default_rng(0).integers(0, logs.size, (2000, logs.size))
+    tail = 50.0 * (1.0 - 0.95)
     low, high = np.percentile(logs[drawn].mean(axis=1), (tail, 100.0 - tail))
     return math.exp(low), math.exp(high)
 

@@ -36,7 +36,6 @@ class Weight:
 
     @classmethod
     def of(cls, problem: Problem) -> Weight:
-        """Return the weight of a problem."""
         return cls(problem.n, problem.k, problem.layout, problem.dtype, problem.acc)
 
     @classmethod

@@ -80,7 +80,7 @@ class NativeCall(NamedTuple):
         self.products.lend(index, stream, workspace.data_ptr(), workspace.nbytes, workspace)
 
 
-def open_products(key: str, libcuda: str | None = None) -> tuple[Any, str]:
+def open_products(key: str) -> tuple[Any, str]:
     """Open the C++ kernels of a dispatch key.
 
     Example: without a C++ compiler at the build, it returns ``(None, "outblas.dispatch._native was built without a C++
@@ -88,7 +88,6 @@ def open_products(key: str, libcuda: str | None = None) -> tuple[Any, str]:
 
     Args:
         key: ``"CPU"`` or ``"CUDA"``.
-        libcuda: file name of the driver's library; None: the default one.
 
     Returns:
         (kernels, ""), or (None, the reason in one line) if they cannot be used. It does not raise for lack of them.
@@ -101,7 +100,7 @@ def open_products(key: str, libcuda: str | None = None) -> tuple[Any, str]:
         return None, "outblas.dispatch._native was built without a C++ compiler"
     try:
         ask_python_keys()
-        return make(libcuda or native.LIBCUDA, _DEVICES[key][0], _addresses(key)), ""
+        return make(native.LIBCUDA, _DEVICES[key][0], _addresses(key)), ""
     except (AttributeError, OSError, RuntimeError, TypeError, ValueError) as error:  # another torch, another driver
         return None, f"the kernels of outblas.dispatch._native cannot be used here: {error}"
 

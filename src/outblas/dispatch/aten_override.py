@@ -105,21 +105,18 @@ class Override:
                 self._library._destroy()
                 self._library = self._registered(ASK_PYTHON_KEY)
                 self._begin(products)
-            self._install_further()
+            # Replace the operators that the guarantee or ``OUTBLAS_FUSED`` needs beside ``mm`` and ``bmm``.
+            if process_guarantee() == "batch_invariant":
+                if self._products is None or self.why_python:  # up to torch 2.12 Python registers an operator once
+                    self._library._destroy()
+                    self._library = self._implemented({"mm": self._kernel(our_mm, torch_mm)}, self._key)
+                operators = (invariant_operators.bmm, invariant_operators.addmm, invariant_operators.baddbmm)
+                self._further = self._implemented({each.__name__: self._counted(each) for each in operators}, self._key)
+            elif is_on(FUSED_VARIABLE):
+                self._further = self._implemented({"addmm": self._biased}, self._key)
         except BaseException:
             self.remove()
             raise
-
-    def _install_further(self) -> None:
-        """Replace the operators that the guarantee or ``OUTBLAS_FUSED`` needs beside ``mm`` and ``bmm``."""
-        if process_guarantee() == "batch_invariant":
-            if self._products is None or self.why_python:  # up to torch 2.12 Python registers an operator once
-                self._library._destroy()
-                self._library = self._implemented({"mm": self._kernel(our_mm, torch_mm)}, self._key)
-            operators = (invariant_operators.bmm, invariant_operators.addmm, invariant_operators.baddbmm)
-            self._further = self._implemented({each.__name__: self._counted(each) for each in operators}, self._key)
-        elif is_on(FUSED_VARIABLE):
-            self._further = self._implemented({"addmm": self._biased}, self._key)
 
     def remove(self) -> None:
         """Restore torch's own kernels; as for :meth:`install`, no other thread may compute a product meanwhile.

@@ -69,7 +69,6 @@ def save_operands(ctx: Any, a: torch.Tensor, b: torch.Tensor, wants: tuple[bool,
     Example: with ``wants=(True, False)``, ``ctx.saved_tensors`` is ``(None, b)``.
 
     Args:
-        ctx: context of the autograd function.
         a: first operand; saved if ``b``'s gradient is wanted, else None is saved.
         b: second operand; saved if ``a``'s gradient is wanted, else None is saved.
         wants: whether the gradients of ``a`` and of ``b`` are wanted.

@@ -31,7 +31,6 @@ class CallOption(NamedTuple):
         return OPTIONS.index(self)
 
     def at_least(self, guarantee: Guarantee) -> CallOption:
-        """Return the option with the stronger of its own guarantee and another one."""
         strong = stronger(self.guarantee, guarantee)
         return self if strong == self.guarantee else CallOption(self.launch, strong)
 

@@ -137,8 +137,6 @@ def decide(
         b: (K, N).
         out: (M, N); None: a new tensor, which is aligned.
         gpu: GPU of the operands; None: not supported.
-        library: library of that GPU.
-        launch: launch option that the call allows.
         any_shape: decides problems that the library does not have, or leaves open
             (:attr:`outblas.records.library_row.LibraryRow.is_open`); None: torch computes them.
         terms: guarantee and workload. With ``batch_invariant`` only kernels of the weight's order of summation are

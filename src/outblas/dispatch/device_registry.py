@@ -51,9 +51,6 @@ def device_state(index: int) -> DeviceState:
 
     The state is made at the first call and kept; later calls return the same object. A GPU without a library has a
     state with an empty one. An unsupported GPU has ``gpu=None``.
-
-    Args:
-        index: CUDA index of the device.
     """
     found = devices.get(index)
     if found is None:
@@ -79,7 +76,6 @@ def replace_library(library: Library | str | os.PathLike[str] | None, index: int
 
     Args:
         library: a library or its file; None: the default of a new device.
-        index: index of the CUDA device.
 
     Raises:
         RecordError: the file cannot be used.
@@ -137,9 +133,6 @@ def forget_decisions(index: int) -> None:
 
 def replace_workload(workload: str | None) -> None:
     """Set the workload of the process, and forget decisions by the old one.
-
-    Args:
-        workload: as for :func:`outblas.dispatch.process_workload.set_process_workload`.
 
     Raises:
         UsageError: the workload is unknown.
@@ -215,9 +208,6 @@ def _default_choices(
     """Return the user's library before the packaged one, their sources in words, and the device's own chooser.
 
     Args:
-        gpu: the GPU.
-        index: CUDA index of the device.
-        lt: its algorithms of cuBLASLt, whose answers the chooser asks.
         damaged_ok: warn of a damaged packaged library, and go on without it and without a chooser.
 
     Raises:
@@ -279,7 +269,6 @@ def new_decisions(index: int, library: Library | None, workload: Workload) -> Ke
     """Return new decisions of a CUDA device, with an empty native table. The device's own stay in use.
 
     Args:
-        index: CUDA index.
         library: the library; None: the one that the device uses.
         workload: workload of the process while these are in use.
 

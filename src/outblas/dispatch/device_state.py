@@ -126,7 +126,6 @@ class DeviceState:
         """Enqueue the product of a decision on torch's current stream.
 
         Args:
-            decision: decision with a kernel or an algorithm.
             a: (M, K).
             b: (K, N).
             out: (M, N), the output; None: a new tensor.
@@ -179,7 +178,6 @@ class DeviceState:
         return self._kernels.get(kind) or self._kernels.setdefault(kind, load())
 
     def forget_decisions(self) -> None:
-        """Decide every product anew at its next call."""
         with self._lock:
             self._decisions.clear()
 

@@ -21,10 +21,6 @@ _W = TypeVar("_W")
 _LOG = logging.getLogger(__name__)
 
 
-def _never() -> bool:
-    return False
-
-
 class DeviceWorkspaces:
     """Hands out workspaces. Capturing streams get memory of their graph."""
 
@@ -37,7 +33,7 @@ class DeviceWorkspaces:
         stream: int,
         nbytes: int,
         device: torch.device,
-        capturing: Callable[[], bool] = _never,
+        capturing: Callable[[], bool] = bool,
         of_algorithm: bool = False,
     ) -> torch.Tensor | CapturedWorkspace | None:
         """Return the workspace for a call from Python.
@@ -60,7 +56,7 @@ class DeviceWorkspaces:
             return None if capture is None else self._captured.take(stream, capture, nbytes, device)
 
     def to_lend(
-        self, stream: int, nbytes: int, device: torch.device, capturing: Callable[[], bool] = _never
+        self, stream: int, nbytes: int, device: torch.device, capturing: Callable[[], bool] = bool
     ) -> tuple[torch.Tensor | CapturedWorkspace | None, int]:
         """Return the workspace for calls from C, which locks it over each call, and the id of the stream's capture.
 

@@ -125,11 +125,16 @@ class Switch:
         return not reason
 
     def _settle(self) -> None:
-        """Bring the replacement and the guarantee to what the process and its users want."""
         wanted = self._users if self._wanted is None else [*self._users, self._wanted]
         guarantee = functools.reduce(stronger, wanted, GUARANTEES[0])
         if self._on and (not wanted or guarantee != process_guarantee()):
-            self._uninstall()
+            from outblas.dispatch import inductor_pass
+
+            self._on = False
+            self._layers.remove()
+            self._override.remove()
+            inductor_pass.remove(self._pass)
+            self._guarantee(GUARANTEES[0])
         if wanted and not self._on:
             self._guarantee(guarantee)
             try:
@@ -178,15 +183,6 @@ class Switch:
             self._layers.install()
             undo.pop_all()
         self._on = True
-
-    def _uninstall(self) -> None:
-        from outblas.dispatch import inductor_pass
-
-        self._on = False
-        self._layers.remove()
-        self._override.remove()
-        inductor_pass.remove(self._pass)
-        self._guarantee(GUARANTEES[0])
 
 
 def enable(*, accurate: bool = False, batch_invariant: bool = False, stacklevel: int = 1) -> bool:

@@ -19,7 +19,6 @@ def why_not_replaced(name: str, key: str) -> str:
 
     Args:
         name: the operator, such as ``mm``.
-        key: the dispatch key.
     """
     lines = torch._C._dispatch_dump(f"aten::{name}").splitlines()
     places = [

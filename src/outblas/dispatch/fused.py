@@ -87,9 +87,6 @@ class FusedState:
         tried again.
 
         Args:
-            problem: the product.
-            config: kernel without the epilogue.
-            epilogue: the operations that follow the product.
             wait: compile within this call instead of in the background.
             capturing: a CUDA graph is being captured: start and load nothing.
         """
@@ -120,7 +117,6 @@ class FusedState:
             self._building[key] = begun
 
     def has_failed(self, problem: Problem, epilogue: Epilogue, config: KernelConfig) -> bool:
-        """Return whether the fused kernel did not compile or load."""
         return bool(self.failed) and (kernel_kind(problem, config), epilogue) in self.failed
 
     def predicted(
@@ -168,13 +164,8 @@ class FusedState:
         """Enqueue the kernel; :meth:`kernel_ready` must have returned True.
 
         Args:
-            problem: the product.
-            config: kernel without the epilogue.
-            epilogue: the operations that follow the product.
             tensors: A (M, K), B (K, N) and C.
-            extra: bias and residual.
             stream: raw stream, which is the current stream of torch.
-            space: workspace, if the kernel needs one.
         """
         a, b, c = tensors
         once = isinstance(space, CapturedWorkspace)  # good for one capture, which has the call in its graph
@@ -230,7 +221,6 @@ def fused_product(
         a: (M, K).
         b: (K, N).
         extra: the tensors that ``epilogue`` names.
-        epilogue: the operations that follow the product.
         out: of the result's shape, contiguous; None: a new tensor.
         wait: wait for the compiler if the kernel is not there yet.
 
@@ -342,10 +332,7 @@ def fused_code(
     """Return the machine code of a fused kernel, as :func:`outblas.runtime.kernel_loader.kernel_code`.
 
     Args:
-        config: the kernel.
-        epilogue: the fused operations.
         refused: why the driver refused the shipped cubin.
-        arch: architecture of the device.
 
     Raises:
         OutblasError: as :func:`outblas.runtime.kernel_loader.kernel_code`.

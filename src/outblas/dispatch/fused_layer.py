@@ -99,7 +99,6 @@ def check_like_result(name: str, t: torch.Tensor, x: torch.Tensor, w: torch.Tens
 
     Args:
         name: name of ``t`` in the error.
-        t: the tensor to check.
         x: (..., K).
         w: (N, K).
         gated: the result has N / 2 columns instead of N.
@@ -130,7 +129,6 @@ def apply_activation(y: torch.Tensor, activation: Activation) -> torch.Tensor:
     """Return torch's own activation of ``y`` as a new tensor; ``y`` itself for ``"none"``.
 
     Args:
-        y: the tensor.
         activation: ``"silu"``, ``"gelu"`` (exact), ``"gelu_tanh"`` or ``"none"``; not checked.
     """
     import torch
@@ -179,9 +177,6 @@ def kernel_adds_bias(x: torch.Tensor) -> bool:
     ``OUTBLAS_FUSED=0``, or always with ``OUTBLAS_FUSED=1``.
 
     In an eager step the decision would cost the host more than the kernel gains. A graph is captured once.
-
-    Args:
-        x: the layer's input.
     """
     return not is_off(FUSED_VARIABLE) if is_captured(x) else is_on(FUSED_VARIABLE)
 
@@ -212,7 +207,6 @@ def run_fused(
         x: (..., K) or (K).
         w: (N, K).
         extra: bias and residual, as ``epilogue`` names them.
-        epilogue: the operations that follow the product.
         out: the result is written here; None: a new tensor.
         wait: wait for the compiler if the kernel is not there yet.
     """

@@ -166,7 +166,6 @@ class ProductPass(_TOLD_OF_INFERENCE or CustomGraphPass):  # type: ignore[misc]
         return any(isinstance(each, ProductPass) and each.is_same_pass(self) for each in passes)
 
     def _products(self) -> tuple[Callable[[Any, Any], bool], Mapping[Any, Any]]:
-        """Return which single products the process's guarantee names, and what replaces them."""
         if process_guarantee() == "batch_invariant":
             return is_half_for_graph, INVARIANT
         return self._predicate, PRODUCTS_ALONE
@@ -180,13 +179,9 @@ class ProductPass(_TOLD_OF_INFERENCE or CustomGraphPass):  # type: ignore[misc]
         """Replace products together with others or with what follows them; none under a guarantee."""
         if process_guarantee() == "batch_invariant":
             return 0
-        joined = join_products(graph, self._serves_joined, self._serves_gate)
+        joined = join_products(graph, lambda a, w: self._predicate(a, w.t()), self._serves_gate)
         gates = 0 if is_off(FUSED_VARIABLE) else fuse_stacked_gates(graph, self._serves_stacked)
         return joined + gates + _replace_biased(graph, self._predicate)
-
-    def _serves_joined(self, a: Any, w: Any) -> bool:
-        """Return whether to compute products of one input (M, K) as one with their joined weights (N, K)."""
-        return self._predicate(a, w.t())
 
     def _serves_gate(self, a: Any, w: Any, activation: ActivationName) -> bool:
         """Return whether to compute a gate by a fused kernel: w (2H, K) has the rows of gate and up by turns."""
@@ -266,7 +261,6 @@ def _replace_biased(graph: Any, predicate: Callable[[Any, Any], bool]) -> int:
 
 
 def _put(graph: Any, node: Any, operator: Any) -> None:
-    """Put an operator with the same arguments in a node's place."""
     with graph.inserting_before(node):
         ours = graph.call_function(operator, tuple(node.args), dict(node.kwargs))
     ours.meta.update(node.meta)

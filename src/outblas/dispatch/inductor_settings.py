@@ -71,7 +71,11 @@ def keep_products(operators: Collection[Any], keeps: Callable[[Any, Any, Any], b
         keeps: function of an operator and the two operands, which are fake tensors, that says whether a product stays.
     """
     changed = []
-    for table in _decompositions():
+    from torch._inductor import decomposition
+
+    copied: Callable[[], Any] = getattr(decomposition, "fast_random_decomps", dict)
+    tables = [getattr(decomposition, "decompositions", None), copied()]
+    for table in [table for table in tables if isinstance(table, dict)]:
         for operator in operators:
             theirs = table.get(operator)
             if callable(theirs):
@@ -84,15 +88,6 @@ def keep_products(operators: Collection[Any], keeps: Callable[[Any, Any, Any], b
                 table[operator] = theirs
 
     return restore
-
-
-def _decompositions() -> list[dict[Any, Any]]:
-    """Return Inductor's tables of decompositions: the one that it is made of, and the copy that it keeps."""
-    from torch._inductor import decomposition
-
-    copied: Callable[[], Any] = getattr(decomposition, "fast_random_decomps", dict)
-    tables = [getattr(decomposition, "decompositions", None), copied()]
-    return [table for table in tables if isinstance(table, dict)]
 
 
 def _unless_kept(operator: Any, keeps: Callable[[Any, Any, Any], bool], theirs: Callable[..., Any]) -> Any:

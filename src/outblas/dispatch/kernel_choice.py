@@ -33,12 +33,6 @@ def kernel_despite_fallback(fallback: Decision, row: LibraryRow | None, launch: 
     kernel for another launch option. Early loads and programmatic dependent launch are switched off unless ``launch``
     allows them. The speed of the kernel without them was not measured.
 
-    Args:
-        fallback: decision for cuBLASLt.
-        row: row of the library for the problem.
-        launch: launch option that the call allows.
-        gpu: GPU of the operands.
-
     Returns:
         A decision with a kernel. ``fallback`` itself if the row has no kernel that is legal without these options.
     """
@@ -70,11 +64,6 @@ def kernel_to_fuse(
     gains if its bound plus :func:`saved_us` over its own time exceeds 1.
 
     Args:
-        problem: the product.
-        epilogue: the operations that follow it.
-        gpu: the GPU.
-        library: library of that GPU.
-        launch: launch option that the call allows.
         answer: first answer of cuBLASLt's heuristic for the product; empty: unknown.
         has_failed: says whether a kernel with this epilogue did not compile before.
 
@@ -119,11 +108,6 @@ def saved_us(problem: Problem, epilogue: Epilogue, gpu: Gpu) -> float:
 
     These are the kernels of torch that compute it from a product, by their number and traffic. Torch adds a bias within
     the product.
-
-    Args:
-        problem: the product.
-        epilogue: the operations that follow it.
-        gpu: the GPU.
     """
     kernels = int(epilogue.activation != NO_EPILOGUE.activation) + int(epilogue.residual or epilogue.gated)
     product = problem.m * problem.n * ELEMENT_BYTES

@@ -141,9 +141,6 @@ def _torch_matmul(
     Without ``out`` torch's products end in the operators that ``enable(batch_invariant=True)`` replaces.
 
     Args:
-        a: as for :func:`matmul`.
-        b: as for :func:`matmul`.
-        out: as for :func:`matmul`.
         option: of a call with a guarantee of its own; None: that of the process holds, which has set torch's switches.
     """
     refused = _why_refused(a, b, out, process_guarantee() if option is None else option.guarantee)
@@ -192,9 +189,6 @@ def run_matmul(
     """Decide and run ``a @ b``; the native table then repeats the decision. Return None if torch must compute it.
 
     Args:
-        a: as for :func:`matmul`.
-        b: as for :func:`matmul`.
-        out: as for :func:`matmul`.
         option: of the call; None: the environment's. The process's guarantee holds in any case.
     """
     if import_torch().compiler.is_compiling():
@@ -235,11 +229,6 @@ def _in_graph(a: torch.Tensor, b: torch.Tensor, guarantee: Guarantee) -> torch.T
     A batch (..., M, K) times one matrix (K, N) counts as a single product; a batch times a batch does not. Return None
     if torch must trace it: outside of compilation, in an export, under autocast, or unless both are half precision on
     one GPU.
-
-    Args:
-        a: first operand.
-        b: second operand.
-        guarantee: the guarantee that the graph keeps for this product.
     """
     if not _is_kept(a, b):
         return None

@@ -68,7 +68,6 @@ def _guaranteed_matmul(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | Non
 
 
 def clear_table() -> None:
-    """Drop all that the table was taught."""
     if table is not None:
         table.forget()
 

@@ -48,7 +48,6 @@ def decide_and_run(
         out: (M, N), the output, which is returned; None: a new tensor.
         option: of the call; the process's guarantee holds in any case.
         call: a call from the C++ kernels, which cache the decision, too.
-        by_class: as for :meth:`outblas.dispatch.device_state.DeviceState.decide`.
 
     Raises:
         DeviceError: the guarantee is ``batch_invariant``, and no kernel of the weight's order can run.
@@ -175,7 +174,6 @@ def has_kernel_for_some_m(device: DeviceState, a: torch.Tensor, b: torch.Tensor)
     Tried are the M that the library lists with this N and K, and the powers of two up to 8192.
 
     Args:
-        device: the open device.
         a: (M, K), where M may be symbolic; K and the strides are numbers.
         b: (K, N), of numbers.
     """
@@ -208,10 +206,8 @@ def remember(
     """Cache a decision in the native table, and in the C++ kernels if they asked by ``call``.
 
     Args:
-        device: device that decided and ran it.
         operands: (a, b, out, option of the call).
         result: the output; None: torch computes it.
-        call: as for :func:`decide_and_run`.
     """
     if result is None and not device.is_left_to_torch(decision):
         return  # what could not be loaded yet, or not be used, under capture

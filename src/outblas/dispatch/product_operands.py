@@ -40,7 +40,6 @@ def why_left_to_torch(a: torch.Tensor, b: torch.Tensor | None, out: torch.Tensor
     ``torch.no_grad()``. :data:`GRADIENT_WANTED` is returned only if no other reason holds.
 
     Args:
-        a: first operand.
         b: second operand; None: it does not count.
         out: the output; None: a new one.
     """
@@ -164,8 +163,6 @@ def fold(
     Example: shapes (2, 3, 8) and (8, 5) give views (6, 8) and (8, 5), ``out`` None and ``shape`` (2, 3, 5).
 
     Args:
-        a: first operand.
-        b: second operand.
         out: contiguous output of the product's shape; None: none.
         may_copy: copy a batched ``a`` whose rows do not lie below each other, for one ``b``; torch would copy it, too.
     """

@@ -233,7 +233,6 @@ def predicted_kernels(
 
     Args:
         gpu: a GPU with packaged data.
-        launch: launch option of its calls.
         answer: first answer of cuBLASLt's heuristic; empty: unknown.
         deviations: 1: first those that may well be fastest; -1: first those with the highest lower bound.
 
@@ -287,8 +286,6 @@ def offered_kernels(
 
     Args:
         gpu_name: name of a GPU with packaged data, e.g. ``h200``.
-        layout: layout of the calls.
-        dtype: dtype of the calls.
         launch: launch option of the calls; kernels that need more are left out.
 
     Raises:

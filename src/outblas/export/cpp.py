@@ -71,7 +71,6 @@ def checking_program(target: Target) -> str:
 
 
 def _encode(target: Target) -> str:
-    """The function that makes a TMA map, and the numbers of the operands' maps."""
     config, problem = target.config, target.problem
     boxes = FAMILIES[config.family].tensor_boxes(problem, config)
     combs = FAMILIES[config.family].combs

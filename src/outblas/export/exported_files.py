@@ -22,7 +22,6 @@ def export(target: Target, formats: Sequence[str], folder: Path) -> list[Path]:
     """Write a target in some formats and return the files, in the order of the formats.
 
     Args:
-        target: the kernel.
         formats: some of ``cu``, ``ptx``, ``cubin``, ``cpp``, ``all`` (these four) and ``hf``; duplicates count once.
         folder: folder of the files, which are named after ``target.name``. It is made if it is missing.
 

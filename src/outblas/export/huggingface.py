@@ -98,7 +98,6 @@ def _operator(targets: Sequence[Target], kernels: dict[KernelKind, str]) -> str:
 
 
 def _python_files(targets: Sequence[Target], package: str) -> dict[str, str]:
-    """Return path -> text of the package's Python files."""
     p = targets[0].problem
     common = {
         "DTYPE": {"fp16": "torch.float16", "bf16": "torch.bfloat16"}[p.dtype],

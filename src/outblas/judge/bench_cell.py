@@ -169,7 +169,6 @@ class BenchCell:
 
     @property
     def entries(self) -> dict[str, Any]:
-        """The baselines that were captured, by name."""
         return {name: self._entries[name] for name in self.graphs}
 
     def measure_baselines(self, options: Options) -> Baselines:
@@ -214,18 +213,14 @@ class BenchCell:
         rounds = max(self.usual_rounds(options), options.near_rounds)
         how = (rounds, options.seed, options.warmup_seconds, options.benchmark_seconds, prune)
         if options.mode == "block":
-            return self._measure_block(graphs, options)
+            from outblas.judge.block_clock import BlockClock, entries_to_time
+
+            names = entries_to_time(self.bench, graphs, [n for n in self.graphs if n not in (*RIVALS, FALLBACK)])
+            blocks = BlockClock(self.bench, architecture(options.gpu))
+            return blocks.measure({name: graphs[name] for name in names}, options.drop_beyond)
         if options.mode == "offline_cold":
             return self.bench.measure_cold({name: graph.calls for name, graph in graphs.items()}, *how)
         return self.bench.measure(graphs, *how)
-
-    def _measure_block(self, graphs: Mapping[str, GraphEntry], options: Options) -> dict[str, Timing]:
-        """Blocks of captured entries."""
-        from outblas.judge.block_clock import BlockClock, entries_to_time
-
-        names = entries_to_time(self.bench, graphs, [n for n in self.graphs if n not in (*RIVALS, FALLBACK)])
-        blocks = BlockClock(self.bench, architecture(options.gpu))
-        return blocks.measure({name: graphs[name] for name in names}, options.drop_beyond)
 
     def report(self, timings: Mapping[str, Timing]) -> Baselines:
         """Return the baselines' part of some rounds, with their details and the reasons of those left out.

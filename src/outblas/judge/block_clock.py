@@ -153,18 +153,13 @@ class SmClock:
         self._parameters = [(ctypes.c_void_p * 1)(ctypes.addressof(address)) for address in self._addresses]
 
     def stamp(self, slot: int, stream: int) -> None:
-        """Enqueue a stamp on a raw stream; it overwrites the slot's last one. Return None.
-
-        Args:
-            slot: 0 to ``slots`` - 1.
-        """
+        """Enqueue a stamp on a raw stream; it overwrites the slot's last one. Return None."""
         parameters = ctypes.addressof(self._parameters[slot])
         grid, block = (self._sms, 1, 1), (1, 1, 1)
         launched = driver().cuLaunchKernel(self._function, *grid, *block, 0, stream, parameters, 0)
         check("cuLaunchKernel", launched)
 
     def clear(self) -> None:
-        """Forget all stamps."""
         self._stamps.zero_()
 
     def between(self, first: int, second: int) -> tuple[float, float]:

@@ -47,25 +47,19 @@ class FallbackEntry:
         found = self._find(problem)
         if found is None:
             return self._torch.bind(problem, a, b, c)
-        space = self._shared(found.workspace_bytes, a.device)
+        from outblas.runtime.workspace import allocate
+
+        # All calls share it: with one for each operand set, partial sums would leave the L2 cache. An algorithm with
+        # 49 parts of K then takes 3% longer.
+        if found.workspace_bytes and (self._workspace is None or self._workspace.nbytes < found.workspace_bytes):
+            self._workspace = allocate(found.workspace_bytes, a.device)
+        space = self._workspace if found.workspace_bytes else None
         return lambda stream: found(a, b, c, stream, space)
 
     def detail(self, problem: Problem) -> str:
         """Return the description of what runs the problem: the algorithm's name, or :meth:`TorchMm.detail` of torch."""
         found = self._find(problem)
         return self._torch.detail(problem) if found is None else self._named[problem]
-
-    def _shared(self, nbytes: int, device: Any) -> Any:
-        """Return the workspace of all calls, as a stream has one in a program; None if none is needed.
-
-        With one for each operand set, partial sums would leave the L2 cache. An algorithm with 49 parts of K then takes
-        3% longer.
-        """
-        from outblas.runtime.workspace import allocate
-
-        if nbytes and (self._workspace is None or self._workspace.nbytes < nbytes):
-            self._workspace = allocate(nbytes, device)
-        return self._workspace if nbytes else None
 
     def _find(self, problem: Problem) -> Any:
         """Return the algorithm of a problem; None: torch computes it."""

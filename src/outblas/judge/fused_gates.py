@@ -204,7 +204,6 @@ class FusedProof:
 
         Args:
             bias: function that fills the tensor it gets, e.g. ``lambda t: t.normal_()``.
-            residual: the same for the residual.
         """
         for t, fill in ((self.extra.bias, bias), (self.extra.residual, residual)):
             if t is not None:

@@ -67,7 +67,12 @@ def prove(
     if static_reason is not None:
         return Verdict(Status.STATIC_REJECTED, (), static_reason)
     if level == "cell":
-        return _prove_cell_alone(entry, problem, gpu_index)
+        import torch
+
+        data = Operands(problem, 1, f"cuda:{gpu_index}")
+        data.fill_normal()
+        prover = CellProver(data, torch.cuda.Stream(gpu_index))
+        return prover.call(entry.bind(problem, *data[0]))
     before = integrity.snapshot()
     verdict = _pass_gates(entry, problem, device or f"cuda:{gpu_index}", trials or ProofTrials())
     return _untampered(verdict, before)
@@ -271,7 +276,6 @@ def _exact(context: ProofContext, worst: list[float]) -> None:
 
 
 def _rounded(problem: Problem, a: Any, b: Any) -> Any:
-    """The product in the type of C."""
     return fp64_product(problem, a, b).float().to(torch_dtype(problem))
 
 
@@ -348,15 +352,6 @@ def _their_product(context: ProofContext, a: Any, b: Any) -> Any:
 def finite_or_none(ratio: float) -> float | None:
     """Return an error ratio that JSON can hold: None if it is NaN or infinite."""
     return ratio if math.isfinite(ratio) else None
-
-
-def _prove_cell_alone(entry: Bindable, problem: Problem, gpu_index: int) -> Verdict:
-    import torch
-
-    data = Operands(problem, 1, f"cuda:{gpu_index}")
-    data.fill_normal()
-    prover = CellProver(data, torch.cuda.Stream(gpu_index))
-    return prover.call(entry.bind(problem, *data[0]))
 
 
 @functools.cache

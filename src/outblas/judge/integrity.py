@@ -120,7 +120,6 @@ def _identical(names: dict[str, Any], space: dict[str, Any]) -> bool:
 
 
 def _acts(value: Any) -> bool:
-    """A callable, or what stands for one in a class: a property, a class method."""
     return callable(value) or hasattr(type(value), "__get__")
 
 

@@ -88,7 +88,6 @@ def time_server(
     which is called before each of its blocks.
 
     Args:
-        seed: seed of the operands, of the arrivals and of the order.
         check: called with the clock and the bound calls of all entries before any is served; it raises an error to
             refuse them. None: they are not checked.
 
@@ -110,7 +109,11 @@ def time_server(
             serve = {name: _server(entries[name], calls[name], bench.stream) for name in entries}
             blocks, qps = serve_blocks(serve, plan, random.Random(seed))
         choosing, judging = (
-            {name: _timing(served[first::2], bench.sets) for name, served in blocks.items()} for first in range(2)
+            {
+                name: timing_of_samples("server", [us for block in served[first::2] for us in block], 1, bench.sets)
+                for name, served in blocks.items()
+            }
+            for first in range(2)
         )
         return ServerTimes(choosing, judging, qps, own)
 
@@ -124,7 +127,6 @@ def serve_blocks(
     warm-up and rounds that count: in each, every entry serves one block, in a random order, with the same arrivals.
 
     Args:
-        rng: source of the order and of the arrivals.
         clock: function that returns seconds.
 
     Raises:
@@ -214,7 +216,3 @@ def _server(entry: Any, calls: Sequence[BaselineCall | CallFromC], stream: int) 
         return serve_requests(rotated, stream, arrivals)
 
     return serve
-
-
-def _timing(blocks: Sequence[Sequence[float]], operand_sets: int) -> Timing:
-    return timing_of_samples("server", [us for block in blocks for us in block], 1, operand_sets)

@@ -167,7 +167,13 @@ class Operands:
         import torch
 
         first, _, c = self._starts[index]
-        return _sum_by_place(self._flat[first - self._guard : c].view(torch.int64))
+        words = self._flat[first - self._guard : c].view(torch.int64)
+        weights = _weights(words.device)
+        total = None
+        for part in words.split(_WEIGHTS):
+            of_part = (part * weights[: part.numel()]).sum()
+            total = of_part if total is None else total * _STEP + of_part
+        return total
 
     def tail_broken(self, index: int) -> Any:
         """Return a 0-dim bool tensor: True if the guard behind C was overwritten. Does not wait for the GPU."""
@@ -216,16 +222,6 @@ def equal_bits(x: Any, y: Any) -> bool:
     import torch
 
     return bool(torch.equal(x.view(torch.int16), y.view(torch.int16)))
-
-
-def _sum_by_place(words: Any) -> Any:
-    """Return the sum, modulo 2**64, of int64 words times the secret odd weights of their places."""
-    weights = _weights(words.device)
-    total = None
-    for part in words.split(_WEIGHTS):
-        of_part = (part * weights[: part.numel()]).sum()
-        total = of_part if total is None else total * _STEP + of_part
-    return total
 
 
 @functools.cache

@@ -54,11 +54,7 @@ class ProofContext:
         self.calls: list[BaselineCall] = [entry.bind(problem, *self.data[i]) for i in range(2)]
 
     def normal(self, seed: int, scale: float = 1.0, problem: Problem | None = None) -> tuple[Any, Any]:
-        """Return (A, B as stored) from N(0, scale^2) on the context's device. Do not write to them.
-
-        Args:
-            scale: standard deviation.
-        """
+        """Return (A, B as stored) from N(0, scale^2) on the context's device. Do not write to them."""
         p = problem or self.problem
         drawn: tuple[Any, Any] = self.trials.get(
             (p, seed, scale), lambda: normal_inputs(p, seed + self.trials.seed, self.device, scale)

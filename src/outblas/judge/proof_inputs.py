@@ -22,9 +22,6 @@ _OF_A_KIND = 1 / 8
 def normal_inputs(problem: Problem, seed: int, device: str = "cpu", scale: float = 1.0) -> tuple[Any, Any]:
     """Return operands drawn from N(0, scale^2).
 
-    Args:
-        scale: standard deviation.
-
     Returns:
         A (M, K), and B as stored (``problem.b_shape``). The same arguments give the same values; torch's own random
             state stays as it is.

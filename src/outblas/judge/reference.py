@@ -120,7 +120,6 @@ class Reference:
 
     @property
     def nbytes(self) -> int:
-        """Memory held."""
         return int(self.reference.nbytes + self._inverse.nbytes)
 
     def worst_error_ratio(self, c: Any) -> Any:

@@ -106,7 +106,6 @@ def time_in_rounds(
 
     Args:
         one: function of a list of names; it times each of them once and returns {name: microseconds}.
-        warmup_seconds: seconds of untimed rounds.
         benchmark_seconds: seconds of timed rounds, at least.
         prune: after ``prune.after`` timed rounds it drops entries, which keep the samples of those rounds. None: all
             stay.

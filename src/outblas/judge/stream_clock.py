@@ -99,7 +99,6 @@ class StreamClock:
         return ahead
 
     def _plug(self, cycles: int) -> None:
-        """Enqueue a kernel that spins."""
         import torch
 
         with torch.cuda.stream(self.torch_stream):

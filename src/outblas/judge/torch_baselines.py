@@ -70,7 +70,6 @@ class TorchMm:
         return f"torch {torch.__version__} {' '.join(f'{name}={on}' for name, on in self._switches().items())}"
 
     def _switches(self) -> dict[str, bool]:
-        """Return the values of torch's switches of reduced precision during a call."""
         return reduction_switches()
 
     def _stream(self, handle: int) -> Any:

@@ -92,7 +92,6 @@ class TrialCache:
 
     @property
     def bytes(self) -> int:
-        """GPU memory held."""
         return sum(trials.bytes for trials in self._kept.values())
 
     def at(self, problem: Problem) -> ProofTrials:

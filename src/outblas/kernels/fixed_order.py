@@ -55,7 +55,6 @@ def fixed_order_candidates(problem: Problem, gpu: Gpu) -> list[KernelConfig]:
 
 
 def _added_by_families(problem: Problem) -> Iterator[KernelConfig]:
-    """Return the kernels that families add for a problem."""
     return chain.from_iterable(family.fixed_order_candidates(problem) for family in FAMILIES.values())
 
 

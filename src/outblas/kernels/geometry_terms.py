@@ -107,7 +107,6 @@ def banded_grid(inner: int, outer: int, group: int, cluster: int) -> tuple[int, 
     Args:
         inner: tiles of the extent that is divided into bands.
         outer: tiles of the other extent.
-        group: tiles of a band.
         cluster: CTAs per tile.
     """
     return cluster * min(group, inner), outer, ceil_div(inner, group)

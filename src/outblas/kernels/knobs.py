@@ -44,7 +44,6 @@ def all_knobs() -> tuple[KnobChoices, ...]:
 
 
 def _reference_kernels() -> tuple[KernelConfig, ...]:
-    """Return the kernels of the pool, and of the reference GPU's catalogue and special problems."""
     gpu = reference_gpu()
     few = (each for family in FAMILIES.values() for each in family.special_kernel_kinds())
     return (*catalogue("pool"), *catalogue(gpu.name), *(c for p, c in few if why_illegal(p, c, gpu) is None))

@@ -22,8 +22,6 @@ def proof_shapes(problem: Problem, config: KernelConfig, gpu: Gpu) -> list[Probl
 
     Args:
         problem: gives layout, dtype and accumulator.
-        config: the kernel.
-        gpu: the GPU.
     """
     bm, bn, bk = config.bm, config.bn, config.bk
     shapes = [

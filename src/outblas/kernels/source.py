@@ -61,9 +61,6 @@ def make_source(problem: Problem, config: KernelConfig, epilogue: Epilogue = NO_
     ``family`` are the family's name, ``options`` is empty, and ``acc`` is the problem's. Legality is not checked. With
     an epilogue, the kernel has three more parameters at the end. These are the addresses of bias and residual, and the
     distance between rows of the residual (elements, 64 bits).
-
-    Args:
-        epilogue: operations after the sums.
     """
     lines = [f"#define ACC_FP16 {int(problem.acc == 'fp16')}"]
     family = FAMILIES[config.family]

@@ -80,7 +80,6 @@ def network_inputs(problem: Problem, answers: Sequence[str], which: Sequence[int
 
     Args:
         answers: all answers, the first in front.
-        which: indices of answers.
     """
     shape, first = shape_features(problem, gpu), _features(problem, answers[0], gpu)
     rows = []

@@ -159,9 +159,6 @@ class BoundedNets:
     def parse(cls, data: bytes, name: str = "") -> Self:
         """Read a model from the bytes of a file that :meth:`save` wrote.
 
-        Args:
-            name: the data's name in an error.
-
         Raises:
             RecordError: the data have another version, are damaged, or hold nets of other inputs.
         """
@@ -171,7 +168,14 @@ class BoundedNets:
             if version != cls.version:
                 raise ValueError(f"format {version}")
             nets = Regressor.from_arrays(arrays)
-            _check_widths(nets, cls.input_count())
+            # Raise ValueError where the nets do not have a number of inputs, or do not fit each other.
+            wide = cls.input_count()
+            sizes = [wide, *(w.shape[2] for w in nets.weights)]
+            right = len(nets.mean) == len(nets.scale) == wide and sizes[-1] == 1
+            for i, (w, b) in enumerate(zip(nets.weights, nets.biases, strict=True)):
+                right = right and w.shape[1] == sizes[i] and b.shape[1:] == (1, w.shape[2]) and len(w) == len(b)
+            if not right:
+                raise ValueError(f"nets of {len(nets.mean)} inputs, not of {wide}")
             margin, sure, unaligned = (float(single(arrays, field)) for field in ("margin", "sure", "sure_unaligned"))
             return cls(nets, margin, sure, unaligned, str(single(arrays, "about")), **cls.more_fields(arrays))
         except DAMAGED as error:
@@ -180,7 +184,6 @@ class BoundedNets:
 
     @classmethod
     def input_count(cls) -> int:
-        """Return the number of inputs of the nets."""
         raise NotImplementedError
 
     @classmethod
@@ -211,7 +214,6 @@ class BoundedNets:
 
         Args:
             gain: predicted natural logs of speed-ups, one or more.
-            deviation: their standard deviations.
         """
         sure = self.sure if problem.rows_aligned else self.sure_unaligned
         low = gain - sure * deviation
@@ -260,7 +262,6 @@ class AnyShapeModel(BoundedNets):
 
         Args:
             launch: launch option that the call allows; kernels that need more are left out.
-            installed: further kernels, those of a library.
         """
         return tuple(c for c in dict.fromkeys((*self.kernels, *installed)) if launch_allows(launch, c))
 
@@ -305,16 +306,6 @@ class AnyShapeModel(BoundedNets):
         best, low, sure = surest
         high = gain[best] + sure * deviation[best]
         return LibraryChoice(configs[best], *(float(np.exp(x)) for x in (gain[best], low, high)))
-
-
-def _check_widths(nets: Regressor, wide: int) -> None:
-    """Raise ValueError where the nets do not have a number of inputs, or do not fit each other."""
-    sizes = [wide, *(w.shape[2] for w in nets.weights)]
-    right = len(nets.mean) == len(nets.scale) == wide and sizes[-1] == 1
-    for i, (w, b) in enumerate(zip(nets.weights, nets.biases, strict=True)):
-        right = right and w.shape[1] == sizes[i] and b.shape[1:] == (1, w.shape[2]) and len(w) == len(b)
-    if not right:
-        raise ValueError(f"nets of {len(nets.mean)} inputs, not of {wide}")
 
 
 def likeliest(problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu) -> list[KernelConfig]:
@@ -388,7 +379,6 @@ def network_inputs(
     ranking model's time over the roofline floor.
 
     Args:
-        configs: kernels that are legal for it.
         answer: first answer of cuBLASLt's heuristic (:func:`outblas.runtime.cublas.describe`); empty: unknown.
         times: the ranking model's times, microseconds, float64[len(configs)]; None: they are predicted here.
     """

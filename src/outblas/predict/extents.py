@@ -13,7 +13,6 @@ def log_uniform(rng: random.Random, low: int, high: int) -> int:
 
     Args:
         low: the least number, 1 or more.
-        high: the greatest number.
     """
     return round(2 ** rng.uniform(math.log2(low), math.log2(high)))
 

@@ -48,10 +48,6 @@ def single(arrays: Mapping[str, Any], name: str) -> Any:
 
     ``int`` and ``float`` refuse ``[[1.0]]`` since NumPy 2.5 alone.
 
-    Args:
-        arrays: name -> array, or a scalar of NumPy.
-        name: key in it.
-
     Raises:
         KeyError: there is no such array.
         ValueError: it has dimensions.

@@ -220,14 +220,9 @@ def layout_of(
         b_strides: strides of B, elements.
     """
     a, b = (tuple(a_shape), tuple(a_strides)), (tuple(b_shape), tuple(b_strides))
-    of_a = "N" if row_major(*a) else "T" if row_major(*_transposed(*a)) else ""
-    of_b = "T" if row_major(*_transposed(*b)) else "N" if row_major(*b) else ""
+    of_a = "N" if row_major(*a) else "T" if row_major(a[0][::-1], a[1][::-1]) else ""
+    of_b = "T" if row_major(b[0][::-1], b[1][::-1]) else "N" if row_major(*b) else ""
     return of_b + of_a if of_a and of_b else "strided"
-
-
-def _transposed(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the shape and the strides of the transposed view."""
-    return shape[::-1], strides[::-1]
 
 
 class CaptureFile:
@@ -271,27 +266,22 @@ class CaptureFile:
             with contextlib.nullcontext() if self._inside else lock_for_update(self._path, do):
                 was, self._inside = self._inside, True
                 try:
-                    self._add(counts, about)
+                    # Replace this capture's earlier counts in the file, and keep the counts of other captures. The
+                    # file's provenance says how many counts of this capture it holds. The last write may have failed
+                    # before or after its rename, so memory alone cannot tell.
+                    there = self._there()
+                    ours = next((one for one in there.provenance if one.get("capture") == self._mark), None)
+                    before = Counter[CapturedProduct]() if ours is None else self._tried.get(ours.get("products"))
+                    if before is None:
+                        wrong = f"{self._path} was changed by something else while it was added to"
+                        raise RecordError(wrong, "a file that only captures write", "move it away")
+                    self._tried = {before.total(): before, counts.total(): counts}
+                    others = tuple(one for one in there.provenance if one is not ours)
+                    CapturedProducts(Counter(there.counts) + (counts - before), (*others, about)).save(self._path)
                 finally:
                     self._inside = was
         finally:
             self._lock.release()
-
-    def _add(self, counts: Counter[CapturedProduct], about: Mapping[str, Any]) -> None:
-        """Replace this capture's earlier counts in the file, and keep the counts of other captures.
-
-        The file's provenance says how many counts of this capture it holds. The last write may have failed before or
-        after its rename, so memory alone cannot tell.
-        """
-        there = self._there()
-        ours = next((one for one in there.provenance if one.get("capture") == self._mark), None)
-        before = Counter[CapturedProduct]() if ours is None else self._tried.get(ours.get("products"))
-        if before is None:
-            wrong = f"{self._path} was changed by something else while it was added to"
-            raise RecordError(wrong, "a file that only captures write", "move it away")
-        self._tried = {before.total(): before, counts.total(): counts}
-        others = tuple(one for one in there.provenance if one is not ours)
-        CapturedProducts(Counter(there.counts) + (counts - before), (*others, about)).save(self._path)
 
     def _there(self) -> CapturedProducts:
         """Return the content of the file; nothing if it does not exist."""

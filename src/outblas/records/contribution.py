@@ -207,7 +207,6 @@ def _text(path: Path, name: str, data: bytes) -> str:
 
 
 def _json(path: Path, name: str, data: bytes) -> dict[str, Any]:
-    """Return a member's JSON object."""
     try:
         found = json.loads(_text(path, name, data))
     except (ValueError, RecursionError) as error:

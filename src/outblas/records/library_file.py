@@ -48,7 +48,6 @@ def library_to_json(content: LibraryContent) -> dict[str, Any]:
 
 
 def _interval_to_json(interval: LibraryInterval) -> dict[str, Any]:
-    """Return an interval as the file spells it: weight, range and measured M, then the columns of a row."""
     data = {"weight": interval.weight.key, "first": interval.first, "last": interval.last}
     return {**data, "measured": list(interval.measured), **_columns_to_json(interval.row)}
 

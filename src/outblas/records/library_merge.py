@@ -18,7 +18,6 @@ def replace_intervals(old: Sequence[LibraryInterval], new: Sequence[LibraryInter
     The rest of an old interval with a kernel ends at measured M, because its kernels must be proved at both ends.
 
     Args:
-        old: intervals of the file.
         new: intervals of the run. They win where both hold an M.
     """
     before, after = IntervalIndex(intervals_outside(old, new)), IntervalIndex(new)
@@ -35,12 +34,7 @@ def replace_weights(old: Sequence[LibraryInterval], new: Sequence[LibraryInterva
 
 
 def intervals_outside(intervals: Sequence[LibraryInterval], taken: Sequence[LibraryInterval]) -> list[LibraryInterval]:
-    """Return what some intervals leave of others. With a kernel, the parts end at measured M.
-
-    Args:
-        intervals: intervals of a library.
-        taken: intervals whose M are left out.
-    """
+    """Return what some intervals leave of others. With a kernel, the parts end at measured M."""
     index = IntervalIndex(taken)
     spans = {weight: [(one.first, one.last) for one in index.of_weight(weight)] for weight in _weights(taken)}
     return [part for one in intervals for part in parts_outside(one, spans.get(one.weight, ()))]
@@ -72,10 +66,6 @@ def overlay_library(own: Library, packaged: Library) -> Library:
     Rows of either library go before intervals of either. Where a row of the user has no kernel, that of a packaged row
     or of an interval is taken. Where a packaged row has none, that of an interval of the user is. The user's gates take
     the place of packaged ones of the same weight.
-
-    Args:
-        own: the user's library.
-        packaged: library of the package for the same GPU.
     """
     rows = {row.problem: row for row in packaged.rows}
     if own.intervals:
@@ -99,7 +89,6 @@ def merge_user_row(own: LibraryRow, packaged: LibraryRow | None) -> LibraryRow:
     plain kernel is used.
 
     Args:
-        own: the user's row, of the library or of an interval.
         packaged: another row of the same problem, packaged or of an interval; None makes the result ``own``.
     """
     if packaged is None:
@@ -113,19 +102,16 @@ def merge_user_row(own: LibraryRow, packaged: LibraryRow | None) -> LibraryRow:
 def overlay_intervals(
     own: Sequence[LibraryInterval], packaged: Sequence[LibraryInterval]
 ) -> tuple[LibraryInterval, ...]:
-    """Return the intervals by which a device decides: the user's, and the packaged ones in all other M.
-
-    Args:
-        own: intervals of the user's library.
-        packaged: intervals of the packaged library.
-    """
+    """Return the intervals by which a device decides: the user's, and the packaged ones in all other M."""
     first, second = IntervalIndex(own), IntervalIndex(packaged)
     found: list[LibraryInterval] = []
     for weight in _weights(own, packaged):
         pieces = list(_overlaid(weight, first, second))
         joined = pieces[:1]
         for piece in pieces[1:]:
-            if _is_continued(joined[-1], piece):
+            before = joined[-1]
+            same = replace(piece.row, problem=before.row.problem) == before.row and piece.owner == before.owner
+            if same and piece.first == before.last + 1:
                 joined[-1] = replace(joined[-1], last=piece.last, measured=joined[-1].measured + piece.measured)
             else:
                 joined.append(piece)
@@ -149,9 +135,3 @@ def _overlaid(weight: Weight, own: IntervalIndex, packaged: IntervalIndex) -> It
             yield replace(mine.between(first, last), row=row)
         elif (one := mine or theirs) is not None:
             yield one.between(first, last)
-
-
-def _is_continued(before: LibraryInterval, piece: LibraryInterval) -> bool:
-    """Return whether two neighbouring pieces have the same decision and owner and leave no M out."""
-    same = replace(piece.row, problem=before.row.problem) == before.row and piece.owner == before.owner
-    return same and piece.first == before.last + 1

@@ -211,10 +211,10 @@ def choose_kernel(
     The highest lower bound wins among those of :func:`qualified_kernels`.
 
     Args:
-        evaluations: evaluations of template candidates on one problem.
         above: the bound; 1.01 by default (:data:`INSTALL_ABOVE`).
     """
-    return max(qualified_kernels(evaluations, launch, above), key=_rank, default=None)
+    found = qualified_kernels(evaluations, launch, above)
+    return max(found, key=lambda choice: (choice.low, choice.speedup, config_name(choice.config)), default=None)
 
 
 def qualified_kernels(evaluations: Iterable[Evaluation], launch: Launch, above: float) -> list[LibraryChoice]:
@@ -238,11 +238,6 @@ def _over_torch(e: Evaluation) -> float:
     """Return the speed-up over torch.matmul by the medians of the same rounds; 0 if either was not timed."""
     torch = e.baselines_us.get("torch")
     return torch / e.timing.median_us if torch is not None and e.timing is not None else 0.0
-
-
-def _rank(choice: LibraryChoice) -> tuple[float, float, str]:
-    """Return a sort key: lower bound, then speed-up, then name."""
-    return choice.low, choice.speedup, config_name(choice.config)
 
 
 _Key = tuple[int, int, str, str, str]
@@ -281,7 +276,6 @@ class LibraryInterval:
 
     @property
     def first(self) -> int:
-        """Return the smallest M."""
         return self.row.problem.m
 
     @property
@@ -291,7 +285,6 @@ class LibraryInterval:
 
     @property
     def has_kernel(self) -> bool:
-        """Return whether any launch option has a kernel."""
         return bool(self.kernels)
 
     @property

@@ -102,7 +102,6 @@ class Result:
 
     @property
     def suite(self) -> str:
-        """Return the name of the suite."""
         return str(self.meta["suite"])
 
     @property
@@ -273,7 +272,6 @@ def _read_rows(path: Path) -> list[Row]:
 
 
 def _schema() -> pa.Schema:
-    """Return the Arrow schema of :data:`COLUMNS`."""
     import pyarrow as pa
 
     kinds = {"int32": pa.int32(), "double": pa.float64(), "string": pa.string(), "bool": pa.bool_()}

@@ -19,10 +19,8 @@ class RunDirectory:
 
     @property
     def store(self) -> Path:
-        """Return the path of the store with every evaluation."""
         return self.path / "store.sqlite"
 
     @property
     def report(self) -> Path:
-        """Return the path of the HTML report."""
         return self.path / "report.html"

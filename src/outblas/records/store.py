@@ -241,7 +241,6 @@ class Store:
         return [StoredRun(run, at, self._settings(settings), n) for run, at, settings, n in found]
 
     def _settings(self, text: str) -> dict[str, Any]:
-        """Return a run's settings from the JSON text of its row."""
         with self._readable("settings"):
             return dict(json.loads(text).items())
 
@@ -291,7 +290,6 @@ class Store:
         return found
 
     def _has_table(self, name: str) -> bool:
-        """Return whether the store has a table that is made on first use."""
         return self._db.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (name,)).fetchone() is not None
 
     @contextmanager
@@ -423,20 +421,16 @@ def check_store(path: Path) -> None:
     page = int.from_bytes(header[16:18], "big")
     whole = _u32(header, 28) * (65536 if page == 1 else page)
     if logged:
-        _check_with_log(path)  # after a killed run, pages may exist only in the log
+        # Check every page and its log through a read-only connection (slow); raise RecordError if one is damaged.
+        try:
+            with closing(connect(path, "ro")) as db:
+                (answer,) = db.execute("PRAGMA quick_check(1)").fetchone()
+        except sqlite3.DatabaseError as error:
+            raise store_failure(path, "opened", error) from error
+        if answer != "ok":
+            raise store_refused(path, "is damaged")
     elif size < whole:
         raise store_refused(path, f"is truncated ({size} of {whole} bytes)")
-
-
-def _check_with_log(path: Path) -> None:
-    """Check every page and its log through a read-only connection (slow); raise RecordError if one is damaged."""
-    try:
-        with closing(connect(path, "ro")) as db:
-            (answer,) = db.execute("PRAGMA quick_check(1)").fetchone()
-    except sqlite3.DatabaseError as error:
-        raise store_failure(path, "opened", error) from error
-    if answer != "ok":
-        raise store_refused(path, "is damaged")
 
 
 def connect(path: Path, mode: str) -> sqlite3.Connection:

@@ -354,5 +354,4 @@ def _from_json(data: dict[str, str]) -> KernelRelease:
 
 
 def _to_json(kernels: KernelRelease) -> dict[str, str | None]:
-    """Return an entry of the table."""
     return {"outblas": kernels.release, "kernels": kernels.sha}

@@ -101,7 +101,6 @@ class CubinCache:
 
     @property
     def directory(self) -> Path:
-        """Return the folder of the cache."""
         return default_directory() if self._directory is None else self._directory
 
     def path(self, key: str) -> Path:

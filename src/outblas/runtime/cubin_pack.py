@@ -102,7 +102,12 @@ class CubinPack:
             return None
         (index,) = _IMAGE_OF_KEY.unpack_from(self._image_of_key, row * _IMAGE_OF_KEY.size)
         try:
-            return _decoded(self._image(index))
+            data = self._image(index)
+            text, _, image = data.partition(b"\n")
+            record = json.loads(text)
+            facts = record.pop("facts")
+            facts["accumulators"] = tuple(facts["accumulators"])
+            return Cubin(image=image, facts=SassFacts(**facts), compile_seconds=0.0, from_cache=True, log="", **record)
         except (OSError, EOFError, ImportError, struct.error, ValueError, LookupError, TypeError, AttributeError,
                 RecursionError) as error:  # fmt: skip
             raise self._unusable(str(error)) from error
@@ -246,14 +251,6 @@ def _filters() -> list[dict[str, int]]:
 def _encoded(cubin: Cubin) -> bytes:
     record = {name: value for name, value in asdict(cubin).items() if name not in _LEFT_OUT}
     return json.dumps(record).encode() + b"\n" + cubin.image
-
-
-def _decoded(data: bytes) -> Cubin:
-    text, _, image = data.partition(b"\n")
-    record = json.loads(text)
-    facts = record.pop("facts")
-    facts["accumulators"] = tuple(facts["accumulators"])
-    return Cubin(image=image, facts=SassFacts(**facts), compile_seconds=0.0, from_cache=True, log="", **record)
 
 
 def _digest(data: bytes) -> bytes:

@@ -478,7 +478,6 @@ def _load(name: str) -> ctypes.CDLL:
 
 
 def _mapped(name: str) -> list[str]:
-    """Return the paths of this library in the memory map of the process."""
     maps = Path("/proc/self/maps")
     if not maps.exists():
         return []
@@ -486,7 +485,6 @@ def _mapped(name: str) -> list[str]:
 
 
 def _wheels(name: str) -> list[str]:
-    """Return the paths of this library in NVIDIA's wheels."""
     roots = [Path(folder or ".", "nvidia") for folder in sys.path]
     patterns = (f"cu13/lib/lib{name}.so.*", f"cublas/lib/lib{name}.so.*")
     return [str(path) for root in roots for pattern in patterns for path in sorted(root.glob(pattern))]

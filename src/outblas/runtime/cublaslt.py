@@ -118,7 +118,6 @@ class LtAlgorithms:
 
     @property
     def count(self) -> int:
-        """Return the number of algorithms that are kept."""
         return len(self._found)
 
     def get(self, problem: Problem, algorithm: str) -> LtAlgorithm | None:

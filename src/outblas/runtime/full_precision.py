@@ -56,7 +56,8 @@ def begin_full_precision() -> None:
             settings = torch.backends.cuda.matmul
             _before.update({name: _value(settings, name) for name in REDUCTIONS})
             for name in REDUCTIONS:
-                setattr(settings, name, _off(_before[name]))
+                before = _before[name]
+                setattr(settings, name, (False, before[1]) if isinstance(before, tuple) else False)
             if hasattr(settings, FP16_ACCUMULATION):
                 _before[FP16_ACCUMULATION] = settings.allow_fp16_accumulation
                 settings.allow_fp16_accumulation = False
@@ -80,7 +81,3 @@ def _value(settings: Any, name: str) -> Any:
     """Return a switch as torch takes it back: with its leave to split K, if this torch has one."""
     reduced, split = bool(getattr(settings, name)), getattr(settings, f"{name}_split_k", None)
     return reduced if split is None else (reduced, bool(split))
-
-
-def _off(value: Any) -> Any:
-    return (False, value[1]) if isinstance(value, tuple) else False

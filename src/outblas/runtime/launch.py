@@ -277,7 +277,7 @@ class LoadedKernel:
             function=int(self._function), context=int(self._context),
             grid=(plan.launch.gridDimX, plan.launch.gridDimY, plan.launch.gridDimZ), threads=shape.threads,
             shared_bytes=plan.launch.sharedMemBytes, cluster=shape.cluster,
-            dependent=_dependent(self.config.pdl, gpu_of_device(device_index)),
+            dependent=self.config.pdl and gpu_of_device(device_index).arch >= 90,
             extents=(problem.m, problem.n, problem.k),
             maps=described_maps(plan.boxes, problem.dtype, self._family.combs), workspace_bytes=plan.workspace_bytes,
             output=((problem.m, problem.n), (problem.n, 1), c.dtype),
@@ -350,17 +350,13 @@ def launch_config(ctas: tuple[int, int, int], shape: Geometry, smem_bytes: int, 
         cluster.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
         cluster.value.clusterDim.x, cluster.value.clusterDim.y, cluster.value.clusterDim.z = shape.cluster, 1, 1
         attributes.append(cluster)
-    if _dependent(pdl, gpu):
+    if pdl and gpu.arch >= 90:
         dependent = cu.CUlaunchAttribute()
         dependent.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
         dependent.value.programmaticStreamSerializationAllowed = 1
         attributes.append(dependent)
     config.attrs, config.numAttrs = attributes, len(attributes)
     return config
-
-
-def _dependent(pdl: bool, gpu: Gpu) -> bool:
-    return pdl and gpu.arch >= 90
 
 
 def ensure_context() -> None:

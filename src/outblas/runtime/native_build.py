@@ -44,7 +44,6 @@ def command(output: Path, compiler: str | None = None, cxx_objects: Sequence[Pat
     """Return the command line of the C compiler for the extension, one argument an element.
 
     Args:
-        output: file to write.
         compiler: the compiler, split as a shell does: ``"ccache gcc"`` gives two arguments. None: the environment's
             ``CC`` if it is not empty, else ``cc``.
         cxx_objects: object files of all C++ sources, see :func:`cxx_commands`; empty: they are left out.

@@ -91,13 +91,10 @@ def compile_tuned(source: Source, arch: str = "sm_90a", else_say: tuple[str, str
     return cubin
 
 
-def compile_ptx(source: Source, arch: str = "sm_90a") -> str:
-    """Return the PTX, a text, of a source for the virtual architecture of ``arch``, without a cache. Raises as
-    :func:`compile_source`.
-    """
-    _check_arch(arch)
+def compile_ptx(source: Source) -> str:
+    """Return the PTX, a text, of a source for compute_90a, without a cache. Raises as :func:`compile_source`."""
     nvrtc_version()
-    options = [f"--gpu-architecture={arch.replace('sm_', 'compute_')}", *source.options]
+    options = ["--gpu-architecture=compute_90a", *source.options]
     options += [option for option in BASE_OPTIONS if not option.startswith("--ptxas-options")]
     text, _ = _nvrtc_compile(source, options, ptx=True)
     return text.rstrip(b"\0").decode()
@@ -231,7 +228,6 @@ def fill_cache(source: Source, arch: str) -> None:
 
 
 def _work(source: Source, arch: str, folder: Path | None) -> _Answer:
-    """Compile one source in a worker process."""
     cache = None if folder is None else CubinCache(folder, quiet=True)
     result = _or_error(source, arch, cache)
     trouble = "" if cache is None else cache.trouble

@@ -62,7 +62,6 @@ def encode_map(address: int, rows: int, cols: int, box_rows: int, box_cols: int,
     boxes of 128 rows of 64 elements, which are 128 bytes.
 
     Args:
-        box_rows: rows of a box.
         box_cols: columns of a box: 8, 16, 32 or 64. Its row then has 16, 32, 64 or 128 bytes. KeyError for another.
         dtype: ``fp16`` or ``bf16``.
 
@@ -93,7 +92,6 @@ def encode_operands(operands: Sequence[Any], boxes: Boxes, dtype: str, combs: in
     """Return the descriptors of A, B and C: of :func:`encode_map`. With eight combs: :func:`encode_combs` of A and B.
 
     Args:
-        operands: A, B and C, tensors.
         boxes: (rows, columns, box rows, box columns) of those that have descriptors.
         combs: descriptors of each: 1 or 8.
         turn: that of B is of :func:`encode_turns` with this number of rows; 0: it is not.

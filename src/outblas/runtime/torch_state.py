@@ -94,7 +94,6 @@ def _places() -> dict[str, int]:
 
 
 def _tensors_of_each_kind() -> dict[str, Any]:
-    """Return name -> a tensor of that kind."""
     import torch
 
     with torch.inference_mode(False), torch.enable_grad():

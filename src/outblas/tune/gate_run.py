@@ -19,7 +19,7 @@ from outblas.tune.intervals.interval_search import Told
 from outblas.tune.intervals.model_ranges import ModelWeight, weights_of_file
 from outblas.tune.intervals.range_search import RangesRequest, engine_ranges
 from outblas.tune.judged_workers import Judging, OneGpu, Workers
-from outblas.tune.tune_run import TuneOutcome, TuneRequest, provenance_of, run_tune
+from outblas.tune.tune_run import TuneRequest, provenance_of, run_tune
 
 #: Files that decide what a rival's pass takes, and what is compared with it.
 _CODE = ("dispatch/fusion/silu_kernel.py", "workers/gate_cell.py", "workers/gate_handler.py")
@@ -36,7 +36,6 @@ def gate_plan(plan: Workers, ranges: RangesRequest, library: Library) -> Workers
     """Return the workers of a plan, for kernels with a gate.
 
     Args:
-        plan: workers on GPUs.
         library: its kernels for the products, with one pass more, are rivals.
     """
     unfused: dict[Problem, KernelConfig] = {}
@@ -84,7 +83,6 @@ def tune_gates(
         request: of the model's products; ``seconds`` is the time that is left.
         install: merge the gates into the user's library.
         told: called as by :func:`outblas.tune.tune_run.run_tune`.
-        say: called with each line for the user.
 
     Raises:
         OutblasError: as :func:`outblas.tune.tune_run.run_tune`.
@@ -106,11 +104,7 @@ def tune_gates(
     found = surely_faster(one for one in outcome.library.intervals if one.weight in finished)
     gates = Library(outcome.library.gpu, (), outcome.library.provenance, gates=found)
     gates.save(outcome.files.library)
-    return _reported(gates, outcome, install, say)
-
-
-def _reported(gates: Library, outcome: TuneOutcome, install: bool, say: Callable[[str], None]) -> int:
-    """Say a line for each weight, and install the gates; return the number of intervals with a kernel."""
+    # Say a line for each weight, and install the gates; return the number of intervals with a kernel.
     for weight in dict.fromkeys(one.weight for one in gates.gates):
         own = gates.gate_index.of_weight(weight)
         say(f"gates of {weight.key}: {len(own)} intervals, {sum(one.has_kernel for one in own)} with a kernel")

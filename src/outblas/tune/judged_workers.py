@@ -37,11 +37,7 @@ class Judging:
     unfused: Mapping[Problem, KernelConfig] = field(default_factory=dict)
 
     def options(self, gpu_index: int) -> Options:
-        """Return the settings of a worker on a GPU.
-
-        Args:
-            gpu_index: CUDA ordinal.
-        """
+        """Return the settings of a worker on a GPU."""
         from outblas.judge.bench_cell import Options
 
         return Options(

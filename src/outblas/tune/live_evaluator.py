@@ -190,7 +190,6 @@ class LiveEvaluator(Evaluator):
                 yield self._taken(problem, items[index][1], value)
 
     def _item(self, problem: Problem, config: KernelConfig | None) -> WorkItem:
-        """Return the request for a kernel of a problem, or for its baselines only, with all that is timed beside."""
         return WorkItem(
             problem, config, self._nvmmh.get(problem),
             proved=config is not None and kernel_kind(problem, config) in self._trusted,
@@ -198,7 +197,6 @@ class LiveEvaluator(Evaluator):
         )  # fmt: skip
 
     def _begin(self, group: list[tuple[Problem, KernelConfig]]) -> None:
-        """Announce the problem of newly drawn pairs and start to compile their kernels."""
         self.expect([group[0][0]])
         if self._compiler is not None:
             self._compiler.begin(self._with_rival(group))

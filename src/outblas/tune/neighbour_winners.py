@@ -41,12 +41,13 @@ def neighbour_winners(
 
     Args:
         won: winners of problems of the same layout, dtype and accumulator, by :func:`winners`.
-        known: configs that were tried before.
     """
     weights: dict[Launch, dict[KernelConfig, float]] = {launch: {} for launch in launch_options(problem, gpu)}
     for other, configs in won.items():
         for swapped in (False, True):
-            away = _distance(problem, other, swapped)
+            m, n = (other.n, other.m) if swapped else (other.m, other.n)
+            away = _rows_apart(problem.m, m) + _rows_apart(problem.n, n) + abs(log2(problem.k / other.k))
+            away += SWAPPED if swapped else 0.0
             if other == problem or away > MAX_LOG2_DISTANCE:
                 continue
             for launch in weights.keys() & configs.keys():
@@ -70,15 +71,6 @@ class LibraryNeighbours:
         An interval counts at its M nearest to the problem's. Rows and intervals of the problem's M, N and K do not.
         """
         won: dict[Problem, dict[Launch, KernelConfig]] = {}
-        for row, last in self._of_weight(problem):
-            p = row.problem
-            other = replace(problem, m=min(max(problem.m, p.m), last), n=p.n, k=p.k)
-            choices = {launch: row.choice(launch) for launch in LAUNCHES}
-            won.setdefault(other, {}).update({launch: one.config for launch, one in choices.items() if one})
-        return neighbour_winners(problem, won, (), gpu)
-
-    def _of_weight(self, problem: Problem) -> list[tuple[LibraryRow, int]]:
-        """Return (row, last M) of weights that may be near: the same for all M of a weight, so they are kept."""
         key = replace(problem, m=1)
         if key not in self._near:
             self._near[key] = [
@@ -88,7 +80,12 @@ class LibraryNeighbours:
                 and (row.problem.n, row.problem.k) != (problem.n, problem.k)
                 and _may_be_near(problem, row.problem)
             ]
-        return self._near[key]
+        for row, last in self._near[key]:
+            p = row.problem
+            other = replace(problem, m=min(max(problem.m, p.m), last), n=p.n, k=p.k)
+            choices = {launch: row.choice(launch) for launch in LAUNCHES}
+            won.setdefault(other, {}).update({launch: one.config for launch, one in choices.items() if one})
+        return neighbour_winners(problem, won, (), gpu)
 
     def _entries(self) -> Iterator[tuple[LibraryRow, int]]:
         yield from ((row, row.problem.m) for row in self._library.rows)
@@ -99,12 +96,6 @@ def _may_be_near(problem: Problem, other: Problem) -> bool:
     """Return whether K, and N or M as N, are within the largest distance."""
     left = MAX_LOG2_DISTANCE - abs(log2(problem.k / other.k))
     return min(_rows_apart(problem.n, other.n), _rows_apart(problem.n, other.m) + SWAPPED) <= left
-
-
-def _distance(one: Problem, other: Problem, swapped: bool) -> float:
-    m, n = (other.n, other.m) if swapped else (other.m, other.n)
-    away = _rows_apart(one.m, m) + _rows_apart(one.n, n) + abs(log2(one.k / other.k))
-    return away + (SWAPPED if swapped else 0.0)
 
 
 def _rows_apart(one: int, other: int) -> float:

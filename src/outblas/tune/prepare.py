@@ -230,7 +230,6 @@ def _tune(
 
 
 def _products(weights: Sequence[LayerWeight], m: int, place: _Place) -> list[PreparedProduct]:
-    """The products with M rows, those with the largest share first."""
     groups: dict[tuple[Any, ...], list[LayerWeight]] = {}
     for one in weights:
         key = (tuple(one.weight.shape), _dtype(one.weight), one.words, one.bias is not None)
@@ -275,7 +274,6 @@ def _bias_words(one: LayerWeight) -> str:
 
 
 def _decision(one: LayerWeight, m: int, place: _Place) -> Decision:
-    """Decide the bare product as a call of it would be decided."""
     (n, k), dtype = one.weight.shape, _dtype(one.weight)
     device = f"cuda:{place.index or 0}"
     return place.decide(Operand((m, k), (k, 1), dtype, device), Operand((k, n), (1, k), dtype, device))

@@ -41,7 +41,6 @@ def time_shares(counts: Mapping[Problem, int], time_us: Callable[[Problem], floa
     Equal shares are in the order of problems. No problems give ``[]``.
 
     Args:
-        counts: problem -> number of products.
         time_us: function that returns the microseconds of one product, measured or predicted.
     """
     times = {problem: time_us(problem) for problem in counts}
@@ -111,7 +110,6 @@ def budgets(ranked: Sequence[TimeShare], budget: int) -> dict[Problem, int]:
     by the shares of time, rounded down. Example: shares 0.75 and 0.25 with budget 10 give 13 and 7.
 
     Args:
-        ranked: problems with their shares.
         budget: average number per problem.
     """
     least = min(MIN_MEASUREMENTS_PER_PROBLEM, budget)
@@ -127,7 +125,6 @@ def weighted_speedup(ranked: Sequence[TimeShare], library: Library, launch: Laun
     Args:
         ranked: problems with their shares, which add up to 1.
         library: the library; a problem without a row counts as 1.
-        launch: launch option that the caller allows.
     """
     rows = ((one, library.lookup(one.problem)) for one in ranked)
     choices = ((one, None if row is None else row.choice(launch)) for one, row in rows)

@@ -230,13 +230,6 @@ def _pending(
     """Ask the agent problem by problem, while the evaluator takes more, and yield the pairs that the store lacks.
 
     All proposals of a round come before the agent observes any answer of it. So they do not depend on answer times.
-
-    Args:
-        group: the searches of this round.
-        per_round: candidates asked at once for each problem.
-        asked: receives every search with its proposals.
-        answers: receives the evaluations that the store knows.
-        score: counts those evaluations.
     """
     for search in group:
         configs = search.ask(agent, per_round)

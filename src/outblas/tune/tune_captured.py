@@ -83,7 +83,6 @@ def tune_counts(
 def _tune(
     ranked: list[TimeShare], device: Device, seconds: float, command: str, progress: Progress | None
 ) -> tuple[Library, Path]:
-    """Return the library of the run and its directory."""
     problems, agent = [one.problem for one in ranked], default_agent(device)
     launch = option_without_promise().launch  # no call runs other kernels
     count = _BUDGET * (LAUNCHES.index(launch) + 1)

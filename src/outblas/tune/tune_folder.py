@@ -69,9 +69,7 @@ def folder_name(
     hash.
 
     Args:
-        suite: as in :class:`TuneRequest`.
         problems: one or more, or none beside ranges; all of one layout, dtype and accumulator unless ``captured``.
-        agent: name of the search agent.
         seed: seed of the agent and the sample.
         budget: the budget as the user wrote it; a comma becomes ``-``.
         place: the evaluator, e.g. ``replay:h200``; ``:`` and ``/`` become ``-``.
@@ -115,7 +113,6 @@ def folder_beside(path: Path, stamp: Mapping[str, Any]) -> Path:
     """Return the folder for a run of other conditions than those in ``path``, e.g. ``runs/a-1b2c3d4e``.
 
     Args:
-        path: folder of the run that is there.
         stamp: the present conditions, which give the name its end.
     """
     return path.with_name(f"{path.name}-{hashlib.sha256(json_text(dict(stamp))).hexdigest()[:8]}")
@@ -158,9 +155,6 @@ def provenance_of(path: Path) -> dict[str, Any]:
 
     Its keys are ``gpu``, ``driver``, ``toolchain``, ``date``, ``commit`` and ``command``.
 
-    Args:
-        path: directory of the run.
-
     Raises:
         RecordError: ``run.json`` is missing, cannot be read or is of another format, or the run is not finished.
     """
@@ -174,9 +168,6 @@ def measured_on(path: Path) -> list[str] | None:
     """Return the names of the GPUs that measured a finished run, e.g. ``["NVIDIA H200"]``; None if they are not known.
 
     They are not known if ``run.json`` is missing, or the run is not finished.
-
-    Args:
-        path: directory of the run.
 
     Raises:
         RecordError: ``run.json`` cannot be read or is of another format.
@@ -205,7 +196,6 @@ def read_run(path: Path) -> dict[str, Any]:
 
 
 def _hash(asked: Sequence[Problem | WeightRange]) -> str:
-    """Eight hex digits for a list of problems or ranges."""
     return hashlib.sha256("".join(one.key for one in asked).encode()).hexdigest()[:8]
 
 
@@ -222,7 +212,6 @@ def result_rows(library: Library, store: Store, run_id: str, evaluator: Evaluato
     carries the bias of selection. ``outblas bench`` times the winners again on fresh inputs.
 
     Args:
-        store: store of the run's evaluations.
         evaluator: evaluator of the run, for baselines that the store lacks.
 
     Raises:

@@ -112,12 +112,10 @@ class TuneRequest:
 
     @property
     def has_gate(self) -> bool:
-        """Return whether candidates compute more than a product."""
         return self.workers is not None and self.workers.judging.epilogue.on
 
     @property
     def place(self) -> str:
-        """Return the name of the device or workers that evaluate, in words."""
         return str(self.workers or self.device)
 
 
@@ -206,7 +204,7 @@ def run_tune(
             with Store(files.store) as store:
                 options = _search_options(request, clock)
                 session = _Session(evaluator, recording, agent, files, store, about, origin)
-                return _search(request, session, options, progress, told or _ignore_words, begun or _ignore_begin)
+                return _search(request, session, options, progress, told or _ignore, begun or _ignore)
 
 
 @dataclass(frozen=True)
@@ -225,7 +223,6 @@ class _Session:
 def _search(
     request: TuneRequest, session: _Session, options: SearchOptions, progress: Progress | None, told: Told, begun: Begun
 ) -> TuneOutcome:
-    """Search, write the library, the result and the end of run.json, and say what was found."""
     store, files, evaluator = session.store, session.files, session.evaluator
     agent, name = session.agent, run_name(store, files.path)
     store.begin(name, {"agent": agent.name, "seed": agent.seed, "source": evaluator.source})
@@ -273,11 +270,7 @@ def _kept_times(evaluator: Evaluator, path: Path) -> Iterator[None]:
             write_json(path, {process: totals.to_json() for process, totals in accounts().items()})
 
 
-def _ignore_words(done: int, known: int, words: str) -> None:
-    return None
-
-
-def _ignore_begin(path: Path, kept: int) -> None:
+def _ignore(*_about: object) -> None:
     return None
 
 
@@ -308,7 +301,6 @@ def _search_options(request: TuneRequest, clock: Callable[[], float]) -> SearchO
 
 
 def _recorded(device: Device) -> Any:
-    """Return the part of outblas-lab that reads recordings."""
     return part("recordings", f"--device {device}")
 
 

@@ -62,7 +62,19 @@ class BackgroundCompiler:
             if not is_compiled(source, arch):
                 self._few[kind] = source
         if self._few and (self._pool is not None or len(self._few) >= self._least):
-            self._submit(arch)
+            from outblas.runtime.nvrtc import compile_processes, fill_cache, usable_cores
+
+            self._pool = self._pool or compile_processes(
+                self._jobs or max(1, min(MAX_IDLE_COMPILERS, usable_cores() - CORES_LEFT)), BACKGROUND_NICENESS
+            )
+            same: dict[Source, Future[None]] = {}
+            try:
+                for kind, source in self._few.items():
+                    same[source] = same.get(source) or self._pool.submit(fill_cache, source, arch)
+                    self._begun[kind] = same[source]
+            except BrokenProcessPool:
+                self.close()
+            self._few.clear()
 
     def wait(self, pairs: Iterable[tuple[Problem, KernelConfig]]) -> None:
         """Wait until those of these kernels that :meth:`begin` has started are compiled.
@@ -89,21 +101,6 @@ class BackgroundCompiler:
         self._begun.clear()
         if pool is not None:
             pool.shutdown(wait=False, cancel_futures=True)
-
-    def _submit(self, arch: str) -> None:
-        from outblas.runtime.nvrtc import compile_processes, fill_cache, usable_cores
-
-        self._pool = self._pool or compile_processes(
-            self._jobs or max(1, min(MAX_IDLE_COMPILERS, usable_cores() - CORES_LEFT)), BACKGROUND_NICENESS
-        )
-        same: dict[Source, Future[None]] = {}
-        try:
-            for kind, source in self._few.items():
-                same[source] = same.get(source) or self._pool.submit(fill_cache, source, arch)
-                self._begun[kind] = same[source]
-        except BrokenProcessPool:
-            self.close()
-        self._few.clear()
 
 
 def unseen_kernels(

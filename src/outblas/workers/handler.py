@@ -167,7 +167,6 @@ class Handler:
         return BenchCell(problem, self._options, baselines, self.phase_timer)
 
     def _entries(self, problem: Problem, item: WorkItem) -> dict[str, Any]:
-        """Return name -> what is timed beside the candidates of a problem."""
         baselines = dict(self._baselines)
         for name, algorithm in ((FALLBACK, item.fallback), (SECOND_ALGORITHM, item.second or None)):
             if algorithm is not None:
@@ -270,7 +269,6 @@ class Handler:
         return proof_shapes(problem, config, self._options.gpu)
 
     def _proof(self, kernel: Any, problems: Iterable[Problem]) -> Verdict:
-        """Prove a kernel on small problems."""
         from outblas.judge.gates import prove_on_all
 
         return prove_on_all(kernel, problems, self._options.gpu_index, self._trial_cache())
@@ -334,7 +332,6 @@ class Handler:
         return bench_cell.bench.capture(kernel)
 
     def _measure(self, bench_cell: BenchCell, graphs: dict[str, Any], prune: Prune) -> dict[str, Timing]:
-        """Time candidates and baselines in the same rounds."""
         return bench_cell.measure({**bench_cell.graphs, **graphs}, self._options, prune)
 
     def _again(

@@ -309,7 +309,6 @@ class Sandbox:
                 return WorkerLoss(Status.HANG, f"no answer within {self._step_s:g} s")
 
     def _obituary(self, child: ChildProcess) -> WorkerLoss:
-        """Return the reason for the worker's end, after its pipe broke."""
         code = child.exit_code()
         self._end(kill=True)
         if code is not None and code < 0 and -code in (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL):

@@ -140,7 +140,13 @@ class GpuWorkbench:
                 for name, us in zip(half, times, strict=True):
                     spent_us[name] += us
         except HostBehindGpu:
-            self._shorten()
+            # Count a spoiled round. Now and then halve the calls of a round, whose time goes to the host's queueing.
+            self._spoiled += 1
+            if self._spoiled % SPOILED_BEFORE_HALVED == 0 and self._repeats > 1:
+                self._repeats //= 2
+                self._drop_graphs()
+                freed = self._limits.work_us * (1 - self._repeats / self._limits.calls(self._problem, self._gpu))
+                self._clock.limit(self._limits.tries, self._limits.plug_us + freed)
             return None
         count = len(orders) * each
         return spent_us[contender.name] / count, spent_us[_TORCH] / count
@@ -158,15 +164,6 @@ class GpuWorkbench:
         self._calls.clear()
         self._data = self._workspace = self._reference = None
         self._sums = []
-
-    def _shorten(self) -> None:
-        """Count a spoiled round. Now and then halve the calls of a round, whose time goes to the host's queueing."""
-        self._spoiled += 1
-        if self._spoiled % SPOILED_BEFORE_HALVED == 0 and self._repeats > 1:
-            self._repeats //= 2
-            self._drop_graphs()
-            freed = self._limits.work_us * (1 - self._repeats / self._limits.calls(self._problem, self._gpu))
-            self._clock.limit(self._limits.tries, self._limits.plug_us + freed)
 
     def _check(self, call: BaselineCall) -> Verdict:
         whole, _ = self._sums[0]
@@ -193,7 +190,6 @@ class GpuWorkbench:
         return found
 
     def _bound(self, contender: Contender) -> list[BaselineCall]:
-        """Return the contender's calls, one per operand set."""
         if contender.name not in self._calls:
             sets = (self._data[index] for index in range(self._data.sets))
             self._calls[contender.name] = [self._bind(contender, *operands) for operands in sets]

@@ -20,9 +20,9 @@ from contextlib import suppress
 from dataclasses import replace
 from time import thread_time
 
-from outblas.adapt.learning.learn_product import Finalist, Outcome, learn_product, row_of
+from outblas.adapt.learning.learn_product import Finalist, learn_product, row_of
 from outblas.adapt.learning.learned_products import IN_WORK, LearnedProduct, LearningReport, Stage
-from outblas.adapt.learning.learning_device import LearningDevice, Opened, SliceTimer
+from outblas.adapt.learning.learning_device import LearningDevice, SliceTimer
 from outblas.adapt.learning.slice_limits import (
     HOST_SHARE,
     MAX_PRODUCT_SECONDS,
@@ -133,7 +133,6 @@ class Learner:
         return LearningReport(copies, self.budget.used, self.budget.seconds)
 
     def rows(self, index: int) -> list[LibraryRow]:
-        """Return the rows of a device's settled products."""
         with self._lock:
             return [one.row for one in self._products.values() if one.index == index and one.row is not None]
 
@@ -322,7 +321,17 @@ class Learner:
         if outcome.winner is not None:
             self._install(record, outcome.winner)
         else:
-            self._keep(record, opened, outcome)
+            # Settle a product without a winner: it goes on as before, unless that is wrong or slower than torch.
+            best = "" if outcome.nearest is None else f", the nearest is {outcome.nearest}"
+            detail = f"none of {record.contenders} is surely faster than torch{best}"
+            before = opened.unmeasured
+            if before is None:
+                self._settled(record, detail, row_of(record, None))
+            elif before not in opened.contenders or before in outcome.not_slower:
+                self._settled(record, f"{detail}; {before.name} stays", None)
+            else:
+                self._settled(record, f"{detail}; torch replaces {before.name}", row_of(record, None))
+                self._machines[record.index].forget_decisions()
 
     def _install(self, record: LearnedProduct, winner: Finalist) -> None:
         """Settle a product with a winner, which is saved and served from now on."""
@@ -334,19 +343,6 @@ class Learner:
             _LOG.warning("%s was learned, and is not saved: %s", record.problem.key, error)
         self._settled(record, detail, row)
         machine.forget_decisions()
-
-    def _keep(self, record: LearnedProduct, opened: Opened, outcome: Outcome) -> None:
-        """Settle a product without a winner: it goes on as before, unless that is wrong or slower than torch."""
-        best = "" if outcome.nearest is None else f", the nearest is {outcome.nearest}"
-        detail = f"none of {record.contenders} is surely faster than torch{best}"
-        before = opened.unmeasured
-        if before is None:
-            self._settled(record, detail, row_of(record, None))
-        elif before not in opened.contenders or before in outcome.not_slower:
-            self._settled(record, f"{detail}; {before.name} stays", None)
-        else:
-            self._settled(record, f"{detail}; torch replaces {before.name}", row_of(record, None))
-            self._machines[record.index].forget_decisions()
 
     def _settled(self, record: LearnedProduct, detail: str, row: LibraryRow | None) -> None:
         with self._lock:

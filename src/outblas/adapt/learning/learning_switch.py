@@ -158,20 +158,14 @@ def _start(seconds: float) -> None:
             return
         _learner = Learner(GpuBudget(seconds))
         device_registry.wrap_choosers(_learner.chooser)
-        _warm_up(_learner)
+        import torch
 
-
-def _warm_up(learner: Learner) -> None:
-    """Let learning load its tools now, if the program already uses a GPU. Else its first product does, later."""
-    import torch
-
-    from outblas.dispatch import device_registry
-
-    if torch.cuda.is_initialized():
-        index = torch.cuda.current_device()
-        device = device_registry.device_state(index)
-        if device.gpu is not None and device.has_library:
-            learner.warm_up(index, device.gpu)
+        # Let learning load its tools now, if the program already uses a GPU. Else its first product does, later.
+        if torch.cuda.is_initialized():
+            index = torch.cuda.current_device()
+            device = device_registry.device_state(index)
+            if device.gpu is not None and device.has_library:
+                _learner.warm_up(index, device.gpu)
 
 
 def _stop(refused: str = "") -> None:

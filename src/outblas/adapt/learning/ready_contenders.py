@@ -68,7 +68,6 @@ def find_ready(
     Args:
         lt: cuBLASLt of the device, whose context is current.
         own: chooser of the device; a kernel that it chooses is the first contender.
-        most: the most kernels, and algorithms of cuBLASLt.
 
     Returns:
         The contenders; none if nothing is ready.

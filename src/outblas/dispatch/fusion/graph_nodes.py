@@ -72,7 +72,6 @@ def have_as_many(one: Any, other: Any) -> bool:
 
 
 def users_behind_reshapes(node: Any) -> list[Any]:
-    """Return the users of a node behind reshapes."""
     found: list[Any] = []
     for user in node.users:
         found += users_behind_reshapes(user) if user.target in RESHAPES else [user]

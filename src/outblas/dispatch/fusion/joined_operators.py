@@ -107,25 +107,19 @@ def _fake_joined(a: torch.Tensor, weights: Sequence[torch.Tensor], by_turns: boo
     return a.new_empty((a.shape[0], sum(w.shape[0] for w in weights)))
 
 
-def _fake_biased(
-    biases: Sequence[torch.Tensor], a: torch.Tensor, weights: Sequence[torch.Tensor], by_turns: bool
-) -> torch.Tensor:
-    return _fake_joined(a, weights, by_turns)
-
-
-def _fake_gated(a: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, activation: str) -> torch.Tensor:
-    return a.new_empty((a.shape[0], gate.shape[0]))
-
-
 #: (M, K), weights (N_i, K) and whether they lie by turns -> (M, sum of N_i).
 mm_joined = register_behind_autograd(
     "mm_joined(Tensor a, Tensor[] weights, bool by_turns) -> Tensor", _mm_joined, _fake_joined
 )
 #: Biases (N_i), and the arguments of ``mm_joined`` -> (M, sum of N_i).
 addmm_joined = register_behind_autograd(
-    "addmm_joined(Tensor[] biases, Tensor a, Tensor[] weights, bool by_turns) -> Tensor", _addmm_joined, _fake_biased
+    "addmm_joined(Tensor[] biases, Tensor a, Tensor[] weights, bool by_turns) -> Tensor",
+    _addmm_joined,
+    lambda biases, a, weights, by_turns: _fake_joined(a, weights, by_turns),
 )
 #: (M, K), gate and up (H, K) and the name of the activation -> (M, H).
 gated_joined = register_behind_autograd(
-    "gated_joined(Tensor a, Tensor gate, Tensor up, str activation) -> Tensor", _gated_joined, _fake_gated
+    "gated_joined(Tensor a, Tensor gate, Tensor up, str activation) -> Tensor",
+    _gated_joined,
+    lambda a, gate, up, activation: a.new_empty((a.shape[0], gate.shape[0])),
 )

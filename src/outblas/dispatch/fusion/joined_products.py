@@ -81,8 +81,6 @@ def join_products(graph: Any, serves_product: ServesProduct, serves_gate: Serves
 
     Args:
         graph: a ``torch.fx.Graph``, which is changed. Each node has its value as ``meta["val"]``.
-        serves_product: says whether to join products.
-        serves_gate: says whether to fuse a gate.
     """
     found = 0
     for group in list(_groups(graph)):
@@ -151,7 +149,6 @@ def _source(node: Any) -> Any:
 
 
 def _join(graph: Any, group: _Group) -> None:
-    """Put one product in place of those of a group, and slices of it in place of their results."""
     first = next(node for node in graph.nodes if node in group.products)
     a, count = first.args[-2], len(group.products)
     with graph.inserting_before(first):

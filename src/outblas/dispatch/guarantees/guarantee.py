@@ -21,12 +21,10 @@ def demanded(accurate: bool, batch_invariant: bool) -> Guarantee:
 
 
 def stronger(one: Guarantee, other: Guarantee) -> Guarantee:
-    """Return the stronger of two guarantees."""
     return one if GUARANTEES.index(one) >= GUARANTEES.index(other) else other
 
 
 def process_guarantee() -> Guarantee:
-    """Return the guarantee that holds for every product of the process."""
     return _process
 
 

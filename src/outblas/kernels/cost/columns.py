@@ -54,7 +54,6 @@ def config_columns(configs: Sequence[KernelConfig], gpu: Gpu) -> dict[str, Float
     then the family's ``own_columns``. Switches are 0.0 or 1.0. Without configs, the arrays are empty.
 
     Args:
-        configs: configs of one family.
         gpu: GPU whose SMs decide ``occupancy``.
     """
     names = [*COLUMN_DEFAULTS, *(FAMILIES[configs[0].family].own_columns if configs else ())]

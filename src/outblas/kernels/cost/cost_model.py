@@ -118,7 +118,6 @@ def too_slow_mask(times: Floats, pdl: NDArray[np.bool_], factor: float) -> NDArr
     Args:
         times: float64[n], microseconds.
         pdl: bool[n], whether each config has PDL.
-        factor: the limit.
     """
     mask = np.zeros(len(times), dtype=bool)
     for option in (False, True):
@@ -275,9 +274,6 @@ def residual_features(family: str, p: Columns, c: Columns, sms: int) -> Floats:
     """Return float64[configs, len(FEATURE_NAMES)]; every feature is of order one.
 
     A row is 0 except in the columns of the config's kind and of its family's switches.
-
-    Args:
-        family: name of the family of all configs.
     """
     waves = np.ceil(p["m"] / c["bm"]) * np.ceil(p["n"] / c["bn"]) * c["split"] / sms
     slopes = _slopes(p, c, waves)
@@ -351,8 +347,6 @@ def scaled(family: str, coefficients: Mapping[str, float], gpu: Gpu, base: Gpu) 
 
     Args:
         coefficients: name -> value, of ``base``.
-        gpu: the GPU of the predictions.
-        base: the GPU of the coefficients.
     """
     by = ratios(family, gpu, base)
     factors = {name: by[ratio] for ratio, names in MULTIPLIED.items() for name in names}

@@ -89,7 +89,6 @@ def ctas_on_busiest_sm(x: Mapping[str, float], c: Columns, ctas: Floats, per_sm:
     Args:
         x: coefficients; ``stacked`` is read.
         c: columns of the configs; ``pdl`` is read.
-        per_sm: CTAs that an SM may hold.
     """
     even = np.minimum(per_sm, np.ceil(ctas / gpu.sms))
     return even + c["pdl"] * x["stacked"] * (per_sm - even)
@@ -142,7 +141,6 @@ def resident_ctas(cluster: Any, per_sm: Any, gpu: Gpu) -> Floats:
 
     Args:
         cluster: CTAs per cluster, 1 to 16; a number or an array.
-        per_sm: CTAs per SM.
 
     Raises:
         IndexError: a cluster of more than 16 CTAs.

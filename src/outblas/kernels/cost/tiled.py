@@ -90,6 +90,51 @@ class TiledCost(ABC):
         """
         return sums
 
+    def time_us(self, x: Mapping[str, float], p: Columns, c: Columns, gpu: Gpu) -> Floats:
+        """Return the predicted time, microseconds, over columns that broadcast; at least the column ``floor``.
+
+        Raises:
+            KeyError: a coefficient or a column is missing.
+        """
+        tiles_m = np.ceil(p["m"] / (c["bm"] * c["cm"])) * c["cm"]
+        tiles_n = np.ceil(p["n"] / (c["bn"] * c["cn"])) * c["cn"]
+        tiles = tiles_m * tiles_n
+        latency = np.where(p["from_hbm"] > 0, x["latency_hbm"], x["latency_l2"])
+        tensor, chain = self.stage(x, c)
+
+        # Concurrent CTAs on an SM, in a full round and in the last one.
+        ctas = tiles * c["split"]
+        per_sm = np.where(c["persistent"] > 0, c["min_blocks"], admitted_ctas(c, ctas, gpu))
+        slots = resident_ctas(c["cluster"], per_sm, gpu)
+        full = ctas_on_busiest_sm(x, c, ctas, per_sm, gpu)
+        active = np.minimum(ctas, slots)
+
+        steps = np.ceil(np.ceil(p["k"] / c["bk"]) / c["split"])
+        narrow = self.narrow_bytes(x, p, c)
+        stage_bytes = ELEMENT_BYTES * c["bk"] * (c["rows"] + c["bn"]) + narrow
+        l2_bytes = ELEMENT_BYTES * c["bk"] * (c["rows"] / c["cn"] + c["bn"] / c["cm"]) + narrow / c["cm"]
+        apart = np.where(cluster_split(c) > 1, x["apart"], 1.0)
+        waiting = np.where(p["from_hbm"] > 0, x["loaded_hbm"], x["loaded_l2"]) + (
+            active * c["stages"] * stage_bytes / x["queue"]
+        )
+        stage = smooth_max(
+            full * tensor, tensor + chain, full * stage_bytes / x["ingest"], active * l2_bytes * apart / x["l2"],
+            waiting / c["stages"], self.multicast_us(x, c), full * self.past_m_us(x, p, c),
+        )  # fmt: skip
+        main = steps * stage + steps * self.edge_tile_us(x, p, c) / np.maximum(ctas / slots, 1.0)
+        store = self.store_us(x, c)
+
+        # The count of rounds is between fluid (CTAs finish unevenly) and whole.
+        exact = np.maximum(ctas / slots, 1.0)
+        rounds = exact + x["quantum"] * (np.ceil(exact) - exact)
+        plain = rounds * (latency + main + store) + (rounds - 1) * x["wave"]
+        plain = self.persistent_us(x, c, Rounds(rounds, latency, main, store), plain)
+
+        traffic = traffic_bytes(x, p, c, tiles_m, tiles_n, slots)
+        traffic = self.with_hint_bytes(x, p, c, (tiles_m, tiles_n, slots), traffic)
+        work = smooth_max(plain, traffic / np.where(p["from_hbm"] > 0, x["hbm"], x["l2"]))
+        return above_floor(launch_us(x, c) + self.with_workspace(x, c, tiles, split_us(x, c)) + work, p["floor"])
+
 
 @dataclass(frozen=True)
 class Rounds:
@@ -106,52 +151,3 @@ class Rounds:
     latency: Floats
     main: Floats
     store: Floats
-
-
-def tiled_us(cost: TiledCost, x: Mapping[str, float], p: Columns, c: Columns, gpu: Gpu) -> Floats:
-    """Return the predicted time, microseconds, over columns that broadcast together; never below the column ``floor``.
-
-    Args:
-        x: coefficients of the family.
-
-    Raises:
-        KeyError: a coefficient or a column is missing.
-    """
-    tiles_m = np.ceil(p["m"] / (c["bm"] * c["cm"])) * c["cm"]
-    tiles_n = np.ceil(p["n"] / (c["bn"] * c["cn"])) * c["cn"]
-    tiles = tiles_m * tiles_n
-    latency = np.where(p["from_hbm"] > 0, x["latency_hbm"], x["latency_l2"])
-    tensor, chain = cost.stage(x, c)
-
-    # Concurrent CTAs on an SM, in a full round and in the last one.
-    ctas = tiles * c["split"]
-    per_sm = np.where(c["persistent"] > 0, c["min_blocks"], admitted_ctas(c, ctas, gpu))
-    slots = resident_ctas(c["cluster"], per_sm, gpu)
-    full = ctas_on_busiest_sm(x, c, ctas, per_sm, gpu)
-    active = np.minimum(ctas, slots)
-
-    steps = np.ceil(np.ceil(p["k"] / c["bk"]) / c["split"])
-    narrow = cost.narrow_bytes(x, p, c)
-    stage_bytes = ELEMENT_BYTES * c["bk"] * (c["rows"] + c["bn"]) + narrow
-    l2_bytes = ELEMENT_BYTES * c["bk"] * (c["rows"] / c["cn"] + c["bn"] / c["cm"]) + narrow / c["cm"]
-    apart = np.where(cluster_split(c) > 1, x["apart"], 1.0)
-    waiting = np.where(p["from_hbm"] > 0, x["loaded_hbm"], x["loaded_l2"]) + (
-        active * c["stages"] * stage_bytes / x["queue"]
-    )
-    stage = smooth_max(
-        full * tensor, tensor + chain, full * stage_bytes / x["ingest"], active * l2_bytes * apart / x["l2"],
-        waiting / c["stages"], cost.multicast_us(x, c), full * cost.past_m_us(x, p, c),
-    )  # fmt: skip
-    main = steps * stage + steps * cost.edge_tile_us(x, p, c) / np.maximum(ctas / slots, 1.0)
-    store = cost.store_us(x, c)
-
-    # The count of rounds is between fluid (CTAs finish unevenly) and whole.
-    exact = np.maximum(ctas / slots, 1.0)
-    rounds = exact + x["quantum"] * (np.ceil(exact) - exact)
-    plain = rounds * (latency + main + store) + (rounds - 1) * x["wave"]
-    plain = cost.persistent_us(x, c, Rounds(rounds, latency, main, store), plain)
-
-    traffic = traffic_bytes(x, p, c, tiles_m, tiles_n, slots)
-    traffic = cost.with_hint_bytes(x, p, c, (tiles_m, tiles_n, slots), traffic)
-    work = smooth_max(plain, traffic / np.where(p["from_hbm"] > 0, x["hbm"], x["l2"]))
-    return above_floor(launch_us(x, c) + cost.with_workspace(x, c, tiles, split_us(x, c)) + work, p["floor"])

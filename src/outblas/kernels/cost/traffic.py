@@ -21,7 +21,6 @@ def traffic_bytes(
 
     Args:
         x: coefficients; ``cache`` (bytes) is read.
-        slots: concurrent CTAs on the GPU.
     """
     again, streamed = _streamed_again(p, c, tiles_m, tiles_n, slots)
     once = ELEMENT_BYTES * (p["m"] * p["k"] + p["n"] * p["k"] + p["m"] * p["n"])
@@ -54,7 +53,6 @@ def hinted_bytes(
     Args:
         x: coefficients; ``cache``, ``once_b``, ``again_b`` and ``once_c`` are read.
         c: columns of the configs; ``stream_b`` and ``stream_c`` say which operands stream.
-        slots: concurrent CTAs on the GPU.
     """
     again, streamed = _streamed_again(p, c, tiles_m, tiles_n, slots)
     rows_at_once = slots / cluster_split(c) / np.maximum(np.minimum(c["group"], tiles_n), 1.0)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outblas.core.config import KernelConfig, knob_schema
-from outblas.core.problem import Problem
+from outblas.core.problem import ELEMENT_BYTES, Problem
 from outblas.kernels.cost.terms import Columns, Floats
 from outblas.kernels.geometry_terms import Geometry
 
@@ -199,9 +199,9 @@ class Family(ABC, Generic[C]):
         """
         return ()
 
-    @abstractmethod
     def alignment(self, config: C) -> int:
-        """Return the alignment that the address of each of A, B and C needs, bytes, e.g. 16."""
+        """Return the alignment that the address of each of A, B and C needs, bytes; by default one load by ``vec``."""
+        return int(config.vec) * ELEMENT_BYTES  # type: ignore[attr-defined]
 
     def why_no_epilogue(self, config: C) -> str | None:
         """Return why the kernel of a config cannot have an epilogue, in words; None, the default, if it can.
@@ -259,9 +259,6 @@ class Family(ABC, Generic[C]):
         """Return configs for a problem whose rows are not 16-byte aligned; some may be illegal or repeated.
 
         By default, and for every family without :attr:`any_alignment`, the result is empty.
-
-        Args:
-            listed: the family's configs in the catalogue.
         """
         return ()
 

@@ -127,9 +127,6 @@ class Sm80DirectGemm(Family[Sm80DirectConfig]):
         tiles_m, tiles_n = ceil_div(problem.m, config.bm), ceil_div(problem.n, config.bn)
         return banded_grid(tiles_m, tiles_n, SM80_GROUP, config.split_k)
 
-    def alignment(self, config: Sm80DirectConfig) -> int:
-        return config.vec * ELEMENT_BYTES
-
     def pool(self) -> Iterator[Sm80DirectConfig]:
         """Yield warp tiles of 16 to 32 by 8 to 32, with K in one warp or split over up to 16 warps, without PDL.
 

@@ -206,9 +206,6 @@ class Sm80GemvMma(Family[Sm80GemvConfig]):
     def k_tiles(self, problem: Problem, config: Sm80GemvConfig) -> int:
         return ceil_div(problem.k, gemv_step(problem.layout))
 
-    def alignment(self, config: Sm80GemvConfig) -> int:
-        return config.vec * ELEMENT_BYTES
-
     def without_early(self, config: Sm80GemvConfig) -> Sm80GemvConfig:
         return replace(config, early=False, warm_k=0)
 

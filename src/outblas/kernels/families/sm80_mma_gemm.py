@@ -10,7 +10,7 @@ from outblas.core.config import KernelConfig
 from outblas.core.problem import ELEMENT_BYTES, Problem
 from outblas.core.roofline import Gpu
 from outblas.kernels.cost.terms import Columns, Floats, cluster_split, smooth_max
-from outblas.kernels.cost.tiled import TiledCost, tiled_us
+from outblas.kernels.cost.tiled import TiledCost
 from outblas.kernels.families.family import Family, Summation
 from outblas.kernels.geometry_terms import MAX_CLUSTER, SM80_GROUP, Geometry, banded_grid, ceil_div, warp_sums
 
@@ -60,7 +60,7 @@ class Sm80MmaConfig(KernelConfig):
     even: bool = False
 
 
-class Sm80MmaGemm(Family[Sm80MmaConfig]):
+class Sm80MmaGemm(TiledCost, Family[Sm80MmaConfig]):
     """The family ``sm80_mma_gemm``. ``FAMILIES["sm80_mma_gemm"]`` is its instance."""
 
     config = Sm80MmaConfig
@@ -129,9 +129,6 @@ class Sm80MmaGemm(Family[Sm80MmaConfig]):
     def grid(self, problem: Problem, config: Sm80MmaConfig, sms: int) -> tuple[int, int, int]:
         tiles_m, tiles_n = ceil_div(problem.m, config.bm), ceil_div(problem.n, config.bn)
         return banded_grid(tiles_m, tiles_n, SM80_GROUP, config.split_k)
-
-    def alignment(self, config: Sm80MmaConfig) -> int:
-        return config.vec * ELEMENT_BYTES
 
     def why_not_stacked(self, problem: Problem, config: Sm80MmaConfig) -> str | None:
         return None
@@ -213,11 +210,6 @@ class Sm80MmaGemm(Family[Sm80MmaConfig]):
     def cost_columns(self, problem: Problem, config: Sm80MmaConfig, shape: Geometry) -> dict[str, Any]:
         return {"stages": config.stages, "wm": config.wm, "wn": config.wn, "wk": config.wk, "vec": config.vec}
 
-    def time_us(self, x: Mapping[str, float], p: Columns, c: Columns, gpu: Gpu) -> Floats:
-        return tiled_us(_COST, x, p, c, gpu)
-
-
-class _Cost(TiledCost):
     def stage(self, x: Mapping[str, float], c: Columns) -> tuple[Floats, Floats]:
         """Return (tensor time, serial overhead) of one stage, microseconds.
 
@@ -236,9 +228,6 @@ class _Cost(TiledCost):
         tile_bytes = ELEMENT_BYTES * c["bm"] * c["bn"]
         direct = x["epilogue_direct"] + tile_bytes / cluster_split(c) / x["store_direct"]
         return direct + 2 * tile_bytes * (c["wk"] - 1) / x["exchange"]  # warps that split K sum in shared memory
-
-
-_COST = _Cost()
 
 
 #: (bm, bn, wm, wn) of tiles for few rows or columns, of which each warp has all K.

@@ -12,7 +12,7 @@ from outblas.core.config import KernelConfig
 from outblas.core.problem import ELEMENT_BYTES, Problem
 from outblas.core.roofline import Gpu
 from outblas.kernels.cost.terms import Columns, Floats, smooth_max, workspace_us
-from outblas.kernels.cost.tiled import Rounds, TiledCost, tiled_us
+from outblas.kernels.cost.tiled import Rounds, TiledCost
 from outblas.kernels.families.family import Family
 from outblas.kernels.geometry_terms import (
     COUNTERS_BYTES,
@@ -134,7 +134,7 @@ OTHER_REGISTERS = 54
 _CTAS_PER_SM = 4
 
 
-class Sm80PipelinedGemm(Family[Sm80PipelinedConfig]):
+class Sm80PipelinedGemm(TiledCost, Family[Sm80PipelinedConfig]):
     """The family ``sm80_pipelined_gemm``. ``FAMILIES["sm80_pipelined_gemm"]`` is its instance."""
 
     config = Sm80PipelinedConfig
@@ -223,9 +223,6 @@ class Sm80PipelinedGemm(Family[Sm80PipelinedConfig]):
         """Return the switch of the workspace, one more kernel parameter: ``["#define SPLIT_WORKSPACE 0"]`` or 1."""
         return [f"#define SPLIT_WORKSPACE {int(config.split_k > 1)}"]
 
-    def alignment(self, config: Sm80PipelinedConfig) -> int:
-        return config.vec * ELEMENT_BYTES
-
     def pool(self) -> Iterator[Sm80PipelinedConfig]:
         """Yield the family's kernels, launch options off: plain ones, those that walk, those that split K."""
         yield from plain_kernels()
@@ -290,8 +287,33 @@ class Sm80PipelinedGemm(Family[Sm80PipelinedConfig]):
             "persistent": config.persistent, "min_blocks": config.min_blocks, "workspace": config.split_k > 1,
         }  # fmt: skip
 
-    def time_us(self, x: Mapping[str, float], p: Columns, c: Columns, gpu: Gpu) -> Floats:
-        return tiled_us(_COST, x, p, c, gpu)
+    def stage(self, x: Mapping[str, float], c: Columns) -> tuple[Floats, Floats]:
+        """Return (tensor time, serial overhead) of one stage, microseconds.
+
+        mma.sync does at most 1,024 multiply-adds a cycle. Each warp reads its operands from shared memory, to which
+        the copies write. Reads of the next 16 of K overlap the products of the present ones. So the overhead is a
+        barrier, the issue of the copies, and a start per 16 of K. Scalar loads wait for their values as well.
+        """
+        warps = c["wm"] * c["wn"]
+        math_us = c["bm"] * c["bn"] * c["bk"] / 1024 / (x["clock"] * 1e3)
+        written = (c["bm"] + c["bn"]) * c["bk"] * ELEMENT_BYTES
+        read = (c["bm"] * c["wn"] + c["bn"] * c["wm"]) * c["bk"] * ELEMENT_BYTES
+        copies = written / ELEMENT_BYTES / c["vec"] / 32
+        each = x["copy"] + np.where(c["vec"] == 1, x["scalar"], 0.0)
+        serial = x["stage"] + x["issue"] * c["bk"] / 16 + each * copies / warps
+        return smooth_max(math_us, (read + written) / x["shared"]), serial / (x["clock"] * 1e3)
+
+    def store_us(self, x: Mapping[str, float], c: Columns) -> Floats:
+        return x["epilogue_direct"] + ELEMENT_BYTES * c["bm"] * c["bn"] / x["store_direct"]
+
+    def persistent_us(self, x: Mapping[str, float], c: Columns, rounds: Rounds, plain: Floats) -> Floats:
+        """Return the time of a walk: the first stages of a tile arrive while the one before is stored."""
+        each = rounds.main + rounds.store + x["tile"]
+        walked = rounds.latency + rounds.count * each - x["tile"]
+        return np.where(c["persistent"] > 0, walked, plain)
+
+    def with_workspace(self, x: Mapping[str, float], c: Columns, tiles: Floats, sums: Floats) -> Floats:
+        return sums + workspace_us(x, c, tiles)
 
 
 def _accumulators(c: Sm80PipelinedConfig, fp16: bool) -> int:
@@ -347,41 +369,6 @@ def _other_ctas(c: Sm80PipelinedConfig) -> Iterator[Sm80PipelinedConfig]:
     yield replace(c, group=c.group // 2)
     yield replace(c, min_blocks=c.min_blocks + 1)
     yield replace(c, min_blocks=c.min_blocks - 1)
-
-
-class _Cost(TiledCost):
-    """The part of the model that differs from other tiled families."""
-
-    def stage(self, x: Mapping[str, float], c: Columns) -> tuple[Floats, Floats]:
-        """Return (tensor time, serial overhead) of one stage, microseconds.
-
-        mma.sync does at most 1,024 multiply-adds a cycle. Each warp reads its operands from shared memory, to which
-        the copies write. Reads of the next 16 of K overlap the products of the present ones. So the overhead is a
-        barrier, the issue of the copies, and a start per 16 of K. Scalar loads wait for their values as well.
-        """
-        warps = c["wm"] * c["wn"]
-        math_us = c["bm"] * c["bn"] * c["bk"] / 1024 / (x["clock"] * 1e3)
-        written = (c["bm"] + c["bn"]) * c["bk"] * ELEMENT_BYTES
-        read = (c["bm"] * c["wn"] + c["bn"] * c["wm"]) * c["bk"] * ELEMENT_BYTES
-        copies = written / ELEMENT_BYTES / c["vec"] / 32
-        each = x["copy"] + np.where(c["vec"] == 1, x["scalar"], 0.0)
-        serial = x["stage"] + x["issue"] * c["bk"] / 16 + each * copies / warps
-        return smooth_max(math_us, (read + written) / x["shared"]), serial / (x["clock"] * 1e3)
-
-    def store_us(self, x: Mapping[str, float], c: Columns) -> Floats:
-        return x["epilogue_direct"] + ELEMENT_BYTES * c["bm"] * c["bn"] / x["store_direct"]
-
-    def persistent_us(self, x: Mapping[str, float], c: Columns, rounds: Rounds, plain: Floats) -> Floats:
-        """Return the time of a walk: the first stages of a tile arrive while the one before is stored."""
-        each = rounds.main + rounds.store + x["tile"]
-        walked = rounds.latency + rounds.count * each - x["tile"]
-        return np.where(c["persistent"] > 0, walked, plain)
-
-    def with_workspace(self, x: Mapping[str, float], c: Columns, tiles: Floats, sums: Floats) -> Floats:
-        return sums + workspace_us(x, c, tiles)
-
-
-_COST = _Cost()
 
 
 FAMILY = Sm80PipelinedGemm()

@@ -14,7 +14,7 @@ from outblas.core.config import KernelConfig
 from outblas.core.problem import ELEMENT_BYTES, ROW_ALIGN_BYTES, Problem
 from outblas.core.roofline import Gpu
 from outblas.kernels.cost.terms import Columns, Floats, smooth_max, workspace_us
-from outblas.kernels.cost.tiled import TiledCost, tiled_us
+from outblas.kernels.cost.tiled import TiledCost
 from outblas.kernels.families.family import Family
 from outblas.kernels.families.wgmma_text import wgmma_instance
 from outblas.kernels.geometry_terms import (
@@ -65,7 +65,6 @@ class Sm90OddrowsConfig(KernelConfig):
 
     @property
     def loaded_rows(self) -> int:
-        """Return the rows of A in a stage."""
         return self.a_rows or self.bm
 
     @property
@@ -103,7 +102,6 @@ def plain_kernels() -> Iterator[Sm90OddrowsConfig]:
 
 
 def split_kernels() -> Iterator[Sm90OddrowsConfig]:
-    """Yield kernels that split K."""
     for bm, bn, consumers, bk, stages, blocks in _SPLIT_TILES:
         for split in _SPLITS:
             yield Sm90OddrowsConfig(bm, bn, bk, stages, consumers, split, min_blocks=blocks)
@@ -127,7 +125,7 @@ OTHER_REGISTERS = {"TN": 68, "NN": 88}
 _CTAS_PER_SM = 4
 
 
-class Sm90OddrowsGemm(Family[Sm90OddrowsConfig]):
+class Sm90OddrowsGemm(TiledCost, Family[Sm90OddrowsConfig]):
     """The family ``sm90_oddrows_gemm``. ``FAMILIES["sm90_oddrows_gemm"]`` is its instance."""
 
     config = Sm90OddrowsConfig
@@ -222,7 +220,6 @@ class Sm90OddrowsGemm(Family[Sm90OddrowsConfig]):
         return [f"#define SPLIT_WORKSPACE {int(config.split_k > 1)}"]
 
     def headers(self, problem: Problem, config: Sm90OddrowsConfig) -> tuple[tuple[str, str], ...]:
-        """Return the header of the wgmma instruction."""
         return (("generated/wgmma_instance.cuh", wgmma_instance(config.bn, problem)),)
 
     def tensor_boxes(self, problem: Problem, config: Sm90OddrowsConfig) -> tuple[tuple[int, int, int, int], ...]:
@@ -287,8 +284,23 @@ class Sm90OddrowsGemm(Family[Sm90OddrowsConfig]):
             "consumers": config.consumers, "workspace": config.split_k > 1, "rows": config.loaded_rows,
         }  # fmt: skip
 
-    def time_us(self, x: Mapping[str, float], p: Columns, c: Columns, gpu: Gpu) -> Floats:
-        return tiled_us(_COST, x, p, c, gpu)
+    def stage(self, x: Mapping[str, float], c: Columns) -> tuple[Floats, Floats]:
+        """Return (tensor time, serial overhead) of one stage, microseconds.
+
+        m64nNk16 takes N / 2 cycles of the tensor cores; shared memory delivers its operands in 16 + N / 4. The threads
+        put right each row of 128 bytes of A and B meanwhile. Before the first product they have nothing to hide it.
+        """
+        k16 = c["bk"] / 16
+        cycles = k16 * (c["bm"] / 64) * smooth_max(c["bn"] / 2, 16 + c["bn"] / 4)
+        rows = (c["rows"] + c["bn"]) * c["bk"] / 64
+        tensor = smooth_max(cycles, x["align"] * rows)
+        return tensor / (x["clock"] * 1e3), (x["stage"] + x["issue"] * k16 / 4) / (x["clock"] * 1e3)
+
+    def store_us(self, x: Mapping[str, float], c: Columns) -> Floats:
+        return x["epilogue_tma"] + ELEMENT_BYTES * c["bm"] * c["bn"] / x["store_tma"]
+
+    def with_workspace(self, x: Mapping[str, float], c: Columns, tiles: Floats, sums: Floats) -> Floats:
+        return sums + workspace_us(x, c, tiles)
 
 
 def _accumulators(c: Sm90OddrowsConfig) -> int:
@@ -340,31 +352,6 @@ def _other_ctas(c: Sm90OddrowsConfig) -> Iterator[Sm90OddrowsConfig]:
     yield replace(c, group=c.group // 2)
     yield replace(c, min_blocks=c.min_blocks + 1)
     yield replace(c, min_blocks=c.min_blocks - 1)
-
-
-class _Cost(TiledCost):
-    """The part of the model that differs from other tiled families."""
-
-    def stage(self, x: Mapping[str, float], c: Columns) -> tuple[Floats, Floats]:
-        """Return (tensor time, serial overhead) of one stage, microseconds.
-
-        m64nNk16 takes N / 2 cycles of the tensor cores; shared memory delivers its operands in 16 + N / 4. The threads
-        put right each row of 128 bytes of A and B meanwhile. Before the first product they have nothing to hide it.
-        """
-        k16 = c["bk"] / 16
-        cycles = k16 * (c["bm"] / 64) * smooth_max(c["bn"] / 2, 16 + c["bn"] / 4)
-        rows = (c["rows"] + c["bn"]) * c["bk"] / 64
-        tensor = smooth_max(cycles, x["align"] * rows)
-        return tensor / (x["clock"] * 1e3), (x["stage"] + x["issue"] * k16 / 4) / (x["clock"] * 1e3)
-
-    def store_us(self, x: Mapping[str, float], c: Columns) -> Floats:
-        return x["epilogue_tma"] + ELEMENT_BYTES * c["bm"] * c["bn"] / x["store_tma"]
-
-    def with_workspace(self, x: Mapping[str, float], c: Columns, tiles: Floats, sums: Floats) -> Floats:
-        return sums + workspace_us(x, c, tiles)
-
-
-_COST = _Cost()
 
 
 FAMILY = Sm90OddrowsGemm()

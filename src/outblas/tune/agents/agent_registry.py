@@ -58,10 +58,6 @@ def agent_summaries() -> dict[str, str]:
 def check_agent(name: str, option: str = "--agent") -> None:
     """Check that an agent of a name is installed.
 
-    Args:
-        name: the name.
-        option: the option that names it, for the error.
-
     Raises:
         UsageError: it is a Python file, there is no such agent, or it comes with outblas-lab, which is not installed.
     """
@@ -82,7 +78,6 @@ def make_agent(name: str, seed: int, gpu: Gpu) -> Agent:
     Args:
         name: a key of :func:`agents`, e.g. ``random``, ``ppo`` or ``kt-genetic``; case counts.
         seed: seed of the agent's random draws.
-        gpu: GPU that the candidates run on.
 
     Raises:
         UsageError: no installed agent has that name, it is a Python file, or no model or server is set for ``llm``.

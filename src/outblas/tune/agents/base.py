@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from typing import Any
 
-from outblas.core.config import LAUNCHES, KernelConfig, Launch, launch_of
+from outblas.core.config import LAUNCHES, KernelConfig, launch_of
 from outblas.core.errors import UsageError
 from outblas.core.evaluation import Evaluation
 from outblas.core.problem import Problem
@@ -131,19 +131,14 @@ def unexplored(candidates: Sequence[KernelConfig], history: Sequence[Evaluation]
     return [config for config in candidates if config not in tried]
 
 
-def group_by_launch(order: Iterable[KernelConfig], launches: Sequence[Launch] = LAUNCHES) -> list[list[KernelConfig]]:
-    """Return one list per launch option, in the order of ``launches``; each keeps the order of its configs.
+def group_by_launch(order: Iterable[KernelConfig]) -> list[list[KernelConfig]]:
+    """Return one list each for ``plain``, ``pdl`` and ``weights``; each keeps the order of its configs.
 
     A config is in the list of the one option that it needs (:func:`outblas.core.config.launch_of`). A launch option
-    without configs has an empty list, so by default there are always three. Configs of an option outside ``launches``
-    are dropped.
-
-    Args:
-        order: configs.
-        launches: launch options; default ``("plain", "pdl", "weights")``.
+    without configs has an empty list.
     """
     listed = list(order)
-    return [[config for config in listed if launch_of(config) == launch] for launch in launches]
+    return [[config for config in listed if launch_of(config) == launch] for launch in LAUNCHES]
 
 
 def interleave(*orders: Sequence[KernelConfig]) -> list[KernelConfig]:

@@ -139,7 +139,6 @@ def translate(config: KernelConfig, by_core: Mapping[KernelConfig, Sequence[Kern
     wins a tie. The difference of ``stages``, then ``even``, decides among equal ones.
 
     Args:
-        config: a config of a sister problem.
         by_core: offered configs, grouped by their form in which those of the four knobs that the family has are 0.
     """
 
@@ -163,7 +162,6 @@ def group_by_core(candidates: Sequence[KernelConfig]) -> dict[KernelConfig, list
 
 @functools.lru_cache(maxsize=8192)  # searches ask for the same few thousand configs at every problem
 def _core(config: KernelConfig) -> KernelConfig:
-    """Return the config with each knob of a translation set to 0."""
     return config.with_knobs(**{name: 0 for name in config.knobs() if name in _TRANSLATED})
 
 

@@ -34,7 +34,6 @@ def calibrate(
     """Measure a GPU and return its record; nothing is written.
 
     Args:
-        report: receives one line for each figure.
         open_runner: opens the runner of a GPU; tests pass another.
 
     Raises:
@@ -101,7 +100,6 @@ def launch_gap_us(few: tuple[int, float], many: tuple[int, float]) -> float:
 
     Args:
         few: (nodes, microseconds) of a short graph.
-        many: the same of a longer one.
 
     Raises:
         DeviceError: the longer graph is not slower.

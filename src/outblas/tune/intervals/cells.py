@@ -83,8 +83,6 @@ def drawn(weight: Weight, first: int, last: int, offered: Sequence[int]) -> list
     They are ragged if the interval has ragged M: no multiples of 8. The same interval has the same draw.
 
     Args:
-        first: smallest M of the interval.
-        last: largest M of the interval.
         offered: M inside of it that can be measured.
     """
     ragged = [m for m in offered if m % _EVEN_ROWS] or list(offered)

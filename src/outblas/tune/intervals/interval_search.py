@@ -179,7 +179,6 @@ class _Search:
                 return True
 
     def finish(self) -> None:
-        """Report that no measurement of the weight is left."""
         if self._done:
             self.options.watch.told(self._done, self._done, "done")
 

@@ -113,7 +113,15 @@ def engine_products(config: Mapping[str, Any], tp: int = 1) -> list[EngineProduc
         UsageError: another kind of model, a field is missing or of another type, heads do not fit together, or ``tp``
             does not divide an extent.
     """
-    _check_kind(config)
+    for field, what in _OTHERS.items():
+        if config.get(field):
+            raise UsageError(
+                f"a model with {what} ({field})", "a dense model in bf16 or fp16", "name weights by --linear"
+            )
+    kind = config.get("model_type")
+    if kind not in MODEL_TYPES:
+        expected = f"one of {', '.join(MODEL_TYPES)}"
+        raise UsageError(f"a model of type {kind!r}", expected, "name its weights by --linear N_K")
     hidden = _extent(config, "hidden_size")
     heads, pairs, head = _heads(config, hidden)
     inner, layers = _extent(config, "intermediate_size"), _extent(config, "num_hidden_layers")
@@ -140,18 +148,6 @@ def check_engine(name: str) -> None:
     """Raise UsageError for an engine whose products this package does not know."""
     if name not in ENGINES:
         raise UsageError(f"--engine {name}", f"one of {', '.join(ENGINES)}", "name the weights by --linear N_K")
-
-
-def _check_kind(config: Mapping[str, Any]) -> None:
-    for field, what in _OTHERS.items():
-        if config.get(field):
-            raise UsageError(
-                f"a model with {what} ({field})", "a dense model in bf16 or fp16", "name weights by --linear"
-            )
-    kind = config.get("model_type")
-    if kind not in MODEL_TYPES:
-        expected = f"one of {', '.join(MODEL_TYPES)}"
-        raise UsageError(f"a model of type {kind!r}", expected, "name its weights by --linear N_K")
 
 
 def _heads(config: Mapping[str, Any], hidden: int) -> tuple[int, int, int]:
@@ -221,7 +217,6 @@ class ModelWeight(NamedTuple):
 
     @property
     def words(self) -> str:
-        """Return one line for a reader."""
         product, lacking = self.product, self.lacking
         some = f"{len(lacking)} of {self.sizes} sizes, " if len(lacking) < self.sizes else ""
         what = f"to be tuned for {some}M {lacking[0]} to {lacking[-1]}" if lacking else "in the library"
@@ -252,32 +247,24 @@ def weights_of_file(file: Path, tp: int, dtype: str | None, where: Device) -> tu
     return weights_of_model(engine_products(config, tp), kind, library), library
 
 
-def weights_of_model(
-    products: Iterable[EngineProduct], dtype: Dtype, library: Library, most_sequences: int = ENGINE_SEQUENCES
-) -> list[ModelWeight]:
+def weights_of_model(products: Iterable[EngineProduct], dtype: Dtype, library: Library) -> list[ModelWeight]:
     """Return each weight of a model's products once, with what a library lacks.
 
     The output head has every M up to the number of sequences. Other products have the sizes that the engine captures.
 
     Args:
         products: the products on one GPU (:func:`outblas.tune.intervals.model_ranges.engine_products`).
-        dtype: the dtype of the model.
-        library: the library that the engine will use.
-        most_sequences: sequences of a step at most; the engine's ``max_num_seqs``.
     """
     of_weight: dict[Weight, list[EngineProduct]] = {}
     for product in products:
         of_weight.setdefault(Weight(product.n, product.k, "TN", dtype), []).append(product)
-    return [_model_weight(weight, own, library, most_sequences) for weight, own in of_weight.items()]
+    return [_model_weight(weight, own, library) for weight, own in of_weight.items()]
 
 
-def _model_weight(
-    weight: Weight, products: Sequence[EngineProduct], library: Library, most_sequences: int
-) -> ModelWeight:
-    """Return the products that have a weight, with what a library lacks."""
+def _model_weight(weight: Weight, products: Sequence[EngineProduct], library: Library) -> ModelWeight:
     heads = [product.name == _HEAD for product in products]
-    sizes = {*range(1, most_sequences + 1)} if any(heads) else set[int]()
-    sizes.update(() if all(heads) else capture_sizes(most_sequences))
+    sizes = {*range(1, ENGINE_SEQUENCES + 1)} if any(heads) else set[int]()
+    sizes.update(() if all(heads) else capture_sizes(ENGINE_SEQUENCES))
     asked = WeightRange(weight, min(sizes), max(sizes))
     free = [m for m in range(asked.first, asked.last + 1) if library.lookup(asked.problem(m)) is None]
     lacking, times = tuple(m for m in free if m in sizes), sum(product.count for product in products)

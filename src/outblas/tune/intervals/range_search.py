@@ -70,11 +70,6 @@ class FinishedWeights:
     def add(self, asked: WeightRange, settings: Mapping[str, Any], gpu: str, found: FoundIntervals, done: int) -> None:
         """Keep what was found for a weight whose search was not stopped.
 
-        Args:
-            gpu: short name of the GPU.
-            found: the outcome.
-            done: number of measurements.
-
         Raises:
             RecordError: the store cannot be written. Earlier records are intact.
         """
@@ -133,7 +128,6 @@ class RangesRequest:
 
         Args:
             budget: measurements of each sampled M at most.
-            recording: as in :meth:`offered`.
         """
         lists = {"only": self.only.get(asked.weight), "free": self.free.get(asked.weight)}
         found = {key: None if ms is None else list(ms) for key, ms in lists.items()}
@@ -200,7 +194,6 @@ def search_ranges(
         budget: measurements of each sampled M at most.
         evaluator: answers; must be the same when a run is resumed.
         recording: the recording that answers; None: a live GPU.
-        store: keeps every evaluation.
         watch: functions that the search calls. The counts that they get are those of all weights.
 
     Raises:
@@ -267,7 +260,6 @@ def linear_ranges(texts: Iterable[str], m: str, kind: tuple[str, str, str]) -> l
     Args:
         texts: weights ``N_K``.
         m: the range, ``FIRST:LAST``.
-        kind: layout, dtype and accumulator.
 
     Raises:
         UsageError: the range is none.
@@ -288,12 +280,7 @@ def ranges_of(problems: Iterable[Problem]) -> RangesRequest:
 
 
 def ranges_of_suite(name: str, problems: Iterable[Problem]) -> RangesRequest:
-    """Return :func:`ranges_of` the problems of a suite; those of suite ``engine`` as :func:`engine_ranges`.
-
-    Args:
-        name: name of the suite.
-        problems: its problems, or some of them.
-    """
+    """Return :func:`ranges_of` the problems of a suite; those of suite ``engine`` as :func:`engine_ranges`."""
     found = ranges_of(problems)
     if name != "engine":
         return found
@@ -349,9 +336,7 @@ def joined_free(request: RangesRequest, file: Path, about: dict[str, Any]) -> tu
     The winners of an earlier session may be installed. So the library in use decides M that this run has to decide.
 
     Args:
-        request: the ranges, with the M that are free today.
         file: the run's ``run.json``, which is written if the request leaves any M out.
-        about: its content.
 
     Raises:
         RecordError: the recorded M are damaged, or the file cannot be written.

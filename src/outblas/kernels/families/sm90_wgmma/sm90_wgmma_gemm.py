@@ -226,7 +226,6 @@ def _parts(c: Sm90WgmmaConfig) -> Iterator[Sm90WgmmaConfig]:
 
 
 def _multicast(c: Sm90WgmmaConfig) -> Iterator[Sm90WgmmaConfig]:
-    """Yield the config with other clusters."""
     for cm, cn in ((1, 1), (2, 1), (1, 2)):
         yield replace(c, cluster_m=cm, cluster_n=cn)
 
@@ -239,7 +238,6 @@ def _widths(c: Sm90WgmmaConfig) -> Iterator[Sm90WgmmaConfig]:
 
 
 def _depths(c: Sm90WgmmaConfig) -> Iterator[Sm90WgmmaConfig]:
-    """Yield the config with other depths and numbers of stages."""
     if c.bk == 64 and c.stages >= 4:
         yield replace(c, bk=128, stages=c.stages // 2)
     if c.bk == 128:

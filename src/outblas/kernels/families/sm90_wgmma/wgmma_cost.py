@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outblas.core.problem import ELEMENT_BYTES, Problem
-from outblas.core.roofline import Gpu
 from outblas.kernels.cost.terms import Columns, Floats, cluster_split, log_extents, smooth_max, workspace_us
-from outblas.kernels.cost.tiled import Rounds, TiledCost, tiled_us
+from outblas.kernels.cost.tiled import Rounds, TiledCost
 from outblas.kernels.cost.traffic import hinted_bytes, partial_sector_bytes
 from outblas.kernels.families.family import Family
 from outblas.kernels.families.sm90_wgmma.wgmma_config import NON_ACCUMULATOR_REGISTERS, Sm90WgmmaConfig
@@ -39,8 +38,38 @@ SWITCHES = (
 )
 
 
-class _Cost(TiledCost):
-    """The part of the model that differs from other tiled families."""
+class WgmmaCost(TiledCost, Family[Sm90WgmmaConfig], ABC):
+    """Columns, time and residual of ``sm90_wgmma_gemm``."""
+
+    start: ClassVar[Mapping[str, float]] = START
+    residual_kinds = KINDS
+    residual_switches = SWITCHES
+    own_columns = ("swap",)
+
+    def registers(self, problem: Problem, config: Sm90WgmmaConfig, shape: Geometry) -> int:
+        """Return the registers per thread.
+
+        With several consumers, setmaxnreg distributes the whole register file: 65536 // ``shape.threads``. With one
+        consumer, it is ``shape.accumulators`` + 40.
+        """
+        return SM_REGISTERS // shape.threads if config.consumers > 1 else shape.accumulators + NON_ACCUMULATOR_REGISTERS
+
+    def cost_columns(self, problem: Problem, config: Sm90WgmmaConfig, shape: Geometry) -> dict[str, Any]:
+        """Return the inputs of the cost model that depend on a config: name -> number or bool.
+
+        ``cm`` and ``cn`` are the cluster's extents, and ``rows`` are the rows of A in a stage. ``raster_m``, ``tma``,
+        ``pingpong`` and ``workspace`` say whether the knob has this word. ``stream_b`` and ``stream_c`` say whether the
+        L2 hint includes that operand. ``fits`` says whether a load of A has just the M rows that exist. The other keys
+        are knobs, such as ``stages``.
+        """
+        return {
+            "stages": config.stages, "cm": config.cluster_m, "cn": config.cluster_n, "min_blocks": config.min_blocks,
+            "persistent": config.persistent, "pingpong": config.schedule == "pingpong", "group": config.group,
+            "raster_m": config.raster == "m", "tma": config.store == "tma", "consumers": config.consumers,
+            "workspace": config.split_kind == "workspace", "stream_b": config.streams_b,
+            "stream_c": config.streams_c, "rows": config.loaded_rows, "shift": config.shift, "fits": config.fits_m,
+            "swap": config.swap,
+        }  # fmt: skip
 
     def stage(self, x: Mapping[str, float], c: Columns) -> tuple[Floats, Floats]:
         """Return (tensor time, serial overhead) of one stage, microseconds.
@@ -104,46 +133,6 @@ class _Cost(TiledCost):
 
     def with_workspace(self, x: Mapping[str, float], c: Columns, tiles: Floats, sums: Floats) -> Floats:
         return sums + workspace_us(x, c, tiles) + (c["stream_b"] + c["stream_c"]) * x["hint"]
-
-
-_COST = _Cost()
-
-
-class WgmmaCost(Family[Sm90WgmmaConfig], ABC):
-    """Columns, time and residual of ``sm90_wgmma_gemm``."""
-
-    start: ClassVar[Mapping[str, float]] = START
-    residual_kinds = KINDS
-    residual_switches = SWITCHES
-    own_columns = ("swap",)
-
-    def registers(self, problem: Problem, config: Sm90WgmmaConfig, shape: Geometry) -> int:
-        """Return the registers per thread.
-
-        With several consumers, setmaxnreg distributes the whole register file: 65536 // ``shape.threads``. With one
-        consumer, it is ``shape.accumulators`` + 40.
-        """
-        return SM_REGISTERS // shape.threads if config.consumers > 1 else shape.accumulators + NON_ACCUMULATOR_REGISTERS
-
-    def cost_columns(self, problem: Problem, config: Sm90WgmmaConfig, shape: Geometry) -> dict[str, Any]:
-        """Return the inputs of the cost model that depend on a config: name -> number or bool.
-
-        ``cm`` and ``cn`` are the cluster's extents, and ``rows`` are the rows of A in a stage. ``raster_m``, ``tma``,
-        ``pingpong`` and ``workspace`` say whether the knob has this word. ``stream_b`` and ``stream_c`` say whether the
-        L2 hint includes that operand. ``fits`` says whether a load of A has just the M rows that exist. The other keys
-        are knobs, such as ``stages``.
-        """
-        return {
-            "stages": config.stages, "cm": config.cluster_m, "cn": config.cluster_n, "min_blocks": config.min_blocks,
-            "persistent": config.persistent, "pingpong": config.schedule == "pingpong", "group": config.group,
-            "raster_m": config.raster == "m", "tma": config.store == "tma", "consumers": config.consumers,
-            "workspace": config.split_kind == "workspace", "stream_b": config.streams_b,
-            "stream_c": config.streams_c, "rows": config.loaded_rows, "shift": config.shift, "fits": config.fits_m,
-            "swap": config.swap,
-        }  # fmt: skip
-
-    def time_us(self, x: Mapping[str, float], p: Columns, c: Columns, gpu: Gpu) -> Floats:
-        return tiled_us(_COST, x, p, c, gpu)
 
     def kind_index(self, c: Columns) -> NDArray[np.intp]:
         """Return the index into :data:`KINDS` of every config, int[configs].
