@@ -30,7 +30,7 @@ PACK = "outblas/data/cubins/kernels.pack"
 
 
 class Failed(Exception):
-    """A check failed; the text says what was wrong, what was expected and what to do."""
+    """A check failed. The text names the fault, the expected state and the remedy."""
 
 
 def check(holds: bool, what: str, otherwise: str) -> None:

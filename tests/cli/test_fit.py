@@ -36,7 +36,7 @@ def test_without_a_command_it_tells_all_three() -> None:
     ("name", "options"),
     [
         ("catalogue", ("--out", "--recording", "--store", "--kernels")),
-        ("model", ("JSONL", "--recording", "--store", "--folds", "--out")),
+        ("model", ("--recording", "--store", "--folds", "--out")),
         (
             "any-shape",
             ("STEP", "--count", "--measurements", "--seed", "--work", "--cells", "--proved", "--out", "--summary")
@@ -56,7 +56,7 @@ def test_help_names_every_option(name: str, options: tuple[str, ...]) -> None:
         (["catalogue", "--out", "OUT", "--store", "missing.sqlite"], "missing.sqlite"),
         (["catalogue", "--out", "OUT", "--recording", "missing"], "missing"),
         (["catalogue", "--out", "OUT", "--recording", "missing", "--kernels", "0"], "--kernels"),
-        (["model"], "give a JSONL, --store, --recording or some of them"),
+        (["model"], "give --store, --recording or both"),
         (["model", "--store", "missing.sqlite"], "missing.sqlite"),
         (["model", "--store", "missing.sqlite"], "missing.sqlite"),
         (["model", "--recording", "missing"], "missing"),

@@ -264,7 +264,7 @@ def test_eval_refuses_a_file_as_its_directory_before_any_work(
     base_dir: str, more: list[str], two_gpus: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     calls = calls_of(monkeypatch, "outblas.tune.eval_problem", "run_eval", {})
-    calls_free = calls_of(monkeypatch, "outblas.tune.eval_problem", "eval_file", {"status": "passed"})
+    calls_free = calls_of(monkeypatch, "outblas_lab.pool.eval_file", "eval_file", {"status": "passed"})
     (tmp_path / "file").write_text("precious")
     assert_refused(outblas(*EVAL, *more, "--base-dir", str(tmp_path / base_dir)), "--base-dir", "a folder")
     assert calls == calls_free == [] and (tmp_path / "file").read_text() == "precious"

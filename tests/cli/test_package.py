@@ -76,7 +76,7 @@ def test_each_face_exports_what_the_documents_name_and_loads_nothing_heavy() -> 
 #: Face of a package -> its names; outblas itself and those of outblas-lab, too.
 NAMED = {f"outblas.{face}".rstrip("."): names for face, names in FACES.items()} | {
     "outblas_lab.recordings": ["Recording", "ReplayEvaluator"],
-    "outblas_lab.train": ["KnobEnv", "Policy", "TuningEnv", "sampler"],
+    "outblas_lab.train": ["Policy", "TuningEnv"],
 }
 
 

@@ -175,8 +175,8 @@ def test_illegal_kernels_are_neither_compiled_nor_remembered(monkeypatch):
     monkeypatch.setattr(compile_ahead, "kernel_kind", lambda problem, config: config)
     monkeypatch.setattr("outblas.kernels.legality.why_illegal", lambda p, c, g: "no" if p == OTHER else None)
     seen = set()
-    assert compile_ahead._unseen([(OTHER, 1), (P, 2)], seen, H200) == {2: (P, 2)} and seen == {2}
-    assert compile_ahead._unseen([(P, 1), (P, 2)], seen, H200) == {1: (P, 1)}
+    assert compile_ahead.unseen_kernels([(OTHER, 1), (P, 2)], seen, H200) == {2: (P, 2)} and seen == {2}
+    assert compile_ahead.unseen_kernels([(P, 1), (P, 2)], seen, H200) == {1: (P, 1)}
 
 
 def test_choices_of_the_heuristic_are_asked_for_once_and_may_be_missing(monkeypatch):

@@ -69,7 +69,7 @@ def test_facts_of_every_gpu_are_of_order_one(name: str) -> None:
 
 def test_the_packaged_policy_scores_as_its_file_says() -> None:
     """The scores are computed here from the file's own arrays and inputs."""
-    with np.load(ROOT / "src" / "outblas" / "data" / "policies" / "h200.npz") as file:
+    with np.load(ROOT / "lab" / "src" / "outblas_lab" / "data" / "policies" / "h200.npz") as file:
         net = {key: file[key] for key in file.files}
     policy, problem = Policy.load("h200"), Problem(512, 512, 512)
     view = policy.view(problem, CONFIGS, H100)

@@ -308,7 +308,7 @@ def test_every_resource_of_the_package_is_of_a_known_kind() -> None:
     # .so and .pack: the extension and the cubins, where they were built. The last six: templates of exports.
     packaged = {".c", ".cuh", ".h", ".json", ".npz", ".cpp", ".cu", ".md", ".nix", ".toml", ".txt"}
     assert _kinds(DATA.parent) - {".so", ".pack"} == packaged
-    assert _kinds(LAB_DATA.parent) == {".parquet", ".npz", ".cu", ".md", ".css", ".js"}
+    assert _kinds(LAB_DATA.parent) == {".parquet", ".npz", ".cu", ".md", ".css", ".j2", ".js"}
     assert [p for data in (DATA, LAB_DATA) for p in data.rglob("*") if p.name.endswith(".tmp")] == []
 
 

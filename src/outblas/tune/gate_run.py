@@ -22,7 +22,7 @@ from outblas.tune.judged_workers import Judging, OneGpu, Workers
 from outblas.tune.tune_run import TuneRequest, provenance_of, run_tune
 
 #: Files that decide what a rival's pass takes, and what is compared with it.
-_CODE = ("dispatch/fusion/silu_kernel.py", "workers/gate_cell.py", "workers/gate_handler.py")
+_CODE = ("dispatch/fusion/silu_kernel.py", "workers/gate_handler.py")
 
 
 def lacking_gates(weights: Iterable[ModelWeight], library: Library) -> RangesRequest:

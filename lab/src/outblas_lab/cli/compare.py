@@ -56,11 +56,8 @@ def compare(
     """Compare agents by what they find on held-out problems of a recording, within a few measurements."""
     where = parse_device(device)
     if where.recording is None:
-        raise UsageError(
-            f"--device {device}",
-            "a recording, which knows the best of every problem",
-            f"e.g. --device replay:{common.DEFAULT_RECORDING}",
-        )
+        expected = "a recording, which knows the best of every problem"
+        raise UsageError(f"--device {device}", expected, f"e.g. --device replay:{common.DEFAULT_RECORDING}")
 
     from outblas_lab.compare.compare_result import read_comparison
     from outblas_lab.compare.compare_run import CompareRequest, run_compare
