@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from outblas import __version__
 from outblas.cli.main import app
 from outblas.cli.tune import budget_of, parse_budget
 from outblas.core.errors import DeviceError, RecordError, UsageError
@@ -103,7 +102,7 @@ def test_an_installed_library_is_found_and_merged(home: Path) -> None:
         ({"driver": "590.2"}, "driver 580 there, 590 here"),
         ({"driver": None}, "driver 580 there, unknown here"),
         ({"toolchain": {"nvrtc": "13.1", "outblas": "0.1.0"}}, "NVRTC 13.0 (wheel 13.0.88) there, 13.1 here"),
-        ({"toolchain": {**PROVENANCE["toolchain"], "outblas": "0.2.0"}}, "outblas 0.1.0 there, 0.2.0 here"),  # type: ignore[dict-item]
+        ({"toolchain": {**PROVENANCE["toolchain"], "outblas": "0.3.0"}}, "outblas 0.1.0 there, 0.3.0 here"),  # type: ignore[dict-item]
     ],
 )
 def test_a_stale_library_is_ignored_with_one_warning(
@@ -132,7 +131,7 @@ def test_a_library_of_0_1_0_is_served_while_the_cubins_are_the_same(
 ) -> None:
     """Its hash follows the old rule; a table says that its kernels equal the present ones."""
     was = KernelRelease("0.1.0", "667998899a57bb774374cf8e36938fe705196a6f300efff51ca4b2604f605247")
-    table = EqualKernels(KernelRelease(__version__, kernels_sha()), (was,))
+    table = EqualKernels(KernelRelease(PROVENANCE["toolchain"]["outblas"], kernels_sha()), (was,))
     monkeypatch.setattr(EqualKernels, "load", lambda: table)
     path = install(tuned(LibraryRow(FIRST, plain=FAST)), PROVENANCE).path
     old = {"outblas": was.release, "kernels": was.sha}
