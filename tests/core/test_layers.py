@@ -289,9 +289,14 @@ def test_every_layer_is_there(package, layers):
     assert [layer for layer in layers if not (package / layer / "__init__.py").is_file()] == []
 
 
-def test_the_readme_lists_every_package_in_order_and_nothing_else(package, layers):
+def test_the_architecture_page_lists_every_package_in_order_and_nothing_else(package, layers):
     there = {path.name for path in package.iterdir() if path.is_dir() and path.name not in ("__pycache__", "data")}
-    section = (ROOT / "README.md").read_text(encoding="utf-8").partition("\n## Packages\n")[2].partition("\n## ")[0]
+    section = (
+        (ROOT / "docs/develop/architecture.md")
+        .read_text(encoding="utf-8")
+        .partition("\n## Packages\n")[2]
+        .partition("\n## ")[0]
+    )
     own, _, labs = section.partition("\n`lab/src/outblas_lab/`")
     listed = re.findall(r"^\| `(\w+)/` \|", labs if package.name == LAB else own, re.MULTILINE)
     assert listed == list(layers) and set(listed) == there

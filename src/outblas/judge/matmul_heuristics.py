@@ -45,17 +45,6 @@ for m, n, k, layout, precision in problems:
 """
 
 
-def nvmmh_config(problem: Problem, gpu: Gpu) -> KernelConfig | None:
-    """Return the nearest legal config to nvMatmulHeuristics' first choice; None if it has no choice or none is legal.
-
-    It starts a subprocess. Use :func:`nvmmh_configs` if there are many problems.
-
-    Raises:
-        ToolchainMissing: nvMatmulHeuristics is not installed.
-    """
-    return nvmmh_configs([problem], gpu)[problem]
-
-
 def nvmmh_configs(problems: Sequence[Problem], gpu: Gpu) -> dict[Problem, KernelConfig | None]:
     """Return problem -> the nearest legal config to nvMatmulHeuristics' first choice, in the order of ``problems``.
 
