@@ -116,9 +116,10 @@ def special_candidates(problem: Problem, gpu: Gpu) -> tuple[KernelConfig, ...]:
 
     ``sm80_gemv_mma`` comes first, for M up to 16. Then comes ``sm90_wgmma_gemm``: few rows of A (M from 9 to 56), and K
     of 4096 or more with at most two CTAs per SM. Transposed tiles that fill one wave follow, then tiles of which two
-    share an SM. Each config so far comes without PDL, then (sm_90) with PDL. Large tiles for 1e11 FLOP and more are
-    last, without PDL. GPUs without wgmma get tiles of ``sm80_mma_gemm`` and ``sm80_pipelined_gemm`` instead. ``early``
-    and ``even`` are False. The tuple is empty for other problems.
+    share an SM. Each config so far comes without PDL, then (sm_90) with PDL. Last, without PDL, come transposed tiles
+    that share M evenly (M from 65 to 512), and large tiles for 1e11 FLOP and more. GPUs without wgmma get tiles of
+    ``sm80_mma_gemm`` and ``sm80_pipelined_gemm`` instead. ``early`` and ``even`` are False. The tuple is empty for
+    other problems.
     """
     families = sorted(FAMILIES.values(), key=lambda family: family.offer_place)
     return tuple(config for family in families for config in family.special_candidates(problem, gpu))

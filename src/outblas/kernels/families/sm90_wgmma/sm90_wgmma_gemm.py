@@ -67,6 +67,7 @@ class Sm90WgmmaGemm(WgmmaLaunch, WgmmaCost):
             *self._workspace_candidates(problem, gpu),
             *kernels.swap_candidates(problem, gpu),
             *kernels.paired_candidates(problem, gpu),
+            *kernels.exact_rows_candidates(problem, gpu),
             *kernels.large_candidates(problem, gpu),
         )
 

@@ -26,6 +26,8 @@ _PAIRED_TILES = (
         (112, 128, 3, True),
     ),
 )
+#: Most M whose rows tiles may share evenly: an engine's largest captured step.
+MOST_EXACT_ROWS = 512
 #: Least FLOP for which kernels of large tiles are offered in addition to the catalogue.
 LARGE_FLOP = 1e11
 #: Their tiles and schedules.
@@ -243,6 +245,37 @@ def swap_candidates(problem: Problem, gpu: Gpu) -> list[Sm90WgmmaConfig]:
         if not c.persistent and least <= ceil_div(problem.m, c.bm) * ceil_div(problem.n, c.bn) <= gpu.sms
     ]
     return [replace(c, pdl=pdl) for c in fit for pdl in (False, True)]
+
+
+def exact_rows_candidates(problem: Problem, gpu: Gpu) -> list[Sm90WgmmaConfig]:
+    """Return transposed kernels whose tiles share the M rows evenly, without PDL; none for NN, M to 64 or above 512.
+
+    A tile's height is M, or a half or third of it, rounded up to what a cluster can multicast. Rows that do not exist
+    cost no energy then, which decides at the power limit: there, M = 104 runs faster in 104 rows than in 128.
+    """
+    if problem.layout != "TN" or gpu.arch != 90 or not WGMMA_ROWS < problem.m <= MOST_EXACT_ROWS:
+        return []
+    least = ceil_div(problem.m, 256)
+    found: dict[Sm90WgmmaConfig, None] = {}
+    for parts, (cm, cn), bn in product((least, least + 1), ((1, 1), (2, 1), (1, 2), (1, 4)), (64, 128, 192, 256)):
+        rows, tiles = 8 * cn * ceil_div(problem.m, 8 * cn * parts), parts * ceil_div(problem.n, bn)
+        fills = tiles >= FULL_WAVE * gpu.sms * ceil_div(tiles, gpu.sms)
+        if fills and rows <= 256 and parts % cm == 0:
+            found.update(dict.fromkeys(_exact_rows(rows, bn, cm, cn, persistent=tiles > gpu.sms)))
+    return list(found)
+
+
+def _exact_rows(rows: int, bn: int, cm: int, cn: int, persistent: bool) -> Iterator[Sm90WgmmaConfig]:
+    """Yield transposed kernels of a tile, B streaming through L2 since it is read once."""
+    other = (4 if persistent else 2) * 64 * min(64, rows) * 2
+    consumers = {64: 1, 128: 2, 192: 3, 256: 2}[bn]
+    for pingpong, bk in ((False, 64), (True, 64)) if persistent else ((False, 64), (False, 128)):
+        stages = _stages(rows, bn, bk, other)
+        if stages >= 3 and not (pingpong and bn == 64):
+            yield Sm90WgmmaConfig(
+                rows, bn, bk, stages, 2 if pingpong else consumers, "pingpong" if pingpong else "coop", cm, cn,
+                persistent=persistent, l2="stream_b", swap=True,
+            )  # fmt: skip
 
 
 def paired_candidates(problem: Problem, gpu: Gpu) -> list[Sm90WgmmaConfig]:
