@@ -178,10 +178,10 @@ def merge(work: BuildFolder, table: Table, mode: str = OFFLINE) -> None:
     for result in results:
         if not is_bench_of(result.path, part, table.problems()):
             raise UsageError(f"{result.path} is of another library", "a bench of this one", "delete it and judge again")
-        if result.provenance["toolchain"] != results[0].provenance["toolchain"]:
+        if _toolchain(result) != _toolchain(results[0]):
             raise UsageError(
                 f"{result.path} and {results[0].path.name} are of different toolchains",
-                f"{results[0].provenance['toolchain']} in all",
+                f"{_toolchain(results[0])} in all",
                 "delete what is older and judge again",
             )
     starts = [{key: result.provenance[key] for key in ("date", "commit", "driver", "machine")} for result in results]
@@ -191,6 +191,11 @@ def merge(work: BuildFolder, table: Table, mode: str = OFFLINE) -> None:
     machines = len({start["machine"] for start in starts})
     few = "" if machines == len(starts) else f", in {machines} different starts of the machine: no interval is shown"
     print(f"merge {table} {mode}: the medians of {len(results)} benches{few}", flush=True)
+
+
+def _toolchain(result: Result) -> dict[str, Any]:
+    """Return a bench's toolchain, with the hash of the kernels' sources in place of the version of OutBLAS."""
+    return {**result.provenance["toolchain"], "outblas": result.provenance.get("kernels")}
 
 
 def _judged(work: BuildFolder, table: Table, start: str, mode: str) -> Result:
