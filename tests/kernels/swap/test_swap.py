@@ -9,7 +9,7 @@ import pytest
 from outblas.core.problem import Problem
 from outblas.kernels.families.sm90_wgmma.sm90_wgmma_gemm import FAMILY
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
-from outblas.kernels.families.sm90_wgmma.wgmma_kernels import paired_candidates
+from outblas.kernels.families.sm90_wgmma.wgmma_kernels import exact_rows_candidates, paired_candidates
 from outblas.kernels.legality import why_illegal
 from outblas.kernels.proof_shapes import proof_shapes
 from outblas.kernels.source import make_source
@@ -92,3 +92,21 @@ def test_tiles_of_which_two_share_an_sm_fill_the_sms_once(layout: str) -> None:
             sizes.add((config.bm, config.bn, config.pdl))
     assert {(128, 96, False), (128, 128, True), (64, 128, False)} <= sizes
     assert paired_candidates(Problem(4096, 4096, 512), H200) == [], "too many tiles"
+
+
+@pytest.mark.parametrize(
+    ("m", "rows"), [(104, {104, 56, 112, 64, 128}), (65, {72, 40, 80, 48, 96, 64}), (512, {256, 176, 192})]
+)
+def test_tiles_share_the_rows_of_m_evenly(m: int, rows: set[int]) -> None:
+    found = exact_rows_candidates(Problem(m, 28672, 4096), H200)
+    assert found and {c.bm for c in found} <= rows
+    assert {c.cluster_n for c in found} >= {1, 2} and all(c.swap and not c.pdl for c in found)
+    # No tile lies wholly past the rows, and a cluster along M has the tiles that it multicasts to.
+    assert all(-(-m // c.bm) * c.bm - m < c.bm and -(-m // c.bm) % c.cluster_m == 0 for c in found)
+
+
+@pytest.mark.parametrize(
+    "problem", [Problem(64, 28672, 4096), Problem(513, 28672, 4096), Problem(104, 28672, 4096, "NN")]
+)
+def test_exact_rows_are_for_a_few_hundred_rows_in_tn(problem: Problem) -> None:
+    assert exact_rows_candidates(problem, H200) == []
