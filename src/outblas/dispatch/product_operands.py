@@ -77,6 +77,23 @@ def why_left_to_torch(a: torch.Tensor, b: torch.Tensor | None, out: torch.Tensor
     return ""
 
 
+def as_plain(t: torch.Tensor) -> torch.Tensor:
+    """Return an operator's operand as a ``torch.Tensor`` of the same memory, if a subclass changes no computation.
+
+    vLLM's weights are of subclasses of Parameter, whose ``__torch_function__`` the call has passed already. A subclass
+    with a ``__torch_dispatch__`` of its own stays as it is.
+    """
+    import torch
+
+    own = type(t)
+    if own in (torch.Tensor, torch.nn.Parameter):
+        return t
+    if own.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        return t
+    with torch._C.DisableTorchFunctionSubclass():
+        return t.detach()
+
+
 def _dispatch_is_off() -> bool:
     """Return True where no dispatch mode sees a call, as when Inductor times a product during a compilation."""
     import torch

@@ -22,6 +22,7 @@ from outblas.dispatch.device_state import DeviceState  # noqa: E402
 from outblas.dispatch.fusion import stacked_gate  # noqa: E402
 from outblas.dispatch.fusion.stacked_gate import gate_for_some_m, silu_times  # noqa: E402
 from outblas.dispatch.inductor_pass import ProductPass  # noqa: E402
+from outblas.dispatch.product_operands import as_plain  # noqa: E402
 from outblas.judge.fused_gates import FusedProof  # noqa: E402
 from outblas.kernels.epilogue import STACKED_GATE, Epilogue, why_not_fused  # noqa: E402
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig  # noqa: E402
@@ -32,6 +33,7 @@ from outblas.records.library_row import LibraryChoice, LibraryInterval, LibraryR
 from outblas.runtime.fused_launch import Extra  # noqa: E402
 from support.gpus.known import H200  # noqa: E402
 
+may_fuse = stacked_gate._may_fuse
 silu, linear = torch.nn.functional.silu, torch.nn.functional.linear
 
 
@@ -137,6 +139,40 @@ def test_a_call_before_the_capture_waits_for_the_compiler(calls: list[bool], mon
     monkeypatch.setattr(stacked_gate, "is_captured", lambda a: True)
     torch.ops.outblas.silu_gated(a, w)
     assert calls == [True, False]
+
+
+class EngineWeight(torch.nn.Parameter):
+    """A weight as vLLM has it: of a class of its own, whose function changes nothing."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+@pytest.mark.parametrize("kind", [torch.nn.Parameter, EngineWeight])
+def test_weights_of_an_engine_s_own_class_are_fused(
+    kind: Any, calls: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stacked_gate, "_may_fuse", may_fuse)
+    monkeypatch.setattr(device_registry, "DEVICE_TYPE", "cpu")
+    with torch.inference_mode():
+        torch.ops.outblas.silu_gated(torch.randn(9, 8), kind(torch.randn(12, 8), requires_grad=False))
+    assert calls == [True]
+
+
+class Logged(torch.Tensor):
+    """A tensor whose operations go through a dispatch of its own."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_class_with_a_dispatch_of_its_own_stays() -> None:
+    own = torch.randn(4).as_subclass(Logged)
+    assert as_plain(own) is own
+    weight = EngineWeight(torch.randn(4), requires_grad=False)
+    assert type(as_plain(weight)) is torch.Tensor and as_plain(weight).data_ptr() == weight.data_ptr()
 
 
 def test_an_m_without_a_kernel_is_a_product_and_a_pass(calls: list[bool], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from outblas.dispatch.fused import BIAS, fused_product
 from outblas.dispatch.fused_layer import FUSED_VARIABLE, is_captured
 from outblas.dispatch.guarantees.guarantee import process_guarantee
 from outblas.dispatch.product import has_kernel
-from outblas.dispatch.product_operands import why_left_to_torch
+from outblas.dispatch.product_operands import as_plain, why_left_to_torch
 from outblas.dispatch.torch_op import register_behind_autograd
 from outblas.dispatch.unlisted_shapes import WAITED_M, class_width
 from outblas.runtime.fused_launch import Extra
@@ -59,7 +59,7 @@ def _addmm(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor
     """
     if process_guarantee() == "batch_invariant":
         return invariant_operators.addmm(bias, a, b)
-    m = a.shape[0]
+    bias, a, b, m = as_plain(bias), as_plain(a), as_plain(b), a.shape[0]
     if m <= WAITED_M and m % class_width(m) == 0 and not is_off(FUSED_VARIABLE) and _serves(a, b):
         result = biased_product(bias, a, b, wait=not is_captured(a))
         if result is not None:

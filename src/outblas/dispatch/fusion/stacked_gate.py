@@ -27,7 +27,7 @@ from outblas.dispatch.fusion.graph_nodes import (
     weight_input,
 )
 from outblas.dispatch.guarantees.guarantee import process_guarantee
-from outblas.dispatch.product_operands import aligned_operand, why_left_to_torch
+from outblas.dispatch.product_operands import aligned_operand, as_plain, why_left_to_torch
 from outblas.dispatch.torch_op import register_behind_autograd
 from outblas.kernels.epilogue import STACKED_GATE
 from outblas.runtime.fused_launch import Extra
@@ -38,6 +38,7 @@ _MM, _SLICE, _MUL = _ATEN.mm.default, _ATEN.slice.Tensor, _ATEN.mul.Tensor
 
 def _silu_gated(a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     """Return ``silu(a @ w[:H].t()) * (a @ w[H:].t())``, (M, H) for ``a`` (M, K) and ``w`` (2H, K)."""
+    a, w = as_plain(a), as_plain(w)
     if not is_off(FUSED_VARIABLE) and process_guarantee() != "batch_invariant" and _may_fuse(a, w):
         result = fused_product(a, w.t(), Extra(), STACKED_GATE, wait=not is_captured(a))
         if result is not None:

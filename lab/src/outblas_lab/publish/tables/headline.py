@@ -21,6 +21,7 @@ from outblas_lab.pool.averages import (
     figures_of,
     figures_of_drawn,
 )
+from outblas_lab.publish.summary import VLLM, engine_rows
 from outblas_lab.publish.tables.any_shape_block import ANY_SHAPES, of_another_fit
 from outblas_lab.publish.tables.whole_models_table import WHOLE_MODELS, by_context, model_words, read_whole_models
 from outblas_lab.publish.words import mean_in_words, table_lines
@@ -81,7 +82,26 @@ def short_rows(folder: Path, results: Sequence[Result]) -> list[HeadlineRow]:
 
 
 def _first_rows(folder: Path, results: Sequence[Result]) -> list[HeadlineRow]:
-    return [*_listed(results), *_drawn(results, "unmeasured"), *_model_steps(folder / MODEL_STEPS)]
+    products = [*_listed(results), *_drawn(results, "unmeasured")]
+    return [*_engine(folder), *products, *_model_steps(folder / MODEL_STEPS)]
+
+
+def _engine(folder: Path) -> Iterator[HeadlineRow]:
+    """Yield two rows for each model in vLLM with the packaged library: a decode step, and whole requests."""
+    if not engine_rows(folder):  # which checks the fields
+        return
+    data = read_json(folder / VLLM)
+    made = data["provenance"]
+    for model, entry in data["models"].items():
+        uses = {"decode": "decode steps of {} in vLLM, bf16", "end_to_end": "{} in vLLM, 64 tokens in, 256 out, bf16"}
+        for mode, use in uses.items():
+            ratios = [cell["ratio"] for cell in entry["cells"].get(mode, {}).values()]
+            if ratios:
+                yield HeadlineRow(
+                    made["gpu"], use.format(model_words(model)), len(ratios), geomean(ratios), None, "vLLM alone",
+                    (made["driver"],), (made["date"][:10],), "use/engines/#how-much-does-vllm-gain", min(ratios),
+                    losses(ratios, FAR_BELOW),
+                )  # fmt: skip
 
 
 def headline_table(rows: Sequence[HeadlineRow], folders: Sequence[Path] = (), linked: bool = True) -> str:
@@ -108,8 +128,9 @@ def headline_table(rows: Sequence[HeadlineRow], folders: Sequence[Path] = (), li
     lines = [
         *table_lines(head, 2, cells),
         "",
-        f"fp16 with fp32 sums, without PDL. grid1000 and the layers have B stored as (N, K). {_how_counted(rows)} "
-        f"Speed-ups without a rival's name are over {ALL_RIVALS}. Measured {when}, {gpus}, driver {drivers}.",
+        "fp16 with fp32 sums unless bf16 is named, without PDL. grid1000 and the layers have B stored as (N, K). "
+        f"{_how_counted(rows)} Speed-ups without a rival's name are over {ALL_RIVALS}. Measured {when}, {gpus}, "
+        f"driver {drivers}.",
         *_on_alignment(rows),
         *_on_compile(folders),
     ]

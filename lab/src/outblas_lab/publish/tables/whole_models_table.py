@@ -44,7 +44,10 @@ _MEANS = {
 }
 #: Columns that stand only in a table with such a figure.
 _IF_MEASURED = ("speedup_over_compile", "speedup_over_default")
-_MODELS = {"llama_8b": "Llama 3 8B", "qwen_7b": "Qwen2.5 7B"}
+_MODELS = {
+    **{"llama_8b": "Llama 3 8B", "qwen_7b": "Qwen2.5 7B"},  # of transformers
+    **{"llama-3-8b": "Llama 3 8B", "qwen2.5-7b": "Qwen2.5 7B"},  # in vLLM
+}
 #: Parts of a result file beside its format.
 _PARTS = {"settings", "models", "tuned", "rows", "bars"}
 _GB = 1e9
@@ -229,11 +232,12 @@ def vllm_block(folder: Path) -> str:
     data = read_json(folder / VLLM)
     made, parts = data["provenance"], list[str]()
     for model, entry in data["models"].items():
-        for name, part in ((model, entry), (f"{model}, tuned", entry.get("tuned"))):
+        words = model_words(model)
+        for name, part in ((words, entry), (f"{words}, tuned", entry.get("tuned"))):
             for key, (heading, unit, digits) in _STEP_PARTS.items():
                 if part and key in part["cells"]:
                     parts.append(_table(name, heading, unit, digits, part["cells"][key], part["geomean"][key]))
-        parts.append(_start(model, entry["processes"]))
+        parts.append(_start(words, entry["processes"]))
     source = f"{made['gpu']}, driver {made['driver']}, {made['date'][:10]}, commit {made['commit'][:8]}"
     return "\n\n".join([*parts, f"Medians of pairs of fresh processes. ({source}, `{(folder / VLLM).as_posix()}`)"])
 
