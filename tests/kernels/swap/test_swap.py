@@ -101,7 +101,7 @@ def test_tiles_share_the_rows_of_m_evenly(m: int, rows: set[int]) -> None:
     found = exact_rows_candidates(Problem(m, 28672, 4096), H200)
     assert found and {c.bm for c in found} <= rows
     assert {c.cluster_n for c in found} >= {1, 2} and all(c.swap and not c.pdl for c in found)
-    # No tile lies wholly past the rows, and a cluster along M has the tiles that it multicasts to.
+    # No tile lies wholly past the rows, and no cluster along M is partly empty.
     assert all(-(-m // c.bm) * c.bm - m < c.bm and -(-m // c.bm) % c.cluster_m == 0 for c in found)
 
 

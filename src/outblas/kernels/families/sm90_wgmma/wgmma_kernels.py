@@ -251,7 +251,7 @@ def exact_rows_candidates(problem: Problem, gpu: Gpu) -> list[Sm90WgmmaConfig]:
     """Return transposed kernels whose tiles share the M rows evenly, without PDL; none for NN, M to 64 or above 512.
 
     A tile's height is M, or a half or third of it, rounded up to what a cluster can multicast. Rows that do not exist
-    cost no energy then, which decides at the power limit: there, M = 104 runs faster in 104 rows than in 128.
+    cost no energy then. That decides at the power limit, where M = 104 runs faster in 104 rows than in 128.
     """
     if problem.layout != "TN" or gpu.arch != 90 or not WGMMA_ROWS < problem.m <= MOST_EXACT_ROWS:
         return []
