@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from rivals.ampere_rows import LIMITS, RAGGED, ROUNDS, SEED, make_handler
+from rivals.carried_builds import CarriedBuilds
 from rivals.compile_jobs import compile_jobs
 from rivals.cuda_l2_builds import CudaL2Builds
 from rivals.cutlass_instances import cutlass_instances
@@ -51,7 +52,6 @@ from outblas.records.results import result_file
 from outblas.runtime.cubin import Cubin
 from outblas.workers.sandbox import factory_name
 from outblas_lab.jail.build import BuiltKernel
-from outblas_lab.jail.carried_builds import CarriedBuilds
 from outblas_lab.publish.tables.rival_tables import AMPERE_FORMAT, ampere_means
 
 H100 = packaged_gpu("h100")

@@ -24,6 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rivals.bound_rivals import load_instances
+from rivals.carried_builds import CarriedBuilds
 from rivals.compile_jobs import compile_jobs, set_patience
 from rivals.fall_back import fall_back
 from rivals.journaled_rows import journaled_rows
@@ -42,7 +43,6 @@ from outblas.judge.rounds import speedup
 from outblas.records.library import Library
 from outblas.records.results import result_file
 from outblas_lab.custom.templates.fill import CutlassSm90
-from outblas_lab.jail.carried_builds import CarriedBuilds
 from outblas_lab.publish.tables.notes import CUTLASS_FORMAT, cutlass_means
 
 H200 = packaged_gpu("h200")

@@ -27,6 +27,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from rivals.carried_builds import CarriedBuilds, CarriedLiveEvaluator
+
 from outblas.core.errors import CompileError, OutblasError
 from outblas.core.evaluation import Evaluation, Speedup, Status, Timing
 from outblas.core.files import write_json
@@ -40,7 +42,6 @@ from outblas.records.results import result_file
 from outblas_lab.custom.examples.example_kernels import all_examples
 from outblas_lab.custom.free_kernel import FreeKernel
 from outblas_lab.jail import build as free_build
-from outblas_lab.jail.carried_builds import CarriedBuilds, CarriedLiveEvaluator
 from outblas_lab.jail.evaluation_file import Recorder, load
 from outblas_lab.jail.jailed_evaluator import FreeOptions
 

@@ -29,6 +29,8 @@ from random import Random
 from statistics import median
 from typing import Any
 
+from rivals.carried_builds import CarriedBuilds
+
 from outblas.core.errors import OutblasError
 from outblas.core.evaluation import GateFailed
 from outblas.core.files import write_json
@@ -41,7 +43,6 @@ from outblas.records.results import result_file
 from outblas_lab.custom.examples.example_kernels import all_examples
 from outblas_lab.custom.free_kernel import FreeKernel
 from outblas_lab.jail import build as free_build
-from outblas_lab.jail.carried_builds import CarriedBuilds
 
 PHASES = Path(__file__).parents[1] / "tests" / "adversarial" / "phases"
 #: Problems of the honest kernels; of the cheats.

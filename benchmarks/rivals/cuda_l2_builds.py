@@ -6,6 +6,7 @@ import gzip
 import json
 from pathlib import Path
 
+from rivals.carried_builds import CarriedBuilds
 from rivals.cuda_l2_kernels import CudaL2Kernel, read_kernel
 
 from outblas.core.errors import CompileError, ContractError, RecordError
@@ -13,7 +14,6 @@ from outblas.core.files import write_atomic
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas_lab.jail.build import BuiltKernel
-from outblas_lab.jail.carried_builds import CarriedBuilds
 
 
 class CudaL2Builds:

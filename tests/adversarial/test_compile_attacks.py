@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from rivals.carried_builds import CarriedBuilds
 
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.problem import Problem
 from outblas_lab.custom.examples.example_kernels import all_examples
 from outblas_lab.custom.free_kernel import FreeKernel
 from outblas_lab.jail.build import build, own_words
-from outblas_lab.jail.carried_builds import CarriedBuilds
 from outblas_lab.jail.static_gate import examine
 from outblas_lab.jail.text_rules import refusal
 from support.free_fixture import BODY, EXPLOITS, device_text, host_text, missing

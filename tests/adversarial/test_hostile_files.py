@@ -265,9 +265,10 @@ def test_a_small_cached_file_is_read_with_little_memory(kept: CubinCache) -> Non
 
 
 def test_a_carried_kernel_whose_image_is_none_counts_as_absent(tmp_path: Path) -> None:
+    from rivals.carried_builds import CarriedBuilds
+
     from outblas.core.problem import Problem
     from outblas_lab.custom.examples.example_kernels import example
-    from outblas_lab.jail.carried_builds import CarriedBuilds
 
     carried, kernel, problem = CarriedBuilds(tmp_path, H200), example("naive"), Problem(64, 64, 64)
     path = carried.path(kernel, problem)

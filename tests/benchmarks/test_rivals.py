@@ -155,8 +155,8 @@ def test_a_folder_carries_kernels_and_the_reasons_of_those_that_failed(
         compiled.append(problem)
         return built(kernel)
 
-    monkeypatch.setattr("outblas_lab.jail.carried_builds.build", build)
-    monkeypatch.setattr("outblas_lab.jail.carried_builds.cubins", lambda image: [])
+    monkeypatch.setattr("rivals.carried_builds.build", build)
+    monkeypatch.setattr("rivals.carried_builds.cubins", lambda image: [])
     builds, bad, refused = module.CudaL2Builds(folder, H100), replace(PROBLEM, m=1), replace(PROBLEM, m=2)
     assert builds.get("h100", PROBLEM) == "not compiled"
     jobs = {p.key: lambda p=p: builds.compile(checkout, "h100", p) for p in (PROBLEM, bad, refused)}

@@ -11,13 +11,13 @@ pytest.importorskip("torch")
 pytest.importorskip("cuda.bindings")
 
 import torch  # noqa: E402
+from rivals.carried_builds import CarriedBuilds  # noqa: E402
 
 from outblas.core.errors import ToolchainMissing, UsageError  # noqa: E402
 from outblas.core.evaluation import Evaluation, Status  # noqa: E402
 from outblas.core.problem import Problem  # noqa: E402
 from outblas_lab.custom.examples.example_kernels import all_examples, example, example_names  # noqa: E402
 from outblas_lab.custom.free_kernel import FreeKernel  # noqa: E402
-from outblas_lab.jail.carried_builds import CarriedBuilds  # noqa: E402
 from outblas_lab.jail.static_gate import examine  # noqa: E402
 from support.emulation import emulate  # noqa: E402
 from support.gpus.known import H200  # noqa: E402
@@ -146,6 +146,6 @@ def test_a_carried_kernel_is_of_the_headers_that_it_includes(monkeypatch: pytest
             folder.build(example(name), problem)
     except ToolchainMissing as error:
         pytest.skip(str(error))
-    monkeypatch.setattr("outblas_lab.jail.carried_builds.kernels_sha", lambda: "other kernel files")
+    monkeypatch.setattr("rivals.carried_builds.kernels_sha", lambda: "other kernel files")
     assert folder.get(example("naive"), problem) is not None
     assert folder.get(example("mma_direct"), problem) is None

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rivals.carried_builds import CarriedBuilds
 
 from outblas.core.errors import ConfigError, ToolchainMissing
 from outblas.core.problem import Problem
 from outblas_lab.custom.templates.fill import CuteSm80, CutlassSm80, CutlassSm90, template_text
 from outblas_lab.jail import build
-from outblas_lab.jail.carried_builds import CarriedBuilds
 from outblas_lab.jail.confined_compiler import CompileLimits
 from outblas_lab.jail.static_gate import check_built
 from support.gpus.known import H200

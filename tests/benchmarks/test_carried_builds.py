@@ -7,6 +7,8 @@ import json
 from dataclasses import replace
 
 import pytest
+from rivals import carried_builds
+from rivals.carried_builds import CarriedBuilds, CarriedLiveEvaluator
 
 from outblas.core.errors import ContractError
 from outblas.core.evaluation import Evaluation, Status
@@ -15,9 +17,8 @@ from outblas.judge.bench_cell import Options
 from outblas.kernels.kernel_hash import kernels_sha
 from outblas.runtime.cubin import Cubin, SassFacts
 from outblas_lab.custom.free_kernel import FreeKernel
-from outblas_lab.jail import carried_builds, jailed_evaluator
+from outblas_lab.jail import jailed_evaluator
 from outblas_lab.jail.build import BuiltKernel
-from outblas_lab.jail.carried_builds import CarriedBuilds, CarriedLiveEvaluator
 from outblas_lab.jail.jailed_evaluator import FreeOptions
 from support.free_fixture import BODY, device_text
 from support.gpus.known import H200
