@@ -127,7 +127,10 @@ def at_least(option: str, value: int, least: int) -> int:
 
 
 def existing(path: Path) -> Path:
-    """Return the absolute path if it exists, else the nearest folder above it that exists."""
+    """Return the absolute path if it exists, else the nearest folder above it that exists.
+
+    Example: ``existing(Path("/tmp/none/a"))`` is ``Path("/tmp")``.
+    """
     return next(one for one in (path.absolute(), *path.absolute().parents) if one.exists())
 
 

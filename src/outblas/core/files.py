@@ -85,6 +85,8 @@ def is_unfinished(path: Path, name: str) -> bool:
     """Return True if ``path`` is named as a temporary file of :func:`write_atomic` for a file called ``name``.
 
     Only the name of ``path`` counts: it starts with ``.NAME.`` and ends in ``.tmp``. The file need not exist.
+
+    Example: ``is_unfinished(Path("runs/.run.json.12.tmp"), "run.json")`` is True.
     """
     return path.name.startswith(f".{name}.") and path.suffix == ".tmp"
 

@@ -104,7 +104,10 @@ class CubinCache:
         return default_directory() if self._directory is None else self._directory
 
     def path(self, key: str) -> Path:
-        """Return the path of the file for a key, which need not exist."""
+        """Return the path of the file for a key, which need not exist.
+
+        Example: ``CubinCache("/tmp/c").path("abcd")`` is ``/tmp/c/cubin/ab/abcd``.
+        """
         return self.directory / "cubin" / key[:2] / key
 
     def get(self, key: str) -> Cubin | None:

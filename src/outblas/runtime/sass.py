@@ -87,6 +87,8 @@ def other_products(image: bytes) -> dict[str, int]:
     Conversions from and to 8-bit floats count, because the compiler makes ``mma.sync`` of e4m3 an HMMA behind them.
     tf32 does not count: every fp16 and bf16 value is exact in it.
 
+    Example: ``{}`` for a half-precision kernel, ``{"IMMA": 4}`` for one of int8.
+
     Returns:
         Mnemonic -> count. The keys are ``IMMA``, ``BMMA``, ``DMMA``, ``QMMA``, ``IGMMA``, ``BGMMA``, ``QGMMA``,
         ``HMMA.SP``, ``HGMMA.SP`` and ``F2FP of 8-bit floats``; those with a count of 0 are absent.
