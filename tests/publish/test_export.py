@@ -185,6 +185,19 @@ def outblas(*arguments: str) -> Any:
     return CliRunner().invoke(app, ["export", *arguments], env={"COLUMNS": "200"})
 
 
+def test_a_packaged_library_is_named_by_its_gpu(tmp_path: Path) -> None:
+    row = next(row for row in Library.packaged("h100").rows if row.plain is not None)
+    where = ("--mnk", row.problem.mnk, "--layout", row.problem.layout, "--format", "cu", "--out", str(tmp_path))
+    result = outblas(*where, "--library", "h100")
+    assert result.exit_code == 0 and result.stderr == "kernels of the library of h100\n", result.output
+    (file,) = tmp_path.glob("*.cu")
+    head = file.read_text().splitlines()[:12]
+    assert head[0] == "// SPDX-License-Identifier: Apache-2.0" and any("H100" in line for line in head)
+    assert any(line.startswith("// Compile: nvcc ") and line.endswith(f" {file.name}") for line in head)
+    wrong = outblas(*where, "--library", "h1000")
+    assert wrong.exit_code == 2 and "h1000 cannot be read" in wrong.stderr
+
+
 def test_a_row_that_falls_back_names_the_algorithm(tmp_path: Path) -> None:
     row = next(row for row in PACKAGED.rows if row.plain is None and row.fallback)
     p = row.problem

@@ -18,6 +18,7 @@ from outblas_lab.compare.compare_result import (
     best_agents,
     budget_words,
     figures,
+    level_with,
     mean_regret,
     overall_regret,
     paired_gains,
@@ -153,6 +154,15 @@ def test_overall_is_the_mean_regret_over_budgets_1_to_16_and_all_splits(tmp_path
     assert ranked[-1] == ("bad", pytest.approx(sum(regrets) / 4)) and len(ranked) == 3
     assert [r for _, r in ranked] == sorted(r for _, r in ranked)
     assert budget_words(c.budgets) == "1, 16"
+
+
+def test_agents_whose_intervals_overlap_everywhere_are_level(tmp_path: Path) -> None:
+    c = write_made(tmp_path / "c.parquet", LEVEL, budgets=(0, 1, 16, 32))
+    of_splits = [figures(c, split) for split in c.splits]
+    best = overall_regret(of_splits)[0][0]
+    level = level_with(of_splits, best)
+    assert "bad" not in level and best not in level and len(level) == 1
+    assert best in level_with(of_splits, level[0]) and level_with(of_splits, "bad") == []
 
 
 def test_without_a_budget_of_1_to_16_all_count(tmp_path: Path) -> None:

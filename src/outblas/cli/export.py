@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from outblas.cli import common
-from outblas.cli.common import AccOption, DtypeOption, LaunchOption, LayoutOption, LibraryOption, err, out
+from outblas.cli.common import AccOption, DtypeOption, LaunchOption, LayoutOption, err, out
 from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
 
 if TYPE_CHECKING:
     from outblas.export.target import Target
+    from outblas.records.library import Library
 
 
 def export(
@@ -30,7 +31,9 @@ def export(
     dtype: DtypeOption = "fp16",
     acc: AccOption = "fp32",
     launch: LaunchOption = "plain",
-    library: LibraryOption = None,
+    library: Annotated[
+        Path | None, typer.Option(help="Library file, or the GPU of a packaged one: h200 (the default) or h100.")
+    ] = None,
     formats: Annotated[
         list[str] | None,
         typer.Option(
@@ -52,9 +55,8 @@ def export(
 
     from outblas.export.exported_files import export as write
     from outblas.export.target import find_target, find_targets
-    from outblas.records.library import Library
 
-    rows = Library.packaged(common.DEFAULT_RECORDING) if library is None else Library.load(library)
+    rows = _library(library)
     if mnk is not None:
         paths = write(find_target(Problem.from_mnk(mnk, layout, dtype, acc), chosen, rows), wanted, out_dir)
     else:
@@ -65,6 +67,18 @@ def export(
         paths = _write_set(targets, "captured" if captured else suite or "", out_dir)
     for path in paths:
         out.print(str(path), markup=False)
+    err.print(f"kernels of the library of {rows.gpu}", markup=False)
+
+
+def _library(named: Path | None) -> Library:
+    """Return the library of a file, or the packaged one of a GPU that is named in its place."""
+    from outblas.records.library import Library
+
+    gpu = common.DEFAULT_RECORDING if named is None else str(named)
+    packaged = Library.packaged(gpu, missing_ok=named is not None)
+    if packaged.is_empty or (named is not None and named.exists()):
+        return Library.load(str(named))
+    return packaged
 
 
 def _captured(file: Path, kind: tuple[str, str, str]) -> list[Problem]:

@@ -23,6 +23,10 @@ RIVALS = ("torch", "cublas", "lt_heuristic", "lt_auto")
 #: ``lt_auto`` with programmatic edges put on its captured nodes. ``clock`` computes nothing and times the clock itself.
 TORCH_FULL, LT_EDGES, CLOCK = "torch_full", "lt_edges", "clock"
 BENCH_BASELINES = (*BASELINE_NAMES, TORCH_FULL, LT_EDGES, CLOCK)
+#: The rivals in words, for texts that leave this package.
+RIVAL_WORDS = {
+    "torch": "torch.matmul", "cublas": "cuBLAS", LT_HEURISTIC: "cuBLASLt's first choice", LT_AUTO: "autotuned cuBLASLt"
+}  # fmt: skip
 #: Number of algorithms that ``lt_auto`` requests from cuBLASLt.
 AUTO_REQUEST = 100
 
@@ -31,6 +35,7 @@ def fastest_baseline(times: Mapping[str, float]) -> str:
     """Return the name of *the* baseline: the fastest of torch, cublas, lt_heuristic and lt_auto in ``times``.
 
     Of equal times, the first in that order wins. Other names, such as nvmmh, count only if none of the four is there.
+
     Args:
         times: baseline name -> microseconds. An empty one raises ValueError.
     """

@@ -29,7 +29,7 @@ def launch_header(target: Target) -> str:
     maps = bool(family.tensor_boxes(problem, config))
     return filled(
         "launch.h",
-        COMMENT=target.comment(f"The grid is for the {gpu.sms} SMs of {gpu.name}. Made by outblas export; Apache-2.0."),
+        COMMENT=target.comment(f"The grid is for the {gpu.sms} SMs of {gpu.name}."),
         NAME=target.name,
         ENTRY=config.family,
         M=problem.m,
@@ -62,7 +62,10 @@ def checking_program(target: Target) -> str:
         bound = f"{steps * SMALLEST_STEP[p.dtype]!r} + {relative!r} * (std::fabs(reference) + q)"
     return filled(
         "test.cpp",
-        COMMENT=target.comment(f"Usage: {target.name}_test {target.name}.cubin. Made by outblas export; Apache-2.0."),
+        COMMENT=target.comment(
+            f"Compile: nvcc -std=c++17 -o {target.name}_test {target.name}_test.cpp -lcuda",
+            f"Usage: ./{target.name}_test {target.name}.cubin",
+        ),
         NAME=target.name,
         BF16=str(p.dtype == "bf16").lower(),
         B_INDEX="col * K + k" if p.layout == "TN" else "k * N + col",

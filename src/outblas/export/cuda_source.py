@@ -15,11 +15,11 @@ _ONCE = re.compile(r"\s*#\s*pragma\s+once")
 def standalone(target: Target) -> str:
     """Return the kernel's source as one file, which ``nvcc -arch=sm_90a -std=c++17`` compiles alone."""
     then = (
-        f"Compile: nvcc -std=c++17 -arch=sm_90a -cubin -o {target.name}.cubin {target.name}.cu. (What was measured is "
-        "NVRTC's code, as outblas export --format cubin has it; nvcc's may differ.) The kernel serves every M, N and K "
-        "that its knobs are legal for; it was measured on this one. Made by outblas export; Apache-2.0."
+        f"Compile: nvcc -std=c++17 -arch=sm_90a -cubin -o {target.name}.cubin {target.name}.cu",
+        "What was measured is NVRTC's code, as outblas export --format cubin has it; nvcc's may differ. The kernel "
+        "serves every M, N and K that its knobs are legal for; it was measured on this one.",
     )
-    return f"{target.comment(then)}\n{inline_includes(make_source(target.problem, target.config))}"
+    return f"{target.comment(*then)}\n{inline_includes(make_source(target.problem, target.config))}"
 
 
 def inline_includes(source: Source) -> str:

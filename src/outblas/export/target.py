@@ -12,6 +12,7 @@ from outblas.core.config import LAUNCHES, KernelConfig, Launch, config_name
 from outblas.core.errors import OutblasError, UsageError
 from outblas.core.gpu_records import gpu_of_product
 from outblas.core.problem import Problem
+from outblas.core.rivals import RIVAL_WORDS
 from outblas.core.roofline import Gpu
 from outblas.core.suites import Table
 from outblas.records.library import Library
@@ -54,24 +55,31 @@ class Target:
             return "Measured"
         return f"From {interval.words}, measured at M = {', '.join(map(str, interval.measured))}, the least figures"
 
-    def comment(self, then: str = "") -> str:
-        """Return C++ comment lines: problem, knobs, measured speed-up and provenance; ``then`` is added last."""
+    def comment(self, *then: str) -> str:
+        """Return C++ comment lines: licence, problem, knobs, measured speed-up and provenance.
+
+        Args:
+            then: further lines. One without a full stop, e.g. a command, stays whole.
+        """
         p, c, origin = self.problem, self.choice, self.provenance
         b_text = "B stored N x K" if p.layout == "TN" else "B stored K x N"
         toolchain = origin.get("toolchain") or {}
+        rival = RIVAL_WORDS.get(self.row.baseline, self.row.baseline or "the baseline")
         lines = [
+            "SPDX-License-Identifier: Apache-2.0",
+            "Made by outblas export. Whoever passes this file on keeps these lines and adds the text of the licence.",
             f"C[{p.m}, {p.n}] = A[{p.m}, {p.k}] B: {p.layout} ({b_text}), {p.dtype}, accumulated in {p.acc}. All "
             "row-major and contiguous.",
             f"Kernel: {config_name(c.config)}",
-            f"{self._measured}: {c.speedup:.3f} times {self.row.baseline or 'the baseline'} (95% interval "
-            f"{c.low:.3f} to {c.high:.3f}), {_LAUNCHED[self.launch]}.",
+            f"{self._measured}: {c.speedup:.3f} times as fast as {rival} (95% interval {c.low:.3f} to {c.high:.3f}), "
+            f"{_LAUNCHED[self.launch]}.",
             f"On {origin.get('gpu') or self.gpu.name}, driver {origin.get('driver')}, NVRTC {toolchain.get('nvrtc')}, "
             f"{origin.get('date')}, outblas {toolchain.get('outblas')}, commit {origin.get('commit')}, source "
             f"{self.row.source}.",
-            *([then] if then else []),
+            *then,
         ]
         wrapper = textwrap.TextWrapper(116, break_on_hyphens=False, break_long_words=False)  # names stay whole
-        wrapped = [part for line in lines for part in wrapper.wrap(line)]
+        wrapped = [part for line in lines for part in (wrapper.wrap(line) if line.endswith(".") else [line])]
         return "\n".join(f"// {line}" for line in wrapped)
 
 

@@ -94,8 +94,14 @@ def _with_estimate(progress: ProgressFn) -> ProgressFn:
 
 
 def print_comparison(comparison: Comparison) -> None:
-    """Print a comparison on stdout: per split a table and the best agent of each budget, then the best of all."""
-    from outblas_lab.compare.compare_result import best_agents, budget_words, figures, overall_regret
+    """Print a comparison on stdout: per split a table and the best agent of each budget, then the verdict over all."""
+    from outblas_lab.compare.compare_result import (
+        best_agents,
+        budget_words,
+        figures,
+        level_with,
+        overall_regret,
+    )
 
     of_splits = {split: figures(comparison, split) for split in comparison.splits}
     for split, made in of_splits.items():
@@ -115,10 +121,10 @@ def print_comparison(comparison: Comparison) -> None:
             out.print(line, markup=False)
         out.print()
     (best_agent, regret), *_ = overall_regret(list(of_splits.values()))
-    within = budget_words(comparison.budgets)
-    out.print(
-        f"best agent overall: {best_agent}, mean regret {regret:.2%} (budgets {within}, all splits)", markup=False
-    )
+    equals = level_with(list(of_splits.values()), best_agent)
+    words = f"{best_agent}, mean regret {regret:.2%} (budgets {budget_words(comparison.budgets)}, all splits)"
+    verdict = f"no agent is significantly best: {words}, level with {', '.join(equals)}"
+    out.print(verdict if equals else f"best agent overall: {words}", markup=False)
 
 
 def _source_lines(comparison: Comparison, split: str) -> list[str]:

@@ -281,6 +281,22 @@ def overall_regret(of_splits: Sequence[dict[tuple[str, int], Figure]]) -> list[t
     return sorted(regrets.items(), key=lambda item: item[1])
 
 
+def level_with(of_splits: Sequence[dict[tuple[str, int], Figure]], best: str) -> list[str]:
+    """Return the agents that no interval tells apart from one: those that overlap it at each budget of each split.
+
+    Budgets are those of :func:`mean_regret`. The agents are in the order of the figures.
+    """
+    told_apart = {best}
+    for made in of_splits:
+        budgets = {f.budget for f in made.values()}
+        within = {b for b in budgets if OVERALL_BUDGETS[0] <= b <= OVERALL_BUDGETS[1]} or budgets
+        for (agent, budget), f in made.items():
+            mine = made[best, budget]
+            if budget in within and (f.low > mine.high or mine.low > f.high):
+                told_apart.add(agent)
+    return [agent for agent in dict.fromkeys(agent for agent, _ in of_splits[0]) if agent not in told_apart]
+
+
 @dataclass(frozen=True)
 class Gain:
     """Gain of one agent over another at one budget, on the same problems.
