@@ -67,7 +67,7 @@ class Target:
         rival = RIVAL_WORDS.get(self.row.baseline, self.row.baseline or "the baseline")
         lines = [
             "SPDX-License-Identifier: Apache-2.0",
-            "Made by outblas export. Whoever passes this file on keeps these lines and adds the text of the licence.",
+            "Made by outblas export. If you pass this file on, keep these lines and add the text of the licence.",
             f"C[{p.m}, {p.n}] = A[{p.m}, {p.k}] B: {p.layout} ({b_text}), {p.dtype}, accumulated in {p.acc}. All "
             "row-major and contiguous.",
             f"Kernel: {config_name(c.config)}",
