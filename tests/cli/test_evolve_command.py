@@ -27,6 +27,10 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
 
 
+#: Tests run without a GPU, where the default device is refused.
+COMPILE = ("--device", "compile")
+
+
 def run(*arguments: object) -> tuple[int, str]:
     found = runner.invoke(app, ["evolve", *map(str, arguments)])
     assert found.exception is None or isinstance(found.exception, SystemExit), found.exception
@@ -43,14 +47,15 @@ def run(*arguments: object) -> tuple[int, str]:
         (["--mnk", "64_64_64", "--model", "m", "--budget", "5 apples"], "requests, tokens, USD or s"),
         (["--mnk", "64_64_64", "--model", "m", "--budget", "1 USD", "--device", "compile"], "price"),
         (["--mnk", "64_64_64", "--model", "m", "--device", "nowhere.jsonl"], "--device"),
+        (["--mnk", "64_64_64", "--model", "m"], "no CUDA GPU: no kernel that a model writes could be proven"),
         (["--mnk", "64_64_64", "--model", "m", "--gpus", "0,1"], "add --workers"),
         (["--mnk", "64_64_64", "--model", "m", "--workers", "local"], "runs no kernels"),
         (["--mnk", "64_64_64", "--model", "m", "--workers", "local", "--gpus", "0,1"], "no CUDA GPU was found"),
-        (["--mnk", "64_64_64", "--model", "m", "--islands", "0"], "--islands"),
-        (["--mnk", "64_64_64", "--model", "m", "--turns", "0"], "--turns"),
-        (["--mnk", "64_64_64", "--model", "m", "--timeout", "0"], "--timeout"),
-        (["--mnk", "64_64_64", "--model", "m", "--answers", "poems"], "--answers"),
-        (["--mnk", "64_64_64", "--model", "m", "--requests-per-minute", "0"], "--requests-per-minute"),
+        (["--mnk", "64_64_64", "--model", "m", *COMPILE, "--islands", "0"], "--islands"),
+        (["--mnk", "64_64_64", "--model", "m", *COMPILE, "--turns", "0"], "--turns"),
+        (["--mnk", "64_64_64", "--model", "m", *COMPILE, "--timeout", "0"], "--timeout"),
+        (["--mnk", "64_64_64", "--model", "m", *COMPILE, "--answers", "poems"], "--answers"),
+        (["--mnk", "64_64_64", "--model", "m", *COMPILE, "--requests-per-minute", "0"], "--requests-per-minute"),
         (["--mnk", "64_64_64", "--model", "m", "--device", "compile", "--base-url", "localhost:8000/v1"], "http://"),
         (["--mnk", "64_64_64,64_64_64", "--model", "m", "--device", "compile"], "twice"),
     ],

@@ -45,8 +45,7 @@ PriceOption = Annotated[
 DeviceOption = Annotated[
     str | None,
     typer.Option(
-        help="cuda:N or cuda:N,M; compile, which runs nothing; or a file of recorded kernels. By default cuda:0, or "
-        "compile without a GPU."
+        help="cuda:N or cuda:N,M; compile, which runs nothing; or a file of recorded kernels. By default cuda:0."
     ),
 ]
 ImprovementsOption = Annotated[
