@@ -44,7 +44,7 @@ def test_each_bracket_on_a_page_holds_its_figure_or_is_called_the_range_of_the_s
     found = BRACKETS.findall((ROOT / page).read_text(encoding="utf-8"))
     wrong = [each for each in found if each[1] != "starts " and not float(each[2]) <= float(each[0]) <= float(each[3])]
     assert wrong == []
-    assert found or page not in {"README.md", "docs/results/index.md", "docs/results/tables.md"}
+    assert found or page not in {"docs/results/index.md", "docs/results/tables.md"}
 
 
 @pytest.mark.parametrize("path", DRAWN, ids=lambda path: f"{path.parts[-2]}/{path.stem}")
@@ -69,7 +69,7 @@ def test_each_half_of_drawn_shapes_in_the_headline_is_that_of_its_file(path: Pat
         line = f"{name} | {row.problems} | {mean_in_words(row.geomean, None, row.bootstrap)} |"
         unlinked = f"{name}](https://outblas.github.io/outblas/results/tables/){line[len(name) :]}"
         assert unlinked in (ROOT / "docs/results/index.md").read_text(encoding="utf-8")
-        assert ("unmeasured" in path.stem) == (line in (ROOT / "README.md").read_text(encoding="utf-8"))
+        assert line not in (ROOT / "README.md").read_text(encoding="utf-8"), "it says in words what they gain"
 
 
 def test_the_headline_names_the_half_from_which_the_gain_comes(tmp_path: Path) -> None:

@@ -147,7 +147,7 @@ def test_a_gpu_with_other_files_alone_is_on_their_pages(two_gpus):
     publish(folder, root)
     assert not (other / "summary.json").exists() and "H100" not in (root / "docs/results/tables.md").read_text()
     assert "1.250× (1.200 to 1.300)" in steps.read_text() and "Not measured" not in steps.read_text()
-    assert "| H100 | decode steps of Llama 3 8B" in (root / "README.md").read_text()
+    assert "| H100 | [decode steps of Llama 3 8B" in (root / "docs/results/index.md").read_text()
 
 
 def test_a_file_in_the_folder_of_another_gpu_is_refused(two_gpus):

@@ -79,3 +79,10 @@ def test_a_file_without_a_field_is_one_line(folder: Path, lost: str) -> None:
     (folder / VLLM).write_text(json.dumps(data))
     with pytest.raises(RecordError, match=r"vllm\.json lacks a field"):
         engine_rows(folder)
+
+
+def test_cuda_l2_counts_where_its_kernels_sum_as_they_claim() -> None:
+    folder = ROOT / "results" / "h100"
+    (row,) = [row for row in headline_rows(folder, []) if "CUDA-L2" in row.use]
+    data = json.loads((folder / "cuda_l2.json").read_text(encoding="utf-8"))
+    assert row.problems == 74 < len(data["rows"]) and row.worst > 1

@@ -1,4 +1,4 @@
-"""The small table of results: one row for each GPU and use that has a result file. README.md has no whole models."""
+"""The small table of results: one row for each GPU and use that has a result file."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from outblas.core.errors import RecordError
 from outblas.core.plain_files import read_json
 from outblas.core.stats import geomean, losses
 from outblas.records.result_rows import Row
@@ -23,13 +22,14 @@ from outblas_lab.pool.averages import (
 )
 from outblas_lab.publish.summary import VLLM, engine_rows
 from outblas_lab.publish.tables.any_shape_block import ANY_SHAPES, of_another_fit
+from outblas_lab.publish.tables.rival_tables import CUDA_L2_FILE, MODEL_STEPS, own_sums_ratios, read_model_steps
 from outblas_lab.publish.tables.whole_models_table import WHOLE_MODELS, by_context, model_words, read_whole_models
 from outblas_lab.publish.words import mean_in_words, table_lines
 
 SITE = "https://outblas.github.io/outblas"
-MODEL_STEPS = "model_steps.json"
 #: Decoder layers of Llama 3 8B.
 LAYERS = 32
+SPLIT_LAYERS = "LLM layers split over GPUs, random M"
 #: Rivals of every bench, in words.
 ALL_RIVALS = "the fastest of torch, cuBLAS and autotuned cuBLASLt"
 #: (variant, figure, use, rival in words) of whole models.
@@ -68,22 +68,35 @@ class HeadlineRow:
 
 def headline_rows(folder: Path, results: Sequence[Result]) -> list[HeadlineRow]:
     """Return all rows of one GPU; arguments and errors are those of :func:`short_rows`."""
-    later = [*_drawn(results, "learned"), *_unlisted(folder), *_whole_models(folder / WHOLE_MODELS)]
-    return [*_first_rows(folder, results), *later]
+    return [
+        *_engine(folder), *_listed(results), *_drawn(results, "unmeasured"), *_model_steps(folder / MODEL_STEPS),
+        *_drawn(results, "learned"), *_unlisted(folder), *_whole_models(folder / WHOLE_MODELS), *_cuda_l2(folder),
+    ]  # fmt: skip
 
 
 def short_rows(folder: Path, results: Sequence[Result]) -> list[HeadlineRow]:
-    """Return the rows of one GPU that README.md has room for, without the range of the starts.
+    """Return the rows of one GPU for README.md, without the range of the starts: engines and models, then products.
 
     Raises:
         RecordError: a file is there and cannot be read.
     """
-    return [replace(row, interval=None) for row in _first_rows(folder, results)]
+    products = [row for row in _listed(results) if row.use != SPLIT_LAYERS]
+    rows = [*_engine(folder), *_whole_models(folder / WHOLE_MODELS), *products, *_cuda_l2(folder)]
+    return [replace(row, interval=None) for row in rows]
 
 
-def _first_rows(folder: Path, results: Sequence[Result]) -> list[HeadlineRow]:
-    products = [*_listed(results), *_drawn(results, "unmeasured")]
-    return [*_engine(folder), *products, *_model_steps(folder / MODEL_STEPS)]
+def _cuda_l2(folder: Path) -> Iterator[HeadlineRow]:
+    """Yield the ratio to CUDA-L2's kernels on their own problems, of those that sum as they claim."""
+    path = folder / CUDA_L2_FILE
+    if not path.exists():
+        return
+    data = read_json(path)
+    ratios = own_sums_ratios(data["rows"])
+    made = data["provenance"]
+    yield HeadlineRow(
+        made["gpu"], "CUDA-L2's own problems", len(ratios), geomean(ratios), None, "CUDA-L2's kernels",
+        (made["driver"],), (made["date"][:10],), "results/cuda-l2/", min(ratios), losses(ratios, FAR_BELOW),
+    )  # fmt: skip
 
 
 def _engine(folder: Path) -> Iterator[HeadlineRow]:
@@ -181,7 +194,7 @@ def _listed(results: Sequence[Result]) -> Iterator[HeadlineRow]:
         ("grid1000", "{:,} problems of *grid1000*", lambda row: True),
         ("llm", f"LLM layers, M ≤ {MAX_DECODE_M}", lambda row: row["m"] <= MAX_DECODE_M),
         ("llm", f"LLM layers, M > {MAX_DECODE_M}", lambda row: row["m"] > MAX_DECODE_M),
-        ("llm_tp_drawn", "LLM layers split over GPUs, random M", lambda row: True),
+        ("llm_tp_drawn", SPLIT_LAYERS, lambda row: True),
     )
     for suite, use, wanted in uses:
         for result in results:
@@ -232,27 +245,6 @@ def _row_of(result: Result, use: str, figures: Row, page: str, bootstrap: Sequen
         tuple(map(str, result.each("driver"))), tuple(str(date)[:10] for date in result.each("date")), page,
         figures["min"], figures["below_098"], figures.get("interval"), bootstrap,
     )  # fmt: skip
-
-
-def read_model_steps(path: Path) -> dict[str, Any]:
-    """Return the content of a result file of ``benchmarks/transformer/model_steps.py``.
-
-    Raises:
-        RecordError: the file cannot be read, or lacks a field.
-    """
-    try:
-        data = read_json(path)
-        made = data["provenance"]
-        assert all(isinstance(made[field], str) for field in ("gpu", "driver", "date"))
-        for step in data["steps"]:
-            float(step["variants"]["outblas"]["speedup"][0]), float(step["variants"]["torch"]["us"][0])
-    except (OSError, ValueError, KeyError, TypeError, IndexError, AssertionError) as error:
-        raise RecordError(
-            f"{path} cannot be read ({error!r})",
-            "the result of benchmarks/transformer/model_steps.py",
-            "measure again, or restore the committed file",
-        ) from error
-    return dict(data)
 
 
 def unusual_words(data: Mapping[str, Any]) -> str:

@@ -39,8 +39,14 @@ from outblas_lab.publish.tables.compare_block import (
 )
 from outblas_lab.publish.tables.compare_picture import compare_svg
 from outblas_lab.publish.tables.gpu_folders import gpu_folders, name_of_gpu, refuse_files_of_another_gpu
-from outblas_lab.publish.tables.headline import MODEL_STEPS, HeadlineRow, headline_rows, headline_table, short_rows
-from outblas_lab.publish.tables.rival_tables import ampere_table, cuda_l2_table, cutlass_table, transformer_table
+from outblas_lab.publish.tables.headline import HeadlineRow, headline_rows, headline_table, short_rows
+from outblas_lab.publish.tables.rival_tables import (
+    MODEL_STEPS,
+    ampere_table,
+    cuda_l2_table,
+    cutlass_table,
+    transformer_table,
+)
 from outblas_lab.publish.tables.speedup_picture import speedup_svg
 from outblas_lab.publish.tables.study_blocks import DRAWS, counters_text, draws_block, scale_block
 from outblas_lab.publish.tables.weak_spots import gpus_with_library, weak_spots

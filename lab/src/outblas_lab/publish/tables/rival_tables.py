@@ -11,11 +11,11 @@ from outblas.core.errors import RecordError
 from outblas.core.plain_files import read_json
 from outblas.core.problem import Problem
 from outblas.core.stats import geomean
-from outblas_lab.publish.tables.headline import MODEL_STEPS, read_model_steps
 from outblas_lab.publish.tables.notes import CUTLASS_FILE, cutlass_means, note_of, notes_of_cutlass, replaced_words
 from outblas_lab.publish.words import regime_words, step_words, table_lines
 
 AMPERE_FORMAT, AMPERE_FILE = "outblas-ampere-peers-1", "ampere_peers.json"
+MODEL_STEPS = "model_steps.json"
 CUDA_L2_FORMAT, CUDA_L2_FILE = "outblas-cuda-l2-1", "cuda_l2.json"
 NOT_MEASURED = "Not measured yet."
 #: Shared memory of a CTA, KiB -> GPUs with it.
@@ -71,6 +71,12 @@ def cuda_l2_groups(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Mea
         for words, group in groups.items()
         if group
     }
+
+
+def own_sums_ratios(rows: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Return OutBLAS's speed over CUDA-L2's kernel for each problem whose kernel sums as it claims."""
+    found = (row for row in rows if "ours_over_cuda_l2" in _ratios(row) and not _has_other_sums(row["kernel"]))
+    return [float(_ratios(row)["ours_over_cuda_l2"]["ratio"]) for row in found]
 
 
 def _has_other_sums(kernel: Mapping[str, Any]) -> bool:
@@ -187,6 +193,27 @@ def _failures(counts: Counter[str]) -> str:
 #: Variant of a step -> its column.
 _VARIANTS = {"outblas": "`enable()`", "outblas_fused": "residuals and gates fused"}
 _MODES = {"eager": "eager", "compile": "torch.compile", "graph": "CUDA graph"}
+
+
+def read_model_steps(path: Path) -> dict[str, Any]:
+    """Return the content of a result file of ``benchmarks/transformer/model_steps.py``.
+
+    Raises:
+        RecordError: the file cannot be read, or lacks a field.
+    """
+    try:
+        data = read_json(path)
+        made = data["provenance"]
+        assert all(isinstance(made[field], str) for field in ("gpu", "driver", "date"))
+        for step in data["steps"]:
+            float(step["variants"]["outblas"]["speedup"][0]), float(step["variants"]["torch"]["us"][0])
+    except (OSError, ValueError, KeyError, TypeError, IndexError, AssertionError) as error:
+        raise RecordError(
+            f"{path} cannot be read ({error!r})",
+            "the result of benchmarks/transformer/model_steps.py",
+            "measure again, or restore the committed file",
+        ) from error
+    return dict(data)
 
 
 def transformer_table(folder: Path) -> str:
