@@ -60,12 +60,13 @@ def test_drawn_shapes_are_half_layers_and_a_quarter_odd(draw: Any) -> None:
         draw.drawn_shapes(1, 0, "TT")
 
 
-def test_six_of_the_ten_models_share_one_weight_of_24_with_the_packaged_library(draw: Any) -> None:
+def test_six_of_the_ten_models_share_one_weight_of_24_with_the_packaged_library_in_each_dtype(draw: Any) -> None:
     library = Library.packaged("h200")
-    listed = {(row.problem.n, row.problem.k) for row in (*library.rows, *(one.row for one in library.intervals))}
+    problems = [row.problem for row in (*library.rows, *(one.row for one in library.intervals))]
     assert len(draw.MODELS) == 10 and len(draw.OTHER_LAYERS) == 6
     layers = {nk for model in draw.OTHER_LAYERS.values() for nk in model}
-    assert len(layers) == 24 and listed & layers == {(8192, 3584)}
+    listed = {(p.n, p.k, p.dtype) for p in problems if (p.n, p.k) in layers}
+    assert len(layers) == 24 and listed == {(8192, 3584, "fp16"), (5120, 5120, "bf16")}
 
 
 def test_what_ships_is_a_packaged_row_or_a_choice(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,7 +100,7 @@ def seconds(task: Task) -> float:
 def test_several_workers_do_hardly_more_than_one(counted: dict[int, PhaseTotals]) -> None:
     one = counted[1].counts
     assert one["candidates"] == 64 * 8 and one["kernels loaded"] == one["kernels proved"] > 100
-    for size, more in ((2, 1.2), (4, 1.4)):
+    for size, more in ((2, 1.25), (4, 1.4)):  # kernels of exact rows are few problems' own
         several = counted[size].counts
         assert (several["candidates"], several["desks"]) == (one["candidates"], one["desks"])
         assert several["algorithms chosen"] <= 1.1 * one["algorithms chosen"]
