@@ -29,7 +29,7 @@ from outblas.kernels.config_text import config_from_json, config_from_name
 from outblas.kernels.cost.columns import COLUMN_DEFAULTS, config_columns
 from outblas.kernels.cost.cost_model import FEATURE_NAMES, START_COEFFICIENTS, predict_many
 from outblas.kernels.families.family import LAST_PLACE, Family, TileChoice
-from outblas.kernels.families.registry import FAMILIES
+from outblas.kernels.families.registry import _FIRST, FAMILIES, family_modules
 from outblas.kernels.geometry import geometry, grid, k_tiles, workspace_bytes
 from outblas.kernels.knobs import all_knobs
 from outblas.kernels.legality import why_illegal
@@ -243,10 +243,18 @@ def test_no_module_outside_names_a_family() -> None:
     naming = [path for path in modules_outside() if said.search(path.read_text("utf-8"))]
     assert [str(path.relative_to(PACKAGE)) for path in naming if said.search(code_of(path))] == []
     assert naming, "a docstring gives an example"
-    registry = (FOLDER / "registry.py").read_text("utf-8")
-    listed, _, learned = registry.partition("LEARNED_FAMILIES")
-    assert all(listed.count(name) == 1 for name in FAMILIES), "one line a family"
-    assert all(learned.count(name) <= 1 for name in FAMILIES)
+
+
+def test_the_registry_finds_a_family_by_the_name_of_its_module(tmp_path: Path) -> None:
+    wide = tmp_path / "sm90_wide"
+    wide.mkdir()
+    names = ("sm99_new_gemm.py", "sm80_old_gemm.py", "family.py", "sm80_old_gemm.cuh", "sm90_wide/sm90_wide_gemm.py")
+    for name in (*names, "sm90_wide/__init__.py", "sm90_wide/wide_cost.py"):
+        (tmp_path / name).touch()
+    found = family_modules(tmp_path)
+    assert found == ["sm80_old_gemm", "sm90_wide.sm90_wide_gemm", "sm99_new_gemm"]
+    assert family_modules(tmp_path, found[2:]) == [found[2], *found[:2]]
+    assert set(family_modules(FOLDER)) == set(family_modules(FOLDER, _FIRST)) and len(FAMILIES) >= len(_FIRST)
 
 
 def test_families_know_nothing_of_each_other() -> None:

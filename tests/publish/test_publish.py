@@ -9,7 +9,7 @@ import pytest
 from outblas.core.errors import RecordError
 from outblas.records.results import read_result, write_result
 from outblas_lab.publish.palette import ratio_ticks
-from outblas_lab.publish.tables.publish_results import check_published, publish
+from outblas_lab.publish.tables.publish_results import _listed_blocks, check_published, publish
 from support.bench_fixture import META, make_rows, write_bench
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
@@ -23,8 +23,10 @@ def test_ratio_axes_have_some_ticks_and_one_at_one(low, high):
 
 
 def page(path, *names):
-    """A page with empty blocks of some names."""
+    """A page with empty blocks of some names, and of those that a module of tables lists for it."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    listed = [name for (where, name), _ in _listed_blocks() if path.as_posix().endswith(f"/{where}")]
+    names = dict.fromkeys((*names, *listed))
     blocks = "\n\n".join(f"<!-- {name}:begin -->\nold\n<!-- {name}:end -->" for name in names)
     path.write_text(f"# Title\n\n{blocks}\n\nrest\n")
     return path
@@ -53,6 +55,15 @@ def test_publishing_writes_every_page_that_is_there_and_twice_the_same_bytes(pub
     for name in pages:
         text = (root / name).read_text()
         assert text.startswith("# Title\n") and text.endswith("rest\n") and "old" not in text
+
+
+def test_a_block_that_a_module_of_tables_lists_is_written(published, monkeypatch):
+    folder, root = published
+    blocks = {("docs/new.md", "sizes"): lambda gpu: f"{gpu.folder.name}: {len(gpu.results)} files"}
+    monkeypatch.setattr("outblas_lab.publish.tables.all_rows_table.BLOCKS", blocks)
+    new = page(root / "docs" / "new.md", "sizes")
+    assert new in publish(*published)
+    assert "<!-- sizes:begin -->\nh200: 1 files\n<!-- sizes:end -->" in new.read_text()
 
 
 def test_the_table_has_every_summary_row(published):
@@ -126,7 +137,7 @@ def test_each_page_has_the_tables_of_each_gpu_under_its_name(two_gpus):
     for text, heading in ((tables, "## {}"), (weak, "## The ten worst rows on {}"), (again, "**{}**")):
         first, second = (text.index(heading.format(gpu) + "\n") for gpu in ("NVIDIA H200", "NVIDIA H100 80GB HBM3"))
         assert first < second
-    of_h200, of_h100 = again.split("**NVIDIA H100 80GB HBM3**")
+    of_h200, of_h100 = again.partition("<!-- again:end -->")[0].split("**NVIDIA H100 80GB HBM3**")
     assert "--work build/h200" in of_h200 and "build/h100" not in of_h200
     assert "--work build/h100" in of_h100 and "build/h200" not in of_h100
     assert "Measured on NVIDIA H100 80GB HBM3, driver of NVIDIA H100 80GB HBM3" in tables

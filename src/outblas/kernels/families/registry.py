@@ -1,9 +1,10 @@
-"""The registry of kernel families, the only place that names all of them."""
+"""The registry of kernel families: every module in this folder that is named as a family is."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,8 @@ from numpy.typing import NDArray
 from outblas.core.config import KernelConfig, Knob, knob_schema
 from outblas.kernels.families.family import Family
 
-#: One line per family: the module in this folder that defines ``FAMILY``. Encodings of configs depend on this order.
-_MODULES = (
+#: Modules in this folder, as far as encodings of configs depend on the order of their families. Others follow by name.
+_FIRST = (
     "sm90_wgmma.sm90_wgmma_gemm",
     "sm80_mma_gemm",
     "sm80_gemv_mma",
@@ -21,8 +22,24 @@ _MODULES = (
     "sm80_pipelined_gemm",
     "sm90_oddrows_gemm",
 )
+
+
+def family_modules(folder: Path, first: Sequence[str] = ()) -> list[str]:
+    """Return the modules in a folder and its packages that are named as a family is, ``<arch>_<instruction>_<op>``.
+
+    Args:
+        first: modules that come first, in this order. The others follow by name.
+    """
+    paths = sorted(folder.rglob("sm[0-9]*_*_*.py"), key=lambda path: path.name)
+    found = (".".join(path.relative_to(folder).with_suffix("").parts) for path in paths)
+    return list(dict.fromkeys((*first, *found)))
+
+
 FAMILIES: dict[str, Family[Any]] = {
-    family.name: family for family in (import_module(f"{__package__}.{module}").FAMILY for module in _MODULES)
+    family.name: family
+    for family in (
+        import_module(f"{__package__}.{module}").FAMILY for module in family_modules(Path(__file__).parent, _FIRST)
+    )
 }
 
 

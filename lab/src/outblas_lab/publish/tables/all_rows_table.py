@@ -128,6 +128,10 @@ def again_table(results: Sequence[Result], gpu: str) -> str:
     return "\n".join([f"`BUILD` stands for `{build_command(gpu)}`.", "", *lines])
 
 
+#: (page, name of the block) -> its text for a GPU with benches.
+BLOCKS = {("docs/results/method.md", "again"): lambda gpu: again_table(gpu.results, gpu.folder.name)}
+
+
 def build_command(gpu: str) -> str:
     """Return the start of the commands for the tables that `outblas build-library` makes.
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import functools
 import inspect
+import pkgutil
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ from outblas_lab.publish.drawing import current_picture
 from outblas_lab.publish.environment import VARIABLES
 from outblas_lab.publish.summary import VLLM, engine_rows, rows_of_results, text_of_rows, why_stale
 from outblas_lab.publish.tables import notes
-from outblas_lab.publish.tables.all_rows_table import again_table, markdown_table, notes_of_rows
+from outblas_lab.publish.tables.all_rows_table import markdown_table, notes_of_rows
 from outblas_lab.publish.tables.any_shape_block import NOT_MEASURED, any_shape_text
 from outblas_lab.publish.tables.compare_block import PICTURE as COMPARE_PICTURE
 from outblas_lab.publish.tables.compare_block import (
@@ -111,7 +113,6 @@ def generated_blocks(measured: Measured, *beside: Measured) -> dict[tuple[str, s
         ("docs/results/tables.md", "tables"): lambda: _each(
             benched, lambda gpu: markdown_table(gpu.summary, [*notes_of_rows(gpu.results), *_notes(gpu)]), "## "
         ),
-        ("docs/results/method.md", "again"): lambda: _each(benched, lambda g: again_table(g.results, g.folder.name)),
         ("docs/results/transformer.md", "transformer"): lambda: _each_with(MODEL_STEPS, gpus, transformer_table),
         ("docs/results/whole-models.md", "whole_models"): lambda: _each_with(WHOLE_MODELS, gpus, whole_models_block),
         ("docs/results/cutlass.md", "cutlass"): lambda: _each_with(notes.CUTLASS_FILE, gpus, cutlass_table),
@@ -137,10 +138,18 @@ def generated_blocks(measured: Measured, *beside: Measured) -> dict[tuple[str, s
     if compared is not None:
         picture = f"../img/{COMPARE_PICTURE}"
         blocks["docs/search/agents.md", "compare"] = lambda: compare_block(read_comparison(compared), picture)
+    for place, text in _listed_blocks():
+        blocks[place] = functools.partial(_each, benched, text)
     for family in FAMILIES:
         page = f"docs/kernels/{family.replace('_', '-')}.md"
         blocks[page, "knobs"] = functools.partial(knob_table, family)
     return blocks
+
+
+def _listed_blocks() -> Iterator[tuple[tuple[str, str], Callable[[Measured], str]]]:
+    """Yield (page, name of the block) and its text by GPU, from ``BLOCKS`` of the modules in this folder."""
+    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
+        yield from getattr(import_module(f"{__package__}.{module.name}"), "BLOCKS", {}).items()
 
 
 def _headline(
