@@ -64,12 +64,8 @@ def describe_offered(offered: Sequence[KernelConfig]) -> str:
     Args:
         offered: the configs; if empty, the result is "". Every knob has its line of values here.
     """
-    lines: list[str] = []
-    for family in FAMILIES:
-        mine = [c for c in offered if c.family == family]
-        if mine:
-            lines += _family(family, mine)
-    return "\n".join(lines)
+    by_family = {family: [c for c in offered if c.family == family] for family in FAMILIES}
+    return "\n".join(line for family, mine in by_family.items() if mine for line in _family(family, mine))
 
 
 def _family(family: str, offered: Sequence[KernelConfig] | None) -> Iterator[str]:
