@@ -100,14 +100,6 @@ class PpoSettings:
             if not fits:
                 raise UsageError(f"{name} is {getattr(self, name)}", expected, f"correct {name}")
 
-    def learner_arguments(self) -> dict[str, Any]:
-        """Return these settings as arguments of sb3-contrib's ``MaskablePPO``, on the CPU."""
-        return {
-            "learning_rate": self.lr, "n_steps": self.rollout, "batch_size": self.batch, "n_epochs": self.epochs,
-            "gamma": self.gamma, "gae_lambda": self.gae, "clip_range": self.clip, "ent_coef": self.entropy,
-            "seed": self.seed, "device": "cpu",
-        }  # fmt: skip
-
 
 #: Settings of the packaged policies. The entropy bonus is at the lower end of a sweep's range. The policy begins near
 #: its final order, which a larger bonus only blurs.
@@ -212,7 +204,11 @@ def make_learner(
     if kept is not None and kept.exists():
         model = load_checkpoint(kept, env=envs, tensorboard_log=logs)
         return model, int(model.num_timesteps)
-    model = MaskablePPO(CandidatePolicy, envs, tensorboard_log=logs, **settings.learner_arguments())
+    model = MaskablePPO(
+        CandidatePolicy, envs, learning_rate=settings.lr, n_steps=settings.rollout, batch_size=settings.batch,
+        n_epochs=settings.epochs, gamma=settings.gamma, gae_lambda=settings.gae, clip_range=settings.clip,
+        ent_coef=settings.entropy, seed=settings.seed, device="cpu", tensorboard_log=logs,
+    )  # fmt: skip
     return model, 0
 
 
