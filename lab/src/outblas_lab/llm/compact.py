@@ -79,8 +79,8 @@ def _family(family: str, offered: Sequence[KernelConfig] | None) -> Iterator[str
             values: Sequence[Any] = sorted({getattr(c, knob.name) for c in offered})
         else:
             values = knob.all_values or _usual()[family, knob.name]
-        shown = [_json(v) for v in _thinned(values)]
-        default = "" if knob.default is None else f", default {_json(knob.default)}"
+        shown = [value_text(v) for v in _thinned(values)]
+        default = "" if knob.default is None else f", default {value_text(knob.default)}"
         yield f"    {knob.name}: {', '.join(shown)}{default}"
 
 
@@ -91,7 +91,8 @@ def _thinned(values: Sequence[Any]) -> list[Any]:
     return [values[round(i * (len(values) - 1) / (_LISTED - 1))] for i in range(_LISTED)]
 
 
-def _json(value: Any) -> str:
+def value_text(value: bool | int | str) -> str:
+    """Return a knob's value as prompts and pages show it: as in JSON, but without quotes."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
