@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from outblas_lab.llm.client import Client
     from outblas_lab.llm.evolve import Evolution
     from outblas_lab.llm.evolve_journal import AnswerOutcome
-    from outblas_lab.llm.evolve_run import EvolveRequest
 
 BaseUrlOption = Annotated[
     str | None,
@@ -107,7 +106,7 @@ def evolve(
     from outblas_lab.llm.client import RetryPolicy
     from outblas_lab.llm.evaluators import choose_workers, parse_evaluator
     from outblas_lab.llm.evolve_folder import folder_name
-    from outblas_lab.llm.evolve_run import EvolveRequest, ServerSettings
+    from outblas_lab.llm.evolve_run import EvolveRequest, ServerSettings, run_evolve
     from outblas_lab.llm.evolve_settings import EvolveSettings
 
     problems = [Problem.from_mnk(one, layout, dtype, acc) for text in mnk for one in text.split(",")]
@@ -129,21 +128,12 @@ def evolve(
     server = ServerSettings(base_url, retry_policy, requests_per_minute, tokens_per_minute, temperature)
     path = run or Path("runs") / folder_name(problems, models[0].name, str(place))
     request = EvolveRequest(problems, models, server, place, limits, settings, path, common.command_line(), counters)
-    _run(request, f"evolving {len(problems)} problems on {place} with {model}, budget {budget}")
 
-
-def _limit(option: str, value: int | None) -> int | None:
-    return None if value is None else common.at_least(option, value, 0)
-
-
-def _run(request: EvolveRequest, title: str) -> None:
-    """Evolve, say where everything lies, write the report."""
-    from outblas_lab.llm.evolve_run import run_evolve
     from outblas_lab.publish.html.tune_page import page_of_run
 
-    if request.place.runs_kernels and "code" in request.settings.kinds:
+    if place.runs_kernels and "code" in settings.kinds:
         say_what_holds()
-    with progress_view(title) as watch:
+    with progress_view(f"evolving {len(problems)} problems on {place} with {model}, budget {budget}") as watch:
         reason, files = run_evolve(request, watch)
     out.print(
         f"ended:        {reason}\nbest kernels: {files.best if files.best.is_dir() else 'none was proven'}",
@@ -151,6 +141,10 @@ def _run(request: EvolveRequest, title: str) -> None:
     )
     page = page_of_run(files.path, files.report)
     out.print(f"transcript:   {files.transcript}\nreport:       {page}\neverything:   {files.store}", markup=False)
+
+
+def _limit(option: str, value: int | None) -> int | None:
+    return None if value is None else common.at_least(option, value, 0)
 
 
 def say_what_holds() -> None:

@@ -293,7 +293,9 @@ class _Checkpoints(BaseCallback):
         for name, value in figures.items():
             self.logger.record(name, value)
         if score > self._best_score:
-            self._best_score, self._best = score, replace(policy, about=self._about(score))
+            about = {"settings": asdict(self._settings), "steps": int(self.num_timesteps), "commit": source_commit()}
+            about |= {"score": score, "recordings": [part.recording.provenance for part in self._parts]}
+            self._best_score, self._best = score, replace(policy, about=json.dumps(about, sort_keys=True))
             if (kept := self._run.file("policy.npz")) is not None:
                 self._best.save(kept)
         if (kept := self._run.file("ppo.zip")) is not None:
@@ -301,11 +303,6 @@ class _Checkpoints(BaseCallback):
         if self._progress is not None:
             said = ", ".join(f"{b}: {q:.4f}" for b, q in at.items())
             self._progress(self.num_timesteps, self._settings.steps, f"held back {said}")
-
-    def _about(self, score: float) -> str:
-        about = {"settings": asdict(self._settings), "steps": int(self.num_timesteps), "commit": source_commit()}
-        recordings = [part.recording.provenance for part in self._parts]
-        return json.dumps({**about, "score": score, "recordings": recordings}, sort_keys=True)
 
 
 def claim_folder(run: TrainingRun, settings: Any, parts: Sequence[TrainingPart]) -> None:
