@@ -159,7 +159,3 @@ def test_capabilities_are_dropped_by_an_empty_set(monkeypatch):
     assert confinement._drop_capabilities() is False
     monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: SimpleNamespace())
     assert confinement._drop_capabilities() is False
-
-
-def test_the_folders_above_a_path_end_before_the_root():
-    assert confinement._above("/a/b/c") == ["/a/b", "/a"] and confinement._above("/a") == []

@@ -39,8 +39,8 @@ class Greedy(Agent):
         fixed, rng = self.rng(problem, ()), self.rng(problem, history)
         knobs = np.stack([encode(config) for config in left])
         order = fixed.sample(range(knobs.shape[1]), knobs.shape[1])
-        best = _best(_descent(history))
-        chosen = [] if best is None else _neighbours(knobs, encode(best), order)
+        passed = [e for e in _descent(history) if e.status is Status.PASSED]
+        chosen = _neighbours(knobs, encode(max(passed, key=reward).template), order) if passed else []
         while len(chosen) < min(n, len(left)):
             free = [i for i in range(len(left)) if i not in chosen]
             if history or chosen:
@@ -62,11 +62,6 @@ def _descent(history: Sequence[Evaluation]) -> list[Evaluation]:
             found = []
         found.append(evaluation)
     return found
-
-
-def _best(evaluations: Sequence[Evaluation]) -> KernelConfig | None:
-    passed = [e for e in evaluations if e.status is Status.PASSED]
-    return max(passed, key=reward).template if passed else None
 
 
 def _commonest(knobs: NDArray[np.int32], rng: random.Random) -> int:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from outblas.core.config import KernelConfig, config_name
 from outblas.core.errors import ConfigError, UsageError
 from outblas.core.evaluation import Evaluation, Status
+from outblas.core.files import write_atomic
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.tune.agents.base import Agent, group_by_launch, interleave, unexplored
@@ -72,6 +73,8 @@ class LanguageModel(Agent):
             ServerError: the server refuses every question or cannot be reached.
             BudgetSpent: the next request could pass the budget.
         """
+        from outblas.kernels.cost.cost_model import rank
+
         left = unexplored(candidates, history)
         if len(left) <= n:
             return left
@@ -82,13 +85,9 @@ class LanguageModel(Agent):
             nearest = config if config in free else min(free, key=partial(knob_distance, config))
             chosen[nearest] = None
             del free[nearest]
-        return [*chosen, *self._ranked(problem, list(free))][:n]
-
-    def _ranked(self, problem: Problem, configs: list[KernelConfig]) -> list[KernelConfig]:
-        """Return the configs in the order of the ranking model; launch options take turns."""
-        from outblas.kernels.cost.cost_model import rank
-
-        return interleave(*group_by_launch([configs[i] for i in rank(problem, configs, self.gpu)]))
+        rest = list(free)
+        ranked = [rest[i] for i in rank(problem, rest, self.gpu)]
+        return [*chosen, *interleave(*group_by_launch(ranked))][:n]
 
 
 def read_choices(text: str) -> list[KernelConfig]:
@@ -154,7 +153,8 @@ def connect() -> Ask:
             return str(json.loads(path.read_text(encoding="utf-8"))["answer"])
         except (OSError, ValueError, KeyError, TypeError):  # not there, or damaged: asked again
             text = asyncio.run(asked(messages, seed))
-        return _keep(path, name, messages, text)
+        write_atomic(path, json.dumps({"model": name, "messages": list(messages), "answer": text}).encode())
+        return text
 
     return ask
 
@@ -174,13 +174,6 @@ def _cached(model: str, messages: Sequence[Message], seed: int) -> Path:
 
     text = json.dumps([os.environ.get("OPENAI_BASE_URL", ""), model, seed, list(messages)], sort_keys=True)
     return default_directory() / "llm" / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
-
-
-def _keep(path: Path, model: str, messages: Sequence[Message], text: str) -> str:
-    from outblas.core.files import write_atomic
-
-    write_atomic(path, json.dumps({"model": model, "messages": list(messages), "answer": text}).encode())
-    return text
 
 
 def _prompt(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -66,18 +66,12 @@ class NearestShape(LearnsAcross, FixedOrder):
         self._shapes, self._near = list(chain.from_iterable(found)), {}
 
     def whole_order(self, problem: Problem, candidates: Sequence[KernelConfig]) -> list[KernelConfig]:
-        known = list(dict.fromkeys((*self._of_neighbours(problem, candidates), *candidates)))
-        return interleave(*group_by_launch(known))
-
-    def _of_neighbours(self, problem: Problem, candidates: Sequence[KernelConfig]) -> Iterator[KernelConfig]:
-        """Yield offered candidates by the times of similar shapes; some several times."""
         offered, by_core = set(candidates), group_by_core(candidates)
         if problem not in self._near:
             self._near[problem] = [fastest_recorded(shape.recording, shape.problem) for shape in self._nearest(problem)]
-        for config in interleave(*self._near[problem]):
-            here = config if config in offered else translate(config, by_core)
-            if here is not None:
-                yield here
+        near = (c if c in offered else translate(c, by_core) for c in interleave(*self._near[problem]))
+        known = list(dict.fromkeys((*(c for c in near if c is not None), *candidates)))
+        return interleave(*group_by_launch(known))
 
     def _nearest(self, problem: Problem) -> list[MeasuredShape]:
         if self._shapes is None:

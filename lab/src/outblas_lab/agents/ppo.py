@@ -140,6 +140,5 @@ class RegressorAgent(Ppo):
 
     def _load(self) -> Policy:
         if self._policy is None:
-            trained = loaded_policy(os.environ.get(POLICY_VARIABLE) or packaged_policy(self.gpu))
-            self._policy = replace(trained, scorer=greedy_scorer(), about="")
+            self._policy = replace(super()._load(), scorer=greedy_scorer(), about="")
         return self._policy

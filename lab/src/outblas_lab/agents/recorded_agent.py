@@ -38,16 +38,16 @@ class RecordedAgent(FixedOrder):
         self._recording = recording
 
     def whole_order(self, problem: Problem, candidates: Sequence[KernelConfig]) -> list[KernelConfig]:
+        from outblas.kernels.cost.cost_model import rank
+
         measured, unknown, failed = self._sorted_out(problem, candidates)
         # Early loads are younger than recordings: until measured, they go by what the same kernel does without.
         guessed = {c: measured[s] for c in unknown if c.early and (s := c.with_knobs(early=False)) in measured}
         known = {**measured, **guessed}
         fastest = sorted(known, key=known.__getitem__)
-        return (
-            interleave(*group_by_launch(fastest))
-            + self._by_model(problem, [c for c in unknown if c not in guessed])
-            + failed
-        )
+        rest = [config for config in unknown if config not in guessed]
+        ranked = [rest[i] for i in rank(problem, rest, self.gpu)] if rest else []
+        return interleave(*group_by_launch(fastest)) + ranked + failed
 
     def _sorted_out(
         self, problem: Problem, candidates: Sequence[KernelConfig]
@@ -71,13 +71,6 @@ class RecordedAgent(FixedOrder):
             else:
                 (unknown if status is Status.LEFT_OUT else failed).append(config)
         return measured, unknown, failed
-
-    def _by_model(self, problem: Problem, configs: list[KernelConfig]) -> list[KernelConfig]:
-        if not configs:
-            return []
-        from outblas.kernels.cost.cost_model import rank
-
-        return [configs[i] for i in rank(problem, configs, self.gpu)]
 
     def _load(self) -> Recording:
         if self._recording is None:

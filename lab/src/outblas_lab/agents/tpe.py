@@ -44,7 +44,11 @@ class Tpe(Agent):
         Raises:
             ToolchainMissing: Optuna is not installed.
         """
-        optuna = _optuna()
+        try:
+            import optuna
+        except ImportError as error:
+            raise ToolchainMissing("Optuna is not installed", "the package optuna", install_hint("rl")) from error
+        optuna.logging.set_verbosity(optuna.logging.ERROR)  # a line per trial otherwise
         rng = self.rng(problem, history)
         left = unexplored(candidates, history)
         rng.shuffle(left)  # the first of equally near ones is proposed
@@ -60,15 +64,6 @@ class Tpe(Agent):
             points.pop(index)
             chosen.append(left.pop(index))
         return chosen
-
-
-def _optuna() -> Any:
-    try:
-        import optuna
-    except ImportError as error:
-        raise ToolchainMissing("Optuna is not installed", "the package optuna", install_hint("rl")) from error
-    optuna.logging.set_verbosity(optuna.logging.ERROR)  # a line per trial otherwise
-    return optuna
 
 
 @functools.cache

@@ -188,8 +188,9 @@ def multiples_of_8(rng: random.Random) -> tuple[int, int, int]:
     return log_uniform(rng, 1, GRID_EXTENTS[-1]), n, k
 
 
-def any_extents(rng: random.Random) -> tuple[int, int, int]:
-    m, n, k = (log_uniform(rng, 1, GRID_EXTENTS[-1]) for _ in range(3))
+def any_extents(rng: random.Random, least: int = 1) -> tuple[int, int, int]:
+    """Return (M, N, K), each log-uniform from ``least`` to 16384."""
+    m, n, k = (log_uniform(rng, least, GRID_EXTENTS[-1]) for _ in range(3))
     return m, n, k
 
 
@@ -369,8 +370,8 @@ def summarize_rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-#: The range of M of layers that no model has, and of all extents of other problems.
-LAYER_M, EXTENTS = (1, 8192), (12, 16384)
+#: The range of M of layers that no model has, and the least extent of other problems.
+LAYER_M, LEAST_EXTENT = (1, 8192), 12
 #: Multiple and range of N and K of layers that no model has.
 LAYER_STEP, LAYER_EXTENTS = 64, (1024, 40960)
 #: Kernels of a problem and launch option with the highest bounds, and others, drawn; random ones for unaligned rows.
@@ -390,7 +391,7 @@ def extension_shapes(count: int, seed: int, layouts: Sequence[Layout] = ("TN", "
         layouts: layouts of the problems, which take turns.
     """
     rng = random.Random(seed)
-    turns: tuple[Callable[[random.Random], tuple[int, int, int]], ...] = (near_layers, _any_extents, _wide)
+    turns = (near_layers, functools.partial(any_extents, least=LEAST_EXTENT), _wide)
     found: dict[Problem, None] = {}
     while len(found) < count:
         mnk = turns[len(found) % len(turns)](rng)
@@ -402,11 +403,6 @@ def extension_shapes(count: int, seed: int, layouts: Sequence[Layout] = ("TN", "
 def _wide(rng: random.Random) -> tuple[int, int, int]:
     n, k = (LAYER_STEP * log_uniform(rng, *(e // LAYER_STEP for e in LAYER_EXTENTS)) for _ in range(2))
     return log_uniform(rng, *LAYER_M), n, k
-
-
-def _any_extents(rng: random.Random) -> tuple[int, int, int]:
-    m, n, k = (log_uniform(rng, *EXTENTS) for _ in range(3))
-    return m, n, k
 
 
 def unaligned_kernels(problem: Problem, gpu: Gpu) -> list[KernelConfig]:

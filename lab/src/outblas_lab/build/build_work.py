@@ -178,16 +178,10 @@ def proved(work: BuildFolder, table: Table) -> frozenset[str]:
             )
             names |= {config_name(e.config) for e in passed_all}
     for path in work.path.glob(f"*_{'_'.join(kind)}_trial_*.jsonl".lower()):
-        names |= _timed_in_trial(path)
+        settings, *lines = read_journal(path) or [{}]
+        if settings.items() >= built_by().items():  # a trial proves what it times
+            names.update(name for line in lines for name in line.get("kernels", ()))
     return frozenset(names)
-
-
-def _timed_in_trial(path: Path) -> set[str]:
-    """Return the names of the kernels that a trial of the same sources and compiler timed: it proves them first."""
-    settings, *lines = read_journal(path) or [{}]
-    if not settings.items() >= built_by().items():
-        return set()
-    return {name for line in lines for name in line.get("kernels", ())}
 
 
 def printer(what: str) -> Callable[..., None]:

@@ -98,8 +98,8 @@ def run_trial(work: BuildFolder, table: Table, start: str) -> None:
     if done:
         print(f"trial {table} {start}: done before", flush=True)
         return
-    rounds = _rounds(start)
-    keep_trial(work, table, start, chosen, rounds, live_station(work, chosen, _options(work, table, start)))
+    options = _options(work, table, start)
+    keep_trial(work, table, start, chosen, options.rounds, live_station(work, chosen, options))
 
 
 def keep_trial(
@@ -196,7 +196,11 @@ def read_trial(work: BuildFolder, table: Table, start: str) -> dict[Problem, Tri
             f"the trials {', '.join(STARTS)} and {BLOCK}",
             f"run `outblas build-library --work {work.path} --tables {table} --steps trial --starts {start}`",
         )
-    return {Problem.from_key(line["problem"]): _entry(line) for line in lines[:-1]}
+    found = {}
+    for line in lines[:-1]:
+        timings = {name: _timing(samples) for name, samples in {**line["rivals"], **line["kernels"]}.items()}
+        found[Problem.from_key(line["problem"])] = TrialEntry(timings, line["details"], line["failed"])
+    return found
 
 
 def _journal(
@@ -212,13 +216,10 @@ def _journal(
         return Journal(path, settings, resume=False)
 
 
-def _rounds(start: str) -> int:
-    return REOPENED_ROUNDS if start in STEP_OF_START else TRIAL_ROUNDS
-
-
 def _options(work: BuildFolder, table: Table, start: str) -> Options:
     return Options(
-        work.gpu_index, gpu_of_device(work.gpu_index), rounds=_rounds(start), baselines=RIVALS, chunk=MANY,
+        work.gpu_index, gpu_of_device(work.gpu_index), baselines=RIVALS, chunk=MANY,
+        rounds=REOPENED_ROUNDS if start in STEP_OF_START else TRIAL_ROUNDS,
         seed=SEEDS["trial"] + (0 if start == BLOCK else int(start)), proved=proved(work, table),
         mode="block" if start == BLOCK else "offline", algorithms=str(work.path / "algorithms.jsonl"),
         drop_beyond=BLOCK_DROP_BEYOND if start == BLOCK else math.inf,
@@ -242,11 +243,6 @@ def samples_to_json(timing: Timing) -> dict[str, Any]:
     """Return a timing as the line of a trial has it."""
     figures = {"us": [round(us, 4) for us in timing.samples_us], "repeats": timing.repeats, "sets": timing.operand_sets}
     return figures if timing.sm_mhz is None else {**figures, "mhz": timing.sm_mhz}
-
-
-def _entry(line: Mapping[str, Any]) -> TrialEntry:
-    measured = {**line["rivals"], **line["kernels"]}
-    return TrialEntry({n: _timing(s) for n, s in measured.items()}, line["details"], line["failed"])
 
 
 def _timing(samples: Mapping[str, Any]) -> Timing:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -12,12 +11,6 @@ from outblas.cli import common
 from outblas.cli.common import out
 from outblas.core.errors import UsageError
 from outblas.runtime.device import parse_device
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from outblas.core.config import KernelConfig
-    from outblas.core.problem import Problem
 
 
 def profile(
@@ -36,29 +29,24 @@ def profile(
     if where.gpu_index is None:
         raise UsageError(f"--device {device}", "a GPU: a recording has no counters", "e.g. --device cuda:0")
 
+    from rich.markup import escape
+    from rich.table import Table
+
     from outblas.kernels.config_text import config_from_name
+    from outblas_lab.pool.counters import COUNTER_COLUMNS, counter_cells
     from outblas_lab.pool.profile import ProfileRequest, run_profile
+    from outblas_lab.publish.words import short_config
 
     named = None if config is None else config_from_name(config)
     request = ProfileRequest(run, where.gpu_index, top, mnk or (), named, ncu, timeout, common.command_line())
     with common.progress_bar("profile") as progress:
         found = run_profile(request, progress)
-    out.print(_table(found.counters))
-    held = len(found.counters) - found.new
-    out.print(f"{found.new} profiled now, {held} before; in {run / 'store.sqlite'}", markup=False)
-
-
-def _table(counters: Mapping[tuple[Problem, KernelConfig], Mapping[str, float]]) -> Table:
-    from rich.markup import escape
-    from rich.table import Table
-
-    from outblas_lab.pool.counters import COUNTER_COLUMNS, counter_cells
-    from outblas_lab.publish.words import short_config
-
     table = Table(box=None, pad_edge=False)
     for heading in ("problem", "candidate", *COUNTER_COLUMNS):
         words = heading in ("problem", "candidate", COUNTER_COLUMNS[-1])
         table.add_column(heading, justify="left" if words else "right", no_wrap=heading == "problem")
-    for (problem, config), values in counters.items():
-        table.add_row(problem.key, escape(short_config(config)), *map(escape, counter_cells(values)))
-    return table
+    for (problem, candidate), values in found.counters.items():
+        table.add_row(problem.key, escape(short_config(candidate)), *map(escape, counter_cells(values)))
+    out.print(table)
+    held = len(found.counters) - found.new
+    out.print(f"{found.new} profiled now, {held} before; in {run / 'store.sqlite'}", markup=False)

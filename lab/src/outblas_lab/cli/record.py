@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -11,9 +11,6 @@ from outblas.cli import common
 from outblas.cli.common import AccOption, DtypeOption, GpuDeviceOption, LayoutOption, SuiteOption, out
 from outblas.core.errors import UsageError
 from outblas.runtime.device import require_gpus
-
-if TYPE_CHECKING:
-    from outblas_lab.pool.record_suite import CandidateDraw
 
 #: Share within which a candidate is near the best, unless ``--near`` says otherwise.
 DEFAULT_NEAR = 0.03
@@ -51,12 +48,15 @@ def record(
     gpu_device_id: GpuDeviceOption = 0,
 ) -> None:
     """Prove and time candidates on every problem of a suite or of a sample of it, resumable (GPU)."""
-    from outblas_lab.pool.record_suite import RecordSettings, run_record
+    from outblas_lab.pool.record_suite import CandidateDraw, RecordSettings, run_record
 
     if near is not None and rounds_near_best is None:
         raise UsageError(f"--near {near:g} alone", "it with --rounds-near-best", "e.g. --rounds-near-best 11")
     within = DEFAULT_NEAR if near is None else near
-    how = RecordSettings(_draw(candidates, random, seed), rounds_near_best or 0, within)
+    if candidates is None and random:
+        raise UsageError(f"--random {random} alone", "it with --candidates", "e.g. --candidates 150 --random 120")
+    draw = None if candidates is None else CandidateDraw(candidates, random, seed)
+    how = RecordSettings(draw, rounds_near_best or 0, within)
     problems = common.suite_problems(suite, (layout,), dtype, acc, sample, seed)
     (gpu,) = require_gpus((gpu_device_id,))
 
@@ -90,14 +90,3 @@ def recorded_suite(suite: str, sample: int | None, candidates: int | None, seed:
     parts = {"sample": sample, "candidates": candidates}
     named = [f"{name}{value}" for name, value in parts.items() if value is not None]
     return "-".join([suite, *named, f"seed{seed}"] if named else [suite])
-
-
-def _draw(candidates: int | None, random: int, seed: int) -> CandidateDraw | None:
-    """Return the draw of each problem's candidates; None if every one of the catalogue is wanted."""
-    from outblas_lab.pool.record_suite import CandidateDraw
-
-    if candidates is not None:
-        return CandidateDraw(candidates, random, seed)
-    if random:
-        raise UsageError(f"--random {random} alone", "it with --candidates", "e.g. --candidates 150 --random 120")
-    return None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +13,6 @@ from outblas.cli.common import AccOption, DtypeOption, LayoutOption, out, parse_
 if TYPE_CHECKING:
     from outblas_lab.llm.train.answer_language import Language
     from outblas_lab.llm.train.settings import TrainSettings
-    from outblas_lab.llm.train.stages import TrainedStage
 
 LanguageOption = Annotated[
     str | None, typer.Option(help="cuda: kernels or configurations; knobs: a toy sentence (random:tiny's).")
@@ -95,6 +93,7 @@ def train_llm(
 
 def _train(run: Path, settings: TrainSettings, language: Language, resume: bool) -> None:
     """Train the stage; the first process says what it does and where it leaves its files."""
+    from outblas_lab.llm.train.settings import GENERAL
     from outblas_lab.llm.train.stages import train
 
     first = int(os.environ.get("RANK", "0")) == 0
@@ -107,7 +106,14 @@ def _train(run: Path, settings: TrainSettings, language: Language, resume: bool)
         trained = train(run, settings, language, resume, say)
     except KeyboardInterrupt:
         raise KeyboardInterrupt("interrupted; the last checkpoint is kept: add --resume to the command") from None
-    _tell(trained, run, settings.stage, say)
+    if trained.best is not None:
+        say(f"best speed-up: {trained.best:.3f}x of the fastest baseline at least")
+    stage = settings.stage
+    say(f"{stage}: {trained.steps} steps, {trained.taken} of them now; model: {trained.final}")
+    say(f"log: {run / stage / 'log.jsonl'}")
+    if stage != "supervised":
+        store = "tasks.sqlite" if stage == GENERAL else "store.sqlite"
+        say(f"answers: {run / stage / 'answers.jsonl'}; kernels: {run / store}")
 
 
 def _silence_progress_bars() -> None:
@@ -119,15 +125,3 @@ def _silence_progress_bars() -> None:
     logging.disable_progress_bar()
     disable_progress_bars()
     disable_hub_bars()
-
-
-def _tell(trained: TrainedStage, run: Path, stage: str, say: Callable[[str], None]) -> None:
-    from outblas_lab.llm.train.settings import GENERAL
-
-    if trained.best is not None:
-        say(f"best speed-up: {trained.best:.3f}x of the fastest baseline at least")
-    say(f"{stage}: {trained.steps} steps, {trained.taken} of them now; model: {trained.final}")
-    say(f"log: {run / stage / 'log.jsonl'}")
-    if stage != "supervised":
-        store = "tasks.sqlite" if stage == GENERAL else "store.sqlite"
-        say(f"answers: {run / stage / 'answers.jsonl'}; kernels: {run / store}")

@@ -123,7 +123,15 @@ def run_compare(
     ]
     keys = {split: [task.key for task in tasks] for split, (_, tasks) in made.items()}
     total = sum(len(keys[unit.split]) for unit in units)
-    settings = _settings(plan, recording, other)
+    settings: dict[str, Any] = {} if other is None else {"across": recording_sha(other)}
+    settings |= {
+        "recording": recording.provenance,
+        "sha256": recording_sha(recording),
+        "problems": [p.key for p in recording.problems],
+        "budgets": list(plan.budgets),
+        "held_out": plan.share,
+        "split_seed": plan.split_seed,
+    }
     # of each agent file the SHA-256, so that an edited file does not resume
     if files := {name: check_agent_file(Path(name)) for name in request.agents if is_agent_file(name)}:
         settings["agent_files"] = files
@@ -283,19 +291,6 @@ def _check_replaced(
         },
         do,
     )  # fmt: skip
-
-
-def _settings(plan: Plan, recording: Recording, other: Recording | None) -> dict[str, Any]:
-    across = {} if other is None else {"across": recording_sha(other)}
-    return {
-        **across,
-        "recording": recording.provenance,
-        "sha256": recording_sha(recording),
-        "problems": [p.key for p in recording.problems],
-        "budgets": list(plan.budgets),
-        "held_out": plan.share,
-        "split_seed": plan.split_seed,
-    }
 
 
 def _meta(

@@ -85,11 +85,16 @@ def make_split(name: str, problems: Sequence[Problem], share: float = 0.2, seed:
     check_split(name)
     if name == "layout":
         return _by_layout(problems)
+    group = _group_of(name)
     if name not in SPLITS:
-        return _by_extent(name, problems)
+        extent = int(name.partition("=")[2])
+        split = _cut(name, problems, lambda p: group(p) == extent)
+        if not split.training or not split.held_out:
+            found = f"{len(split.held_out)} of {len(problems)} problems"
+            raise UsageError(f"split {name} holds out {found}", "some and not all", "name another extent in --splits")
+        return split
     if not 0 < share < 1:
         raise UsageError(f"a held-out share of {share:g}", "a number between 0 and 1", "e.g. --held-out 0.2")
-    group = _group_of(name)
     groups = sorted({group(p) for p in problems})  # type: ignore[type-var]
     if len(groups) < 2:
         raise UsageError(
@@ -119,15 +124,6 @@ def outside_held_out(split: Split, problems: Sequence[Problem]) -> tuple[Problem
 def _group_of(name: str) -> Callable[[Problem], Hashable]:
     """Return the function that gives a problem's group in a split: its extent in a split such as ``k=64``."""
     return _GROUP[name] if name in _GROUP else attrgetter(name.partition("=")[0])
-
-
-def _by_extent(name: str, problems: Sequence[Problem]) -> Split:
-    group, extent = _group_of(name), int(name.partition("=")[2])
-    split = _cut(name, problems, lambda p: group(p) == extent)
-    if not split.training or not split.held_out:
-        count = f"{len(split.held_out)} of {len(problems)} problems"
-        raise UsageError(f"split {name} holds out {count}", "some and not all", "name another extent in --splits")
-    return split
 
 
 def _by_layout(problems: Sequence[Problem]) -> Split:

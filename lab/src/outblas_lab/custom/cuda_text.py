@@ -17,6 +17,7 @@ _TOKEN = re.compile(
 )
 #: White space to every compiler. Python's notion of white space is wider.
 _SPACES = " \t\v\f\r"
+_BLANKS = re.compile(f"[{_SPACES}]+")
 #: Text that compilers read differently: a line that ends in a backslash and blanks, a return without a newline,
 #: trigraphs, digraphs. Also text that is hard to read right: a quote in a number, a raw literal.
 _TWO_WAYS = re.compile(
@@ -178,8 +179,8 @@ def _piece(text: str, at: int) -> tuple[str, int]:
     one = text[at]
     if one == "\n":
         return "line", at + 1
-    if one in _SPACES:
-        return "space", _run(text, at, _SPACES)
+    if blanks := _BLANKS.match(text, at):
+        return "space", blanks.end()
     if raw := _RAW.match(text, at):
         close = f'){raw[1]}"'
         stop = text.find(close, raw.end())
@@ -212,11 +213,3 @@ def _literal_end(text: str, at: int) -> int:
     while stop < len(text) and text[stop] not in (quote, "\n"):
         stop += 2 if text[stop] == "\\" else 1
     return min(stop + 1 if text[stop : stop + 1] == quote else stop, len(text))
-
-
-def _run(text: str, at: int, of: str) -> int:
-    """Return the index after a run of the characters ``of``."""
-    stop = at
-    while stop < len(text) and text[stop] in of:
-        stop += 1
-    return stop

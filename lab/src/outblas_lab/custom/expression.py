@@ -55,9 +55,7 @@ class Expression:
         Raises:
             ContractError: it is no such expression, or longer than 300 characters or 100 parts.
         """
-        written = str(text)
-        tree = _tree(written)
-        return cls(ast.unparse(tree))
+        return cls(ast.unparse(_tree(str(text))))
 
     def value(self, names: Mapping[str, int]) -> int:
         """Return the value; a comparison, ``and``, ``or`` or ``not`` gives 0 or 1.
@@ -72,10 +70,9 @@ class Expression:
             KeyError: a variable has no value in ``names``.
         """
         try:
-            found = _value(_tree(self.text), names)
+            return _value(_tree(self.text), names)
         except ZeroDivisionError as error:
             raise ContractError(f"{self.text!r} divides by zero", _EXPECTED, "correct the launch block") from error
-        return found
 
     def __str__(self) -> str:
         return self.text
@@ -95,9 +92,9 @@ def _tree(text: str) -> ast.expr:
         tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
         raise _bad(text, type(error).__name__) from error
-    nodes = list(ast.walk(tree))
-    if len(nodes) > _MAX_NODES:
-        raise _bad(text, f"{len(nodes)} parts")
+    nodes = sum(1 for _ in ast.walk(tree))
+    if nodes > _MAX_NODES:
+        raise _bad(text, f"{nodes} parts")
     _check(tree, text)
     return tree
 

@@ -6,12 +6,11 @@ one checksummed file, named by the hash of toolchain, flags, text and headers, p
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +37,7 @@ CUTLASS_LIMITS = CompileLimits(120.0, 48 << 30)
 MAX_IMAGE_BYTES = 64 << 20
 #: Larger ones are not kept in the compile cache, which a stranger could fill. Kernels with CUTLASS have about 1 MiB.
 MAX_CACHED_BYTES = 8 << 20
+_SCRATCH = "outblas-free-"
 _CUTLASS_DEFINES = ("-DCUTLASS_ENABLE_DIRECT_CUDA_DRIVER_CALL=1",)
 #: A unique symbol is one variable in all libraries of a process. Kernels must not share the statics of templates.
 _NVCC = (
@@ -83,11 +83,7 @@ class BuiltKernel:
             "spill_bytes": float(cubin.spill_bytes),
             "stack_bytes": float(cubin.stack_bytes),
             "static_shared": float(cubin.static_smem),
-            "hgmma": float(facts.hgmma),
-            "hmma": float(facts.hmma),
-            "ldl": float(facts.ldl),
-            "stl": float(facts.stl),
-            "utmaldg": float(facts.utmaldg),
+            **{name: float(getattr(facts, name)) for name in ("hgmma", "hmma", "ldl", "stl", "utmaldg")},
             "compile_seconds": cubin.compile_seconds,
         }
 
@@ -200,7 +196,8 @@ class _Device(_Job):
             "text": self.kernel.text, "entry": launch.entry, "headers": (*kernel_headers(), *HEADERS),
             "options": options, "acc": launch.acc, "arch": self.arch, "key": key,
         }  # fmt: skip
-        with _compile_folder() as folder:
+        with scratch_folder(_SCRATCH) as scratch:
+            folder = Path(scratch)
             code, said = self.confined({"nvrtc": job}, folder, self.readable())
             if (folder / "error").is_file():
                 raise _error_of(json.loads((folder / "error").read_text()), self.words)
@@ -219,8 +216,8 @@ class _Host(_Job):
     def compile(self) -> Cubin:
         nvcc, start = find_nvcc(), time.perf_counter()
         virtual = self.arch.replace("sm_", "compute_")
-        with _compile_folder() as folder:
-            headers = folder / "headers"
+        with scratch_folder(_SCRATCH) as scratch:
+            folder, headers = Path(scratch), Path(scratch, "headers")
             for name, text in kernel_headers():
                 (headers / name).parent.mkdir(parents=True, exist_ok=True)
                 (headers / name).write_text(text)
@@ -241,13 +238,6 @@ class _Host(_Job):
         return _measured(image, self.arch, said, time.perf_counter() - start)
 
 
-@contextlib.contextmanager
-def _compile_folder() -> Iterator[Path]:
-    """A folder that a job works in; removed in the end."""
-    with scratch_folder("outblas-free-") as folder:
-        yield Path(folder)
-
-
 def _made(path: Path) -> bytes:
     """Return the compiler's output file; raise CompileError if it is too large to keep."""
     size = path.stat().st_size
@@ -257,26 +247,19 @@ def _made(path: Path) -> bytes:
 
 
 def _measured(image: bytes, arch: str, said: str, seconds: float) -> Cubin:
-    facts = _together([sass_facts(each) for each in cubins(image)])
+    found = [sass_facts(each) for each in cubins(image)]
+    counted = [name for name in SassFacts.__annotations__ if name != "accumulators"]
+    widths = sorted({width for facts in found for width in facts.accumulators})
+    sums = {name: sum(getattr(facts, name) for facts in found) for name in counted}
     registers = [int(x) for x in re.findall(r"Used (\d{1,9}) registers", said)]
     shared = [int(x) for x in re.findall(r"\b(\d{1,9}) bytes smem", said)]
     spills = re.findall(r"\b(\d{1,9}) bytes spill stores, (\d{1,9}) bytes spill loads", said)
     stack = [int(x) for x in re.findall(r"\b(\d{1,9}) bytes stack frame", said)]
     return Cubin(
         image, "outblas_launch", arch, max(registers, default=0),
-        sum(int(stores) + int(loads) for stores, loads in spills), sum(stack), max(shared, default=0), facts,
-        seconds, False, said,
+        sum(int(stores) + int(loads) for stores, loads in spills), sum(stack), max(shared, default=0),
+        SassFacts(**sums, accumulators=tuple(widths)), seconds, False, said,
     )  # fmt: skip
-
-
-def _together(found: list[SassFacts]) -> SassFacts:
-    counts = {
-        name: sum(getattr(facts, name) for facts in found)
-        for name in SassFacts.__annotations__
-        if name != "accumulators"
-    }
-    widths = sorted({width for facts in found for width in facts.accumulators})
-    return SassFacts(**counts, accumulators=tuple(widths))
 
 
 def own_words(said: str, text: str, limit: int) -> str:

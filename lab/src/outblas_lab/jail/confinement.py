@@ -18,6 +18,7 @@ import sys
 import sysconfig
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from pathlib import Path
 from typing import NamedTuple
 
 from outblas_lab.jail import landlock, seccomp
@@ -244,15 +245,8 @@ def _whole() -> list[str]:
     """The folders that are never readable as a whole: the root, the homes, and those that hold one."""
     # HOME may be the worker's own folder by now. A rule holds for what a link leads to, and for all beneath.
     whole = [os.path.realpath(home) for home in ("/", os.path.expanduser("~"), _home())]
-    return whole + [above for home in whole for above in _above(home) if above not in map(os.path.realpath, _SYSTEM)]
-
-
-def _above(path: str) -> list[str]:
-    """The folders that hold a path, but for the root."""
-    found = []
-    while (path := os.path.dirname(path)) not in ("/", ""):
-        found.append(path)
-    return found
+    above = {str(folder) for home in whole for folder in Path(home).parents[:-1]}  # the last one is the root
+    return [*whole, *above.difference(map(os.path.realpath, _SYSTEM))]
 
 
 def _home() -> str:

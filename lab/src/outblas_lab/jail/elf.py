@@ -96,23 +96,18 @@ def _symbols(image: bytes, kind: int) -> tuple[list[str], list[str]]:
     found = sections(image)
     try:
         for section in found:
-            if section.kind == kind and section.link < len(found):
-                _read_symbols(image, section, found[section.link].offset, asked, offered)
+            if section.kind != kind or section.link >= len(found):
+                continue
+            if section.size > 24 * _SYMBOLS:
+                raise ValueError(f"over {_SYMBOLS} symbols")
+            for at in range(section.offset, section.offset + section.size - 23, 24):
+                name, _, other, index = struct.unpack_from("<IBBH", image, at)
+                where = asked if index == _UNDEFINED else offered
+                if name and (where is asked or other & 3 not in _HIDDEN):
+                    where.append(_name(image, found[section.link].offset + name))
     except (struct.error, ValueError) as error:
         raise _unreadable(error) from error
     return asked, offered
-
-
-def _read_symbols(image: bytes, section: Section, names: int, asked: list[str], offered: list[str]) -> None:
-    if section.size > 24 * _SYMBOLS:
-        raise ValueError(f"over {_SYMBOLS} symbols")
-    for at in range(section.offset, section.offset + section.size - 23, 24):
-        name, _, other, index = struct.unpack_from("<IBBH", image, at)
-        if not name:
-            continue
-        where = asked if index == _UNDEFINED else offered
-        if where is asked or other & 3 not in _HIDDEN:
-            where.append(_name(image, names + name))
 
 
 def cubins(image: bytes) -> list[bytes]:

@@ -12,9 +12,9 @@ from __future__ import annotations
 import io
 import json
 import os
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any
 
 from outblas.core.errors import OutblasError, RecordError
@@ -70,13 +70,21 @@ def load(path: str | Path) -> RecordedEvaluations:
         lines = read_plain_file(path).split(b"\n")
     except OSError as error:
         raise _refused(path, f"cannot be read ({error.strerror})") from error
-    head = _head(path, lines[0])
+    try:
+        head = json.loads(lines[0])
+    except (ValueError, RecursionError):
+        head = None
+    if not (isinstance(head, dict) and head.get("format") == FORMAT and isinstance(head.get("provenance") or {}, dict)):
+        raise _refused(path, f"is no recording of free kernels ({FORMAT})")
     *whole, rest = lines[1:] or [b""]  # what follows the last end of line is whole only if it is nothing
     evaluations = tuple(_evaluation(path, number, line) for number, line in enumerate(whole, 2) if line.strip())
-    return RecordedEvaluations(_gpu(path, head), dict(head.get("provenance") or {}), evaluations)
+    gpu = gpu_of_product(str(head.get("gpu")))
+    if gpu is None:
+        raise _refused(path, f"is of the GPU {head.get('gpu')!r}")
+    return RecordedEvaluations(gpu, dict(head.get("provenance") or {}), evaluations)
 
 
-class Recorder:
+class Recorder(AbstractContextManager["Recorder"]):
     """A file to which evaluations are appended. Use it as a context manager, or call ``close``.
 
     The constructor opens the file. A new file gets a header. An existing one is continued if its GPU is the same, and
@@ -125,10 +133,7 @@ class Recorder:
     def close(self) -> None:
         self._file.close()
 
-    def __enter__(self) -> Recorder:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _cut(self) -> None:
@@ -151,23 +156,6 @@ class Recorder:
         except OSError:
             os.ftruncate(self._file.fileno(), before)
             raise
-
-
-def _head(path: Path, line: bytes) -> dict[str, Any]:
-    try:
-        head = json.loads(line)
-    except (ValueError, RecursionError):
-        head = None
-    if not (isinstance(head, dict) and head.get("format") == FORMAT and isinstance(head.get("provenance") or {}, dict)):
-        raise _refused(path, f"is no recording of free kernels ({FORMAT})")
-    return head
-
-
-def _gpu(path: Path, head: dict[str, Any]) -> Gpu:
-    gpu = gpu_of_product(str(head.get("gpu")))
-    if gpu is None:
-        raise _refused(path, f"is of the GPU {head.get('gpu')!r}")
-    return gpu
 
 
 def _evaluation(path: Path, number: int, line: bytes) -> Evaluation:

@@ -130,9 +130,8 @@ class JailedEvaluator:
     def _run(self, problem: Problem, batch: Sequence[BuiltKernel]) -> Iterator[tuple[Evaluation, Baselines | None]]:
         items = [WorkItem(problem, each.kernel, None, False, each) for each in batch]
         with scratch_folder("outblas-free-") as folder:
-            cell = JailedCell(folder, _cudart() if any(b.kernel.launch.form == "host" for b in batch) else None)
-            if not self._free.jailed:
-                cell = JailedCell(cell.folder, cell.cudart, False)
+            cudart = _cudart() if any(b.kernel.launch.form == "host" for b in batch) else None
+            cell = JailedCell(folder, cudart, self._free.jailed)
             sandbox = Sandbox(
                 self._factory, (self._options, cell), self._step_s, codec=_CODEC,
                 limits=HostLimits(self._free.memory_bytes, folder, self._free.folder_bytes),

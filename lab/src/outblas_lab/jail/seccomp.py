@@ -81,14 +81,14 @@ def program(machine: str, pid: int) -> bytes:
         pid: process under the filter; calls that name another process are refused.
     """
     audit, _, column = _MACHINES[machine]
-    code = [_load(_ARCH), _jump(_JUMP_EQUAL, audit, 1, 0), _DENY, _load(_NUMBER)]
+    code = [_step(_LOAD, _ARCH), _step(_JUMP_EQUAL, audit, 1, 0), _DENY, _step(_LOAD, _NUMBER)]
     for name, rule in _rules(pid).items():
         call = BY_ARGUMENT[name][column]
         if call is not None:
-            code += [_jump(_JUMP_EQUAL, call, 0, len(rule)), *rule]
+            code += [_step(_JUMP_EQUAL, call, 0, len(rule)), *rule]
     (_, lowest), *higher = _ranges(column)
     for start, answer in reversed(higher):
-        code += [_jump(_JUMP_FROM, start, 0, 1), answer]
+        code += [_step(_JUMP_FROM, start, 0, 1), answer]
     code.append(lowest)
     return b"".join(code)
 
@@ -114,7 +114,7 @@ def _rules(pid: int) -> dict[str, list[bytes]]:
     own = [_argument(0), *_unless((0, pid), _DENY)]
     return {
         "clone3": [_UNKNOWN],  # glibc then asks for clone, whose flags can be read
-        "clone": [_argument(0), _jump(_JUMP_ANY, _CLONE_THREAD, 1, 0), _DENY, _PASS],
+        "clone": [_argument(0), _step(_JUMP_ANY, _CLONE_THREAD, 1, 0), _DENY, _PASS],
         # A process may abort itself; a signal to another thread, or process, is nobody's business.
         "tgkill": [
             _argument(0), *_unless((pid,), _DENY), _argument(2), *_unless((signal.SIGABRT,), _DENY), _PASS,
@@ -127,11 +127,11 @@ def _rules(pid: int) -> dict[str, list[bytes]]:
         "move_pages": [*own, _PASS],
         # A pair of datagram sockets can send to any address, without a connection.
         "socketpair": [
-            _argument(0), *_unless((socket.AF_UNIX,), _DENY), _argument(1), _mask(0xF),
+            _argument(0), *_unless((socket.AF_UNIX,), _DENY), _argument(1), _step(_AND, 0xF),
             *_unless((socket.SOCK_STREAM,), _DENY), _PASS,
         ],
         "ioctl": [
-            _argument(1), _mask(0xFF00), *_where(_IOCTL_REFUSED, _DENY), *_unless((_TERMINAL,), _PASS),
+            _argument(1), _step(_AND, 0xFF00), *_where(_IOCTL_REFUSED, _DENY), *_unless((_TERMINAL,), _PASS),
             _argument(1), *_where(_TERMINAL_ALLOWED, _PASS), _DENY,
         ],
         "fcntl": [_argument(1), *_where(_FCNTL_REFUSED, _DENY), _PASS],
@@ -140,33 +140,22 @@ def _rules(pid: int) -> dict[str, list[bytes]]:
 
 def _where(values: tuple[int, ...], answer: bytes) -> list[bytes]:
     """``answer`` where what is loaded is one of these; else what follows."""
-    return [step for value in values for step in (_jump(_JUMP_EQUAL, value, 0, 1), answer)]
+    return [step for value in values for step in (_step(_JUMP_EQUAL, value, 0, 1), answer)]
 
 
 def _unless(values: tuple[int, ...], answer: bytes) -> list[bytes]:
     """``answer`` where what is loaded is none of these; else what follows."""
-    return [*(_jump(_JUMP_EQUAL, value, len(values) - i, 0) for i, value in enumerate(values)), answer]
+    return [*(_step(_JUMP_EQUAL, value, len(values) - i, 0) for i, value in enumerate(values)), answer]
 
 
 def _argument(index: int, half: int = 0) -> bytes:
     """Load the lower half of an argument, or its upper one; both machines have the lower one first."""
-    return _load(_ARGUMENTS + 8 * index + 4 * half)
+    return _step(_LOAD, _ARGUMENTS + 8 * index + 4 * half)
 
 
-def _load(offset: int) -> bytes:
-    return struct.pack("<HBBI", _LOAD, 0, 0, offset)
-
-
-def _mask(bits: int) -> bytes:
-    return struct.pack("<HBBI", _AND, 0, 0, bits)
-
-
-def _jump(kind: int, value: int, yes: int, no: int) -> bytes:
+def _step(kind: int, value: int, yes: int = 0, no: int = 0) -> bytes:
+    """Return an instruction; ``yes`` and ``no`` say how many instructions a jump skips."""
     return struct.pack("<HBBI", kind, yes, no, value & 0xFFFFFFFF)
 
 
-def _return(value: int) -> bytes:
-    return struct.pack("<HBBI", _RETURN, 0, 0, value)
-
-
-_DENY, _UNKNOWN, _PASS = _return(_ERRNO | _EPERM), _return(_ERRNO | _ENOSYS), _return(_ALLOW)
+_DENY, _UNKNOWN, _PASS = (_step(_RETURN, answer) for answer in (_ERRNO | _EPERM, _ERRNO | _ENOSYS, _ALLOW))

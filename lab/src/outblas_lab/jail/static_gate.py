@@ -80,18 +80,6 @@ def check_built(built: BuiltKernel) -> str | None:
             return f"the SASS has {counts}; matrix products of 16-bit values need dense HMMA or HGMMA only"
     if facts.accumulators and facts.accumulators != (claimed,):
         return f"the SASS accumulates in {' and '.join(facts.accumulators)}, the kernel claims {claimed}"
-    if reason := _why_it_remembers(device):
-        return reason
-    if built.kernel.launch.form == "host":
-        hidden = fat_binaries(built.cubin.image)
-        if hidden:
-            return f"{hidden} device images hidden in its data"
-        return why_refused(*dynamic_symbols(built.cubin.image))
-    return None
-
-
-def _why_it_remembers(device: list[bytes]) -> str | None:
-    """Return why cubins have too much memory that outlives a launch, beside the workspace; None if they have little."""
     kept = sum(map(kept_bytes, device))
     if kept > MAX_KEPT_BYTES:
         return (
@@ -109,6 +97,11 @@ def _why_it_remembers(device: list[bytes]) -> str | None:
         return (
             f"it calls {', '.join(sorted(open_names)[:5])} on the GPU; only printf and assert may be left to the driver"
         )
+    if built.kernel.launch.form == "host":
+        hidden = fat_binaries(built.cubin.image)
+        if hidden:
+            return f"{hidden} device images hidden in its data"
+        return why_refused(*dynamic_symbols(built.cubin.image))
     return None
 
 

@@ -202,7 +202,6 @@ def _escape(match: re.Match[str]) -> str:
 
 
 _DEFINE = re.compile(r"(?:#|%:|\?\?=)\s*define\s+([^\W\d][\w$]*|\$[\w$]*)(?![\w$(])(.*)", re.DOTALL)
-_NAME = re.compile(r"[^\W\d][\w$]*|\$[\w$]*")
 #: A run of literals and names: (True for a literal, its content or name).
 Run = Sequence[tuple[bool, str]]
 
@@ -244,7 +243,7 @@ def runs_of(text: str, plain: Callable[[str], str]) -> list[Run]:
             runs[-1].append((True, plain(part)))
         elif kind == "code":
             at = 0
-            for name in _NAME.finditer(part):
+            for name in _WORD.finditer(part):
                 if name.start() > at:
                     runs.append([])
                 runs[-1].append((False, name[0]))

@@ -112,7 +112,12 @@ def _located_cutlass(directory: str | None) -> tuple[Path, str]:
         tried = [Path(folder or ".", "cutlass_library", "source", "include") for folder in sys.path]
     for include in tried:
         if (include / "cutlass" / "version.h").is_file():
-            return include.resolve(), _cutlass_version(include)
+            text = (include / "cutlass" / "version.h").read_text(errors="replace")
+            parts = [re.search(rf"#define\s+CUTLASS_{name}\s+(\d+)", text) for name in ("MAJOR", "MINOR", "PATCH")]
+            if None in parts:
+                wrong = f"{include}/cutlass/version.h names no version"
+                raise ToolchainMissing(wrong, "CUTLASS_MAJOR, _MINOR, _PATCH", _DO_CUTLASS)
+            return include.resolve(), ".".join(part[1] for part in parts if part)
     where = f"CUTLASS_DIR={directory}" if directory else "the package nvidia-cutlass"
     raise ToolchainMissing(f"CUTLASS's headers not found in {where}", "include/cutlass/version.h there", _DO_CUTLASS)
 
@@ -139,14 +144,3 @@ def cutlass_folders() -> list[Path]:
     include, _ = locate_cutlass()
     tools = include.parent / "tools" / "util" / "include"
     return [include, *([tools] if tools.is_dir() else [])]
-
-
-def _cutlass_version(include: Path) -> str:
-    text = (include / "cutlass" / "version.h").read_text(errors="replace")
-    found = {name: re.search(rf"#define\s+CUTLASS_{name}\s+(\d+)", text) for name in ("MAJOR", "MINOR", "PATCH")}
-    parts = [match[1] for match in found.values() if match]
-    if len(parts) != 3:
-        raise ToolchainMissing(
-            f"{include}/cutlass/version.h names no version", "CUTLASS_MAJOR, _MINOR, _PATCH", _DO_CUTLASS
-        )
-    return ".".join(parts)

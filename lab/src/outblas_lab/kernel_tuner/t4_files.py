@@ -112,20 +112,13 @@ class T4Task:
         Neither format has paired samples, so ``speedup`` is None. An unknown spread counts as 0. A failed one has the
         detail ``imported``, and ``timing`` None.
         """
-        return [self._evaluation(config, cell) for config, cell in self.cells.items()]
-
-    def _evaluation(self, config: KernelConfig, cell: T4Entry) -> Evaluation:
-        passed = cell.median_us is not None
-        timing = Timing("offline", (), cell.median_us, cell.spread or 0.0) if cell.median_us is not None else None
-        return Evaluation(
-            self.problem,
-            config,
-            cell.status,
-            "" if passed else "imported",
-            Verdict(cell.status),
-            timing,
-            dict(self.baselines_us),
-        )
+        found = []
+        for config, cell in self.cells.items():
+            timing = None if cell.median_us is None else Timing("offline", (), cell.median_us, cell.spread or 0.0)
+            detail, verdict = "imported" if timing is None else "", Verdict(cell.status)
+            baselines = dict(self.baselines_us)
+            found.append(Evaluation(self.problem, config, cell.status, detail, verdict, timing, baselines))
+        return found
 
 
 def task_of(recording: Recording, problem: Problem, launch: Launch) -> T4Task:
@@ -163,7 +156,6 @@ def to_t4(task: T4Task) -> dict[str, Any]:
     results = []
     for config, cell in task.cells.items():
         invalidity = "correct" if cell.status is Status.PASSED else _ERRORS[cell.status][0]
-        units = {"time": "ms"}
         results.append(
             {
                 "configuration": dict(zip(PARAMETERS, point(config), strict=True)),
@@ -172,7 +164,7 @@ def to_t4(task: T4Task) -> dict[str, Any]:
                 "invalidity": invalidity,
                 "correctness": int(invalidity != "correctness"),
                 "measurements": [
-                    {"name": name, "value": value, "unit": units.get(name, "")}
+                    {"name": name, "value": value, "unit": "ms" if name == "time" else ""}
                     for name, value in _figures(cell).items()
                 ],
             }

@@ -24,8 +24,7 @@ from outblas_lab.llm.rate_limits import RateLimiter
 from outblas_lab.llm.reply import Reply, api_key, failed_reply, read_completion
 from outblas_lab.llm.server_errors import (
     NEVER,
-    cost_of_error,
-    named_in,
+    WAITED_IN_VAIN,
     wait_after_error,
     wait_before_next,
     words_of_error,
@@ -239,13 +238,14 @@ class Client:
                 return reply, None
             return reply, wait_before_next(int(reply.outcome[5:])) if reply.outcome.startswith("http ") else 0.0
         except openai.APIStatusError as error:
-            took = cost_of_error(error.status_code, most)
+            took = most if error.status_code in WAITED_IN_VAIN else Cost(1)
             reply = failed(f"http {error.status_code}", words_of_error(error), took)
             if error.status_code == 400 and limit == "max_tokens" and "max_completion_tokens" in reply.text:
                 self._limit_names[model.name] = "max_completion_tokens"  # of newer models; others ignore that name
                 return reply, 0.0
-            if error.status_code in (400, 422) and (named := named_in(reply.text, extra)):
-                refused.update(named)
+            named = {name for name in extra if re.search(rf"\b{re.escape(name)}\b", reply.text)}
+            if error.status_code in (400, 422) and named:
+                refused |= named
                 return reply, 0.0
             return reply, wait_after_error(error)
         except (TimeoutError, openai.APITimeoutError) as error:

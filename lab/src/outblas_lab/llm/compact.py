@@ -64,12 +64,8 @@ def describe_offered(offered: Sequence[KernelConfig]) -> str:
     Args:
         offered: the configs; if empty, the result is "". Every knob has its line of values here.
     """
-    lines: list[str] = []
-    for family in FAMILIES:
-        mine = [c for c in offered if c.family == family]
-        if mine:
-            lines += _family(family, mine)
-    return "\n".join(lines)
+    by_family = {family: [c for c in offered if c.family == family] for family in FAMILIES}
+    return "\n".join(line for family, mine in by_family.items() if mine for line in _family(family, mine))
 
 
 def _family(family: str, offered: Sequence[KernelConfig] | None) -> Iterator[str]:
@@ -83,8 +79,8 @@ def _family(family: str, offered: Sequence[KernelConfig] | None) -> Iterator[str
             values: Sequence[Any] = sorted({getattr(c, knob.name) for c in offered})
         else:
             values = knob.all_values or _usual()[family, knob.name]
-        shown = [_json(v) for v in _thinned(values)]
-        default = "" if knob.default is None else f", default {_json(knob.default)}"
+        shown = [value_text(v) for v in _thinned(values)]
+        default = "" if knob.default is None else f", default {value_text(knob.default)}"
         yield f"    {knob.name}: {', '.join(shown)}{default}"
 
 
@@ -95,7 +91,8 @@ def _thinned(values: Sequence[Any]) -> list[Any]:
     return [values[round(i * (len(values) - 1) / (_LISTED - 1))] for i in range(_LISTED)]
 
 
-def _json(value: Any) -> str:
+def value_text(value: bool | int | str) -> str:
+    """Return a knob's value as prompts and pages show it: as in JSON, but without quotes."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -100,12 +100,9 @@ def parse_evaluator(text: str | None) -> EvaluatorChoice:
 def open_chosen_evaluator(place: EvaluatorChoice) -> Iterator[Evaluator]:
     """Open the evaluator of a place; it is closed at the end of the context.
 
-    Args:
-        gpu: short name of the packaged GPU whose architecture is the target of ``compile``; None: the reference GPU.
-            It is ignored for the other places.
-
     Yields:
-        A ``LiveEvaluator`` for ``cuda:N``, a ``PoolEvaluator`` for several GPUs, else a :class:`WithTemplates`.
+        A ``LiveEvaluator`` for ``cuda:N``, a ``PoolEvaluator`` for several GPUs, else a :class:`WithTemplates`. Target
+        of ``compile`` is the architecture of the reference GPU.
 
     Raises:
         RecordError: the file is no recording of free kernels.

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from outblas.core.config import Candidate, config_name, config_to_json
+from outblas.core.config import config_name, config_to_json
 from outblas.core.errors import ToolchainMissing
 from outblas.core.evaluation import Evaluation
 from outblas.core.evaluator import Evaluator
@@ -64,20 +64,13 @@ class ProblemProgress:
     chains: int
 
 
-@dataclass(frozen=True)
-class EvolveRecord:
-    """Record of a run."""
-
-    store: Store
-    run_id: str
-    journal: EvolveJournal
-
-
 class Evolution:
     """A run of the loop, from its record to the end of its budget.
 
     Args:
-        client: client of the server. Its account starts at ``record.journal.spent()``; its request log is the journal.
+        store: evaluations of the run, under ``run_id``.
+        journal: questions and answers of the run.
+        client: client of the server. Its account starts at ``journal.spent()``; its request log is the journal.
         counters: hardware counters that prompts show; by default none is known.
 
     Attributes:
@@ -89,16 +82,17 @@ class Evolution:
         problems: Sequence[Problem],
         models: Sequence[Model],
         evaluator: Evaluator,
-        record: EvolveRecord,
+        store: Store,
+        run_id: str,
+        journal: EvolveJournal,
         client: Client,
         settings: EvolveSettings,
         watch: Callable[[AnswerOutcome], None] = lambda outcome: None,
         counters: KnownCounters = KnownCounters(),  # noqa: B008
     ) -> None:
-        store, journal = record.store, record.journal
         self._problems = {p.key: p for p in problems}
         self._models, self._evaluator, self._journal, self._client = list(models), evaluator, journal, client
-        self._store, self._run_id, self._settings, self._watch = store, record.run_id, settings, watch
+        self._store, self._run_id, self._settings, self._watch = store, run_id, settings, watch
         self._gpu, self._counters = evaluator.gpu, counters
         self.archive = Archive(settings.shape, settings.seed, journal.entries())
         self._evaluations = {(e.problem.key, config_name(e.config)): e for e in store.evaluations()}
@@ -272,9 +266,7 @@ class Evolution:
         """Read and evaluate an answer, and record its outcome in the chain and the journal. Return None."""
         problem = self._problems[question.problem]
         read = read_answer(reply.text, reply.finish, problem, self._gpu)
-        if (
-            read.answer and read.answer not in self._settings.kinds
-        ):  # a run that asks for knobs alone runs no foreign code
+        if read.answer and read.answer not in self._settings.kinds:  # a run for knobs alone runs no foreign code
             words = f"it is {read.answer}, which was not asked for"
             self._settle(chain, AnswerOutcome(question.id, "malformed", read.answer, words=words))
             return
@@ -286,8 +278,9 @@ class Evolution:
             try:
                 evaluation = await self._async_evaluator.evaluate(problem, read.candidate)
             except ToolchainMissing as error:
-                if not _needs_more(read.candidate):
-                    raise
+                launch = read.candidate.launch if isinstance(read.candidate, FreeKernel) else None
+                if launch is None or (launch.form != "host" and not launch.uses):
+                    raise  # its author cannot avoid what is missing: other kernels need it, too
                 words = f"it needs what is not installed here: {error.wrong}"
                 self._settle(chain, AnswerOutcome(question.id, "contract", read.answer, words=words))
                 return
@@ -345,11 +338,6 @@ class Evolution:
 
     def _known_us(self, key: str) -> float | None:
         return min((us for us in (self._best(key)[0], *self._baselines[key].values()) if us is not None), default=None)
-
-
-def _needs_more(candidate: Candidate) -> bool:
-    """Return whether a kernel needs tools that no other kernel needs and that its author can avoid."""
-    return isinstance(candidate, FreeKernel) and (candidate.launch.form == "host" or bool(candidate.launch.uses))
 
 
 def log_gap(best_us: float | None, floor_us: float) -> float:

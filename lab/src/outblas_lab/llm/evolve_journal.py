@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,7 +97,7 @@ class AnswerOutcome:
     words: str = ""
 
 
-class EvolveJournal:
+class EvolveJournal(AbstractContextManager["EvolveJournal"]):
     """The questions, replies, outcomes and archive of one run, in tables of its store. Missing tables are made.
 
     It is a context manager: ``with`` yields the journal and closes it. ``ask``, ``sent``, ``replied`` and ``settle``
@@ -132,7 +132,8 @@ class EvolveJournal:
             RecordError: the chain has a question of that turn, or the disk refuses.
         """
         parents, messages = tuple(map(clean_text, parents)), _clean_messages(messages)
-        row = (chain, turn, problem, island, model, purpose, json.dumps(parents), json.dumps(messages), _now())
+        texts = json.dumps(parents), json.dumps(messages)
+        row = (chain, turn, problem, island, model, purpose, *texts, utc_now("milliseconds"))
         columns = "chain, turn, problem, island, model, purpose, parents, messages, at"
         with self._transaction():
             made = self._db.execute(
@@ -147,7 +148,7 @@ class EvolveJournal:
         Args:
             most: the most that the attempt can cost. An attempt counts as one request, whatever ``most.requests`` is.
         """
-        row = (question, most.prompt_tokens, most.answer_tokens, most.usd, _now())
+        row = (question, most.prompt_tokens, most.answer_tokens, most.usd, utc_now("milliseconds"))
         columns = "question, prompt_tokens, answer_tokens, usd, at"
         with self._transaction():
             return int(self._db.execute(f"INSERT INTO sends ({columns}) VALUES (?, ?, ?, ?, ?)", row).lastrowid or 0)
@@ -160,7 +161,7 @@ class EvolveJournal:
         """
         took = reply.took
         row = (send, reply.outcome, reply.text, reply.finish, took.prompt_tokens, took.answer_tokens, took.usd,
-               reply.seconds, reply.reasoning, _now())  # fmt: skip
+               reply.seconds, reply.reasoning, utc_now("milliseconds"))  # fmt: skip
         with self._transaction():
             self._db.execute("INSERT INTO replies VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", _clean(row))
 
@@ -178,7 +179,7 @@ class EvolveJournal:
             self._db.execute(
                 "INSERT INTO outcomes (question, kind, answer, name, us, ratio, gain, words, at) "
                 "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                _clean((o.question, o.kind, o.answer, o.name, o.us, o.ratio, o.gain, o.words, _now())),
+                _clean((o.question, o.kind, o.answer, o.name, o.us, o.ratio, o.gain, o.words, utc_now("milliseconds"))),
             )
             self._db.executemany(
                 "INSERT INTO archive (problem, island, name, candidate, score, us, question, origin) "
@@ -255,9 +256,6 @@ class EvolveJournal:
         with self._guard():
             self._db.close()
 
-    def __enter__(self) -> EvolveJournal:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
@@ -296,7 +294,3 @@ def _clean(row: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _clean_messages(messages: Sequence[Message]) -> tuple[Message, ...]:
     return tuple({role: clean_text(text) for role, text in one.items()} for one in messages)
-
-
-def _now() -> str:
-    return utc_now("milliseconds")

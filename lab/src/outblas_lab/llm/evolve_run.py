@@ -25,7 +25,7 @@ from outblas_lab.jail.evaluation_file import Recorder
 from outblas_lab.llm.budget import Budget, SpendingAccount
 from outblas_lab.llm.client import AnswerOptions, Client, RetryPolicy, ServerError, check_server
 from outblas_lab.llm.evaluators import EvaluatorChoice, open_chosen_evaluator
-from outblas_lab.llm.evolve import Evolution, EvolveRecord
+from outblas_lab.llm.evolve import Evolution
 from outblas_lab.llm.evolve_folder import KIND, EvolveFiles, open_folder, without_passwords
 from outblas_lab.llm.evolve_journal import AnswerOutcome, EvolveJournal
 from outblas_lab.llm.evolve_settings import EvolveSettings
@@ -117,7 +117,7 @@ def run_evolve(request: EvolveRequest, make_progress: MakeProgress) -> tuple[str
             store.begin(run_id, {"evolve": KIND, "source": evaluator.source, "seed": request.settings.seed})
             with EvolveJournal(files.store) as journal:
                 before = journal.spent().requests
-                reason = _evolve(request, evaluator, EvolveRecord(store, run_id, journal), counters, make_progress)
+                reason = _evolve(request, evaluator, store, run_id, journal, counters, make_progress)
                 silence = why_no_answer(journal, before)
                 reason += f"; {silence}" if silence else ""
                 _finish(files, journal, store.evaluations(), about, evaluator, place, command, reason)
@@ -132,11 +132,11 @@ def run_evolve(request: EvolveRequest, make_progress: MakeProgress) -> tuple[str
 
 
 def _evolve(
-    request: EvolveRequest, evaluator: Evaluator, record: EvolveRecord, counters: KnownCounters,
-    make_progress: MakeProgress,
+    request: EvolveRequest, evaluator: Evaluator, store: Store, run_id: str, journal: EvolveJournal,
+    counters: KnownCounters, make_progress: MakeProgress,
 ) -> str:  # fmt: skip
     """Run the loop; returns why it ended."""
-    server, settings, journal = request.server, request.settings, record.journal
+    server, settings = request.server, request.settings
     account = SpendingAccount(request.budget, journal.spent())
 
     async def run() -> str:
@@ -154,7 +154,9 @@ def _evolve(
             request.problems,
             request.models,
             evaluator,
-            record,
+            store,
+            run_id,
+            journal,
             client,
             settings,
             lambda outcome: after_outcome[0](outcome),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -276,19 +276,14 @@ def header_listing() -> str:
 
     Each begins with its name, such as ``ptx/types.cuh:``. The lines of its declarations follow, indented by two blanks.
     """
-    return "\n".join(line for name in LISTED_HEADERS for line in _header(name))
-
-
-def _header(name: str) -> Iterator[str]:
-    text = dict(kernel_headers())[f"ptx/{name}.cuh"]
-    yield f"ptx/{name}.cuh:"
-    for alias in re.findall(r"^using [^;]*;", text, re.M):
-        yield f"  {alias}"
-    for found in _FUNCTION.finditer(text):
-        for line in found["comment"].splitlines():
-            yield f"  {line}"
-        template = " ".join((found["template"] or "").split())
-        yield f"  {template} {' '.join(found['head'].split())}".replace("   ", "  ")
+    texts, lines = dict(kernel_headers()), list[str]()
+    for header in (f"ptx/{name}.cuh" for name in LISTED_HEADERS):
+        lines += [f"{header}:", *(f"  {alias}" for alias in re.findall(r"^using [^;]*;", texts[header], re.M))]
+        for found in _FUNCTION.finditer(texts[header]):
+            lines += [f"  {line}" for line in found["comment"].splitlines()]
+            template = " ".join((found["template"] or "").split())
+            lines.append(f"  {template} {' '.join(found['head'].split())}".replace("   ", "  "))
+    return "\n".join(lines)
 
 
 def near_section(shown: str) -> str:

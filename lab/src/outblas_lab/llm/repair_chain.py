@@ -71,18 +71,15 @@ class Chain:
         """Return the last question if it has no outcome yet; None otherwise, or without questions."""
         return self.last if self.questions and self.last.id not in self.outcomes else None
 
-    def wants_follow_up(self, limits: TurnLimits) -> bool:
-        """Return whether another turn follows: the last question has an outcome that asks for one, and turns are left.
+    def unfinished(self, limits: TurnLimits) -> bool:
+        """Return whether the last question is open, or its outcome asks for another turn and turns are left.
 
         Every kind of outcome asks for one except ``compiled`` and ``unanswered``. Return False without questions.
         """
         if not self.questions or self.open_question() is not None:
-            return False
+            return bool(self.questions)
         kind = self.outcomes[self.last.id].kind
         return kind in FOLLOW_UPS and limits.allow([q.purpose for q in self.questions], kind)
-
-    def unfinished(self, limits: TurnLimits) -> bool:
-        return self.open_question() is not None or self.wants_follow_up(limits)
 
     def drop_texts(self, limits: TurnLimits) -> None:
         """Drop messages and replies of a finished chain, in place, to free memory. An unfinished chain is unchanged.

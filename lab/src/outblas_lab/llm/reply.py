@@ -77,7 +77,10 @@ def read_completion(body: bytes, most: Cost, price: Price, seconds: float) -> Re
     Raises:
         ValueError: the body has no answer.
     """
-    found = _loaded(body)
+    try:  # not by the ``openai`` package, whose objects take a hundred times the bytes of the text
+        found = json.loads(body)
+    except (ValueError, RecursionError):
+        found = None
     if (error := _error_status(found)) is not None:
         took = Cost(1) if error < 500 and error != 408 else _took(found.get("usage"), most, price, 0)
         return failed_reply(f"http {error}", _words(json.dumps(found["error"]), _FAILURE_CHARS), took, seconds)
@@ -99,17 +102,6 @@ def read_completion(body: bytes, most: Cost, price: Price, seconds: float) -> Re
     text = clean_text(text.replace("\r\n", "\n").translate(_SPACES), ANSWER_CHARS)
     took = _took(usage, most, price, len(text.encode()) + len(thought.encode()))
     return Reply("answered", _without_key(text), finish, took, seconds, _without_key(thought))
-
-
-def _loaded(body: bytes) -> Any:
-    """The JSON of a body; None if it is none.
-
-    It is read here and not by the ``openai`` package, whose objects take a hundred times the bytes of the text.
-    """
-    try:
-        return json.loads(body)
-    except (ValueError, RecursionError):
-        return None
 
 
 def _error_status(found: Any) -> int | None:

@@ -6,12 +6,11 @@ import contextlib
 import math
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 
 from outblas_lab.llm.bounded_http import REDIRECT
-from outblas_lab.llm.budget import Cost
 
 if TYPE_CHECKING:
     from openai import APIStatusError
@@ -22,7 +21,7 @@ RETRIED_STATUSES = (frozenset({408, 409, 425, 429}) | frozenset(range(500, 600))
 #: that points elsewhere is one: prompts go where they were meant to go, and nowhere else.
 FATAL_STATUSES = frozenset({*range(300, 309), 401, 402, 403, 404, 405})
 #: Statuses of gateways that waited in vain. The server behind them may have written the answer.
-_WAITED_IN_VAIN = frozenset({408, 504, 524})
+WAITED_IN_VAIN = frozenset({408, 504, 524})
 #: Longest wait that a server's Retry-After is followed for, seconds.
 MAX_RETRY_AFTER_S = 300.0
 #: The wait after which a next attempt makes sense, if none does for any question.
@@ -51,11 +50,6 @@ def wait_after_error(error: APIStatusError) -> float | None:
     return retry_after(error.response.headers, error.response.text)
 
 
-def cost_of_error(status: int, most: Cost) -> Cost:
-    """Return the cost of a request that ended in a status: a request, or ``most`` if a gateway waited in vain."""
-    return most if status in _WAITED_IN_VAIN else Cost(1)
-
-
 def words_of_error(error: APIStatusError) -> str:
     """Return the server's words on its refusal, with the target of a redirect.
 
@@ -66,11 +60,6 @@ def words_of_error(error: APIStatusError) -> str:
         words = f"{words} - {page[:_PAGE_CHARS]}"
     place = error.response.extensions.get(REDIRECT)
     return f"it points to {place}, which is not followed; {words}" if place else words
-
-
-def named_in(words: str, names: Iterable[str]) -> list[str]:
-    """Return the names that occur in a text as whole words."""
-    return [name for name in names if re.search(rf"\b{re.escape(name)}\b", words)]
 
 
 def retry_after(headers: Mapping[str, str], body: str = "") -> float:

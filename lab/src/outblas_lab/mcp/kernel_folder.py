@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ class SourcedEvaluation:
     source: str
 
 
-class KernelFolder:
+class KernelFolder(AbstractContextManager["KernelFolder"]):
     """The archive in a folder. Use it as a context manager. A missing folder is made.
 
     Args:
@@ -65,9 +65,6 @@ class KernelFolder:
         if not self._read_only:
             self._open.enter_context(lock_run_folder(path))
             self._about()
-
-    def __enter__(self) -> KernelFolder:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._open.close()

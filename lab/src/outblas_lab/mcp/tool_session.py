@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -42,7 +42,7 @@ class SessionSettings:
     folder: Path | None = None
 
 
-class ToolSession:
+class ToolSession(AbstractContextManager["ToolSession"]):
     """The state that the tools share. Use it as a context manager; it opens parts at their first use.
 
     One thread at a time may call it.
@@ -59,9 +59,6 @@ class ToolSession:
         self._open = ExitStack()
         folder = settings.folder
         self._folder = None if folder is None else self._open.enter_context(KernelFolder(folder))
-
-    def __enter__(self) -> ToolSession:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -191,7 +188,11 @@ class ToolSession:
         assert isinstance(candidate, FreeKernel)
         known = None if self._recorded is None else self._recorded.find(problem, candidate)
         if known is None:  # the evaluator would compile it, outside the budget
-            raise _no_gpu(candidate)
+            raise DeviceError(
+                f"{config_name(candidate)} was not run: this session has no GPU",
+                "a GPU, or a kernel that a GPU has recorded",
+                "use tool compile for what a compiler can say; ask the user for a GPU to prove and time a free kernel",
+            )
         return SourcedEvaluation(known, self.gpu, self.evaluator.source)
 
 
@@ -207,11 +208,3 @@ def _refuse_senseless(problem: Problem, config: KernelConfig, gpu: Gpu) -> None:
             "knobs of a kernel family",
             "see resource outblas://guide",
         ) from error
-
-
-def _no_gpu(candidate: Candidate) -> DeviceError:
-    return DeviceError(
-        f"{config_name(candidate)} was not run: this session has no GPU",
-        "a GPU, or a kernel that a GPU has recorded",
-        "use tool compile for what a compiler can say; ask the user for a GPU to prove and time a free kernel",
-    )

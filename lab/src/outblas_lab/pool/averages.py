@@ -249,23 +249,15 @@ def best_of_layouts(tn: Iterable[Row], nn: Iterable[Row]) -> list[Row]:
         nn: result rows of layout NN. Problems that are missing on either side are left out.
     """
     other = {(r["m"], r["n"], r["k"]): r for r in nn}
-    pairs = [(r, other[key]) for r in tn if (key := (r["m"], r["n"], r["k"])) in other]
-    return [_best_of(pair) for pair in pairs]
-
-
-def _best_of(pair: tuple[Row, Row]) -> Row:
-    ours, base = min(pair, key=published_us), min(pair, key=lambda r: r["baseline_us"])
-    torch = [r["torch_us"] for r in pair if r.get("torch_us") is not None]
-    return {
-        **{name: value for name, value in base.items() if name not in _OF_ONE_LAYOUT},
-        "config": ours["config"],
-        "ran": ours.get("ran"),
-        "fallback": ours["fallback"],
-        "speedup": None,
-        "ours_us": ours["ours_us"],
-        "torch_us": min(torch, default=None),
-        "published": base["baseline_us"] / published_us(ours),
-    }
+    found = []
+    for pair in [(r, other[key]) for r in tn if (key := (r["m"], r["n"], r["k"])) in other]:
+        ours, base = min(pair, key=published_us), min(pair, key=lambda r: r["baseline_us"])
+        torch = [r["torch_us"] for r in pair if r.get("torch_us") is not None]
+        row = {name: value for name, value in base.items() if name not in _OF_ONE_LAYOUT}
+        row |= {name: ours.get(name) for name in ("config", "ran", "fallback", "ours_us")}
+        row |= {"speedup": None, "torch_us": min(torch, default=None)}
+        found.append({**row, "published": base["baseline_us"] / published_us(ours)})
+    return found
 
 
 def _latencies(rows: Iterable[Row], ours: str, baseline: str) -> Row | None:

@@ -107,7 +107,7 @@ def main_stalls(counters: Mapping[str, float]) -> list[tuple[str, float]]:
     Args:
         counters: name -> value, e.g. ``Evaluation.counters``. Names with the prefix ``stall_`` count; a reason is such
             a name without the prefix.
-        most: maximum number of reasons, by default 3. Reasons with the value 0 are left out.
+            Reasons with the value 0 are left out.
     """
     stalls = {
         name.removeprefix(STALL_PREFIX): value for name, value in counters.items() if name.startswith(STALL_PREFIX)

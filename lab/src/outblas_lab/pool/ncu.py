@@ -260,9 +260,6 @@ def between_marks(launches: Iterable[ProfiledLaunch]) -> list[list[ProfiledLaunc
 
     Example: the kernels spin_kernel, gemm, spin_kernel give ``[[gemm], []]``. No kernel at all gives ``[]``.
 
-    Args:
-        mark: text that a marking kernel's name contains, by default ``spin_kernel``.
-
     Raises:
         RecordError: a kernel precedes the first mark.
     """
@@ -335,12 +332,14 @@ def _run(
     """Return all of ncu's output. Raises DeviceError if the target did not end normally."""
     with tempfile.TemporaryDirectory(prefix="outblas-ncu-") as scratch:
         file = Path(scratch) / "ncu.csv"
+        environment = {**os.environ, "LC_ALL": "C"}  # the number format is independent of the locale
         try:
-            status, said = _wait_for(command(ncu, target, metrics, cache, file), timeout_s)
-        except DeviceError:  # a timeout: the log says how far ncu came
-            if log is not None:
+            done = run_group(command(ncu, target, metrics, cache, file), environment, timeout_s, subprocess.STDOUT)
+        except subprocess.TimeoutExpired:
+            if log is not None:  # it says how far ncu came
                 write_atomic(log, file.read_bytes() if file.exists() else b"")
-            raise
+            raise DeviceError(f"ncu was not done after {timeout_s:g} s", "a profile", "profile less at once") from None
+        status, said = done.returncode, done.stdout.decode(errors="replace")
         text = file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
     # The target's own output is no part of the table.
     text = "\n".join([text, *(line for line in said.splitlines() if line.startswith("=="))])
@@ -354,12 +353,3 @@ def _run(
         last = own[-1] if own else "it said nothing"
         raise DeviceError(f"the program under ncu ended with {status}: {last}", "exit status 0", "run it without ncu")
     raise reason
-
-
-def _wait_for(line: Sequence[str], timeout_s: float) -> tuple[int, str]:
-    """Return (exit status, output) of a command. LC_ALL=C makes the number format independent of the locale."""
-    try:
-        done = run_group(line, {**os.environ, "LC_ALL": "C"}, timeout_s, subprocess.STDOUT)
-    except subprocess.TimeoutExpired:
-        raise DeviceError(f"ncu was not done after {timeout_s:g} s", "a profile", "profile less at once") from None
-    return done.returncode, done.stdout.decode(errors="replace")

@@ -150,7 +150,9 @@ def run_record(
         with LiveEvaluator(gpu_index, options) as evaluator:
             todo = [p for p in problems if p.key not in done]
             evaluator.expect(todo)
-            choose = _chooser(catalogue, gpu, how.draw)
+            choose: Chooser | None = None  # with candidates of its own, it keeps those of the last two problems
+            if (draw := how.draw) is not None:
+                choose = functools.lru_cache(maxsize=2)(lambda p: choose_candidates(p, catalogue, gpu, draw))
             for index, problem in enumerate(todo):
                 if monotonic() > end:
                     return None
@@ -162,17 +164,10 @@ def run_record(
     finally:
         journal.close()
     entries = {entry["problem"]: entry for entry in journal.entries}
-    about = {**_provenance(gpu_index, gpu), **how.to_json()}
-    return matrix_of(problems, suite, catalogue, entries, about).write(out_dir)
-
-
-def _provenance(gpu_index: int, gpu: Gpu) -> dict[str, Any]:
-    """Return the provenance of the recording, with the GPU's record if the package has none with these figures."""
-    about = collect_provenance("outblas record", gpu_index)
-    packaged = packaged_records().get(gpu.name)
-    if packaged is not None and packaged.gpu == gpu:
-        return about
-    return {**about, "gpu_record": record_of_device(gpu_index).to_json()}
+    about, packaged = collect_provenance("outblas record", gpu_index), packaged_records().get(gpu.name)
+    if packaged is None or packaged.gpu != gpu:
+        about = {**about, "gpu_record": record_of_device(gpu_index).to_json()}
+    return matrix_of(problems, suite, catalogue, entries, {**about, **how.to_json()}).write(out_dir)
 
 
 def left_out_beyond(problem: Problem, gpu: Gpu) -> float:
@@ -181,13 +176,6 @@ def left_out_beyond(problem: Problem, gpu: Gpu) -> float:
     The factor is of the predicted time over the best prediction of the cell's launch option.
     """
     return LONG_LEAVE_OUT_BEYOND if repeats(floor_us(problem, gpu)) == 1 else LEAVE_OUT_BEYOND
-
-
-def _chooser(catalogue: Sequence[KernelConfig], gpu: Gpu, draw: CandidateDraw | None) -> Chooser | None:
-    """Return the choice of a problem's own candidates, which keeps the last two; None if every candidate is wanted."""
-    if draw is None:
-        return None
-    return functools.lru_cache(maxsize=2)(lambda problem: choose_candidates(problem, catalogue, gpu, draw))
 
 
 def _measure(

@@ -193,16 +193,13 @@ def _entry(problem: Problem, rows: Callable[[Problem], list[Row]]) -> dict[str, 
     return {"problem": problem.key, "rows": rows(problem), "gpu_seconds": round(monotonic() - begin, 3)}
 
 
-class _Station:
+class _Station(AbstractContextManager["_Station"]):
     """The evaluator of one GPU in a bench, and the rows that it makes."""
 
     def __init__(self, gpu_index: int, library: Library, mode: str, options: Options) -> None:
         self._index, self._library, self._mode = gpu_index, library, mode
         self._gpu = gpu_of_device(gpu_index)
         self._evaluator = LiveEvaluator(gpu_index, replace(options, gpu_index=gpu_index, gpu=self._gpu))
-
-    def __enter__(self) -> _Station:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._evaluator.close()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from outblas.core.config import config_name
 from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
@@ -13,7 +11,7 @@ from outblas.judge.latency import RequestPlan, check_qps, percentile
 from outblas.records.library import Library
 from outblas.records.result_rows import launch_columns
 from outblas.records.results import Row
-from outblas_lab.pool.serving import OURS, PLAIN, SERVER_BASELINES, Served, over_chosen_rival, serve
+from outblas_lab.pool.serving import OURS, PLAIN, SERVER_BASELINES, over_chosen_rival, serve
 
 #: Timed requests of each entry of an evaluation, at least; its seconds ask for more.
 MIN_REQUESTS = 100
@@ -45,8 +43,15 @@ def server_rows(problem: Problem, library: Library, gpu_index: int, gpu: Gpu, ta
     if status is not Status.PASSED:
         config = None
     ours, best, names = timings[OURS], timings[found.baseline], [n for n in SERVER_BASELINES if n in timings]
-    plain = None if row is None or PLAIN in served.failures else row.kernel("plain")
-    beside = _plain_columns(served, plain) if PLAIN in timings else {}
+    beside: Row = {}
+    if PLAIN in timings:  # the row's plain choice, which was served beside its second winner
+        plain = None if row is None or PLAIN in served.failures else row.kernel("plain")
+        beside = {
+            "plain_config": "" if plain is None else config_name(plain),
+            "plain_us": timings[PLAIN].median_us,
+            "plain_p99_us": percentile(timings[PLAIN], 99),
+            "plain_speedup": over_chosen_rival(served.times, PLAIN).ratio,
+        }
     return [
         {
             **problem.to_json(),
@@ -81,17 +86,6 @@ def server_rows(problem: Problem, library: Library, gpu_index: int, gpu: Gpu, ta
             **beside,
         }
     ]
-
-
-def _plain_columns(served: Served, config: Any) -> Row:
-    """Return the columns of the row's plain choice, which was served beside its second winner."""
-    plain = served.timings[PLAIN]
-    return {
-        "plain_config": "" if config is None else config_name(config),
-        "plain_us": plain.median_us,
-        "plain_p99_us": percentile(plain, 99),
-        "plain_speedup": over_chosen_rival(served.times, PLAIN).ratio,
-    }
 
 
 def eval_rows(problem: Problem, gpu_index: int, target_qps: float, warmup: float, seconds: float) -> list[Row]:

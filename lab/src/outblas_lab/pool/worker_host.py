@@ -11,7 +11,7 @@ from typing import Any
 from outblas.core.config import KernelConfig
 from outblas.core.errors import DeviceError, OutblasError
 from outblas.core.evaluator import Evaluator
-from outblas.core.phase_times import PhaseTimer, PhaseTotals
+from outblas.core.phase_times import PhaseTimer
 from outblas.core.problem import Problem
 from outblas.core.version import __version__
 from outblas.tune.judged_workers import DEFAULT_JUDGING, Judging
@@ -107,10 +107,12 @@ class WorkerHost:
         phase_timer: PhaseTimer = getattr(self._made, "phase_timer", self._phase_timer)
         try:
             with phase_timer.phase("task"):
-                values = self._evaluated(task) if isinstance(task, EvaluateTask) else self._asked(task)
-                for value in values:
-                    yield "answer", value
-            yield "end", self._accounts()
+                if isinstance(task, QuestionTask):
+                    yield "answer", getattr(self, task.method)(*task.args)
+                else:
+                    yield from (("answer", value) for value in self._evaluated(task))
+            accounts = getattr(self._made, "accounts", lambda: {"host": self._phase_timer.totals()})
+            yield "end", accounts()
         except Exception as error:
             yield "error", _as_ours(error)
 
@@ -141,13 +143,6 @@ class WorkerHost:
     def _evaluator(self) -> Evaluator:
         assert self._made is not None, "tasks follow a hello"
         return self._made
-
-    def _accounts(self) -> dict[str, PhaseTotals]:
-        accounts = getattr(self._made, "accounts", None)
-        return {"host": self._phase_timer.totals()} if accounts is None else accounts()  # type: ignore[no-any-return]
-
-    def _asked(self, task: QuestionTask) -> Iterator[Any]:
-        yield getattr(self, task.method)(*task.args)
 
     def _evaluated(self, task: EvaluateTask) -> Iterator[Any]:
         self._evaluator.expect(task.expected)

@@ -6,7 +6,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -166,17 +166,15 @@ def make_plan(
     return WorkerPlan(kind, where, (), count, ray_address or "auto")
 
 
-@contextmanager
-def open_pool(plan: WorkerPlan) -> Iterator[PoolEvaluator]:
-    """Open the pool of a plan; its workers end with the context.
+def open_pool(plan: WorkerPlan) -> PoolEvaluator:
+    """Return the pool of a plan, to be opened by ``with``; its workers end with the context.
 
     Raises:
         DeviceError: a worker cannot start, or no cluster answers.
         UsageError: the workers' GPUs are of two kinds, or the recording is unknown.
         ToolchainMissing: ray is not installed.
     """
-    with PoolEvaluator(_transport(plan), _compiler(plan)) as pool:
-        yield pool
+    return PoolEvaluator(_transport(plan), _compiler(plan))
 
 
 def _transport(plan: WorkerPlan) -> Transport:

@@ -194,15 +194,10 @@ def fit(cells: Sequence[OfferedCells], seed: int = 0) -> Regressor:
     gains = np.concatenate([c.gains[c.fitted] for c in cells])
     counts = np.repeat([UNLISTED_WEIGHT if c.source == RANDOM else 1.0 for c in cells], [c.fitted.sum() for c in cells])
     blind = np.random.default_rng(seed).random(len(x)) < UNANSWERED
-    x[blind, answer_columns()] = 0
+    first = len(shape_features(Problem(8, 8, 8), reference_gpu()))  # the features of cuBLASLt's answer follow
+    x[blind, first : first + ANSWER_FEATURES] = 0
     y = torch.from_numpy(np.clip(gains, -LOG_SPEEDUP_BOUND, LOG_SPEEDUP_BOUND))
     return fit_nets(x, y, torch.from_numpy(counts).float(), SETTINGS, seed)
-
-
-def answer_columns() -> slice:
-    """Return the columns of ``network_inputs`` that hold the features of cuBLASLt's answer."""
-    first = len(shape_features(Problem(8, 8, 8), reference_gpu()))
-    return slice(first, first + ANSWER_FEATURES)
 
 
 def inputs_of(cells: OfferedCells) -> Features:

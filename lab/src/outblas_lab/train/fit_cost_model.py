@@ -242,19 +242,13 @@ def fit_residual(rows: Sequence[MeasuredRow], coefficients: Mapping[str, Mapping
         weights = weights / weights.sum()
         left = np.log(row.times / cost_model.predict_with(coefficients, None, row.problem, row.configs, gpu))
         left = np.clip(left - RESIDUAL_CENTRED_SHARE * (weights @ left), -MAX_LOG_FACTOR, MAX_LOG_FACTOR)
-        found = _features(row.problem, row.configs, gpu)
+        shape, found = cost_model.problem_columns(row.problem, gpu), np.zeros((len(row.configs), size))
+        for family, mine, columns in columns_by_family(row.configs, gpu):
+            found[mine] = cost_model.residual_features(family, shape, columns, gpu.sms)
         found = found - RESIDUAL_CENTRED_SHARE * (weights @ found)
         hessian += (found * weights[:, None]).T @ found
         gradient += (found * weights[:, None]).T @ left
     return np.asarray(np.linalg.solve(hessian, gradient))
-
-
-def _features(problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu) -> np.ndarray:
-    shape = cost_model.problem_columns(problem, gpu)
-    out = np.zeros((len(configs), len(cost_model.FEATURE_NAMES)))
-    for family, mine, columns in columns_by_family(configs, gpu):
-        out[mine] = cost_model.residual_features(family, shape, columns, gpu.sms)
-    return out
 
 
 #: Runs of a store lie minutes apart, and clocks drift. The first number is the share of the baselines' log drift that

@@ -138,9 +138,8 @@ def _checks(rows: Sequence[MeasuredRow], predictions: Sequence[np.ndarray]) -> d
     out |= {"top": _tops(rows, predictions, False), "top_each_pdl": _tops(rows, predictions, True)}
     for source in dict.fromkeys(r.source for r in rows):
         own = [i for i, r in enumerate(rows) if r.source == source]
-        figures = _tops([rows[i] for i in own], [predictions[i] for i in own], False)
-        each = _tops([rows[i] for i in own], [predictions[i] for i in own], True)
-        out.setdefault("sources", {})[source] = {"top": figures, "top_each_pdl": each}
+        mine = [rows[i] for i in own], [predictions[i] for i in own]
+        out.setdefault("sources", {})[source] = {"top": _tops(*mine, False), "top_each_pdl": _tops(*mine, True)}
     needed = np.array(
         [
             predicted[mask][row.times[mask].argmin()] / predicted[mask].min()

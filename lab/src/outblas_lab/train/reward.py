@@ -47,18 +47,15 @@ def additive_reward(evaluation: Evaluation) -> float:
     counter ``unproven_speedup``; without a claim r_perf is -1. So a wrong kernel can earn more than a right one with
     the same hit rate. Its claim has to be higher by 0.05 / 0.8 = 6.25% of cuBLAS's speed.
     """
-    correct = evaluation.status is Status.PASSED
-    speed = _speed_over_cublas(evaluation) if correct else evaluation.counters.get(CLAIMED_SPEED, 0.0)
+    correct, cublas = evaluation.status is Status.PASSED, evaluation.baselines_us.get("cublas")
+    if not correct:
+        speed = evaluation.counters.get(CLAIMED_SPEED, 0.0)
+    elif cublas is not None and evaluation.timing is not None:
+        speed = cublas / evaluation.timing.median_us
+    else:
+        speed = _speedup(evaluation).ratio
     hits = evaluation.counters.get(HIT_RATE, 0.0) / FULL_HIT_RATE
     return PERF_WEIGHT * (speed - 1) + L2_WEIGHT * hits + CORRECT_WEIGHT * correct
-
-
-def _speed_over_cublas(evaluation: Evaluation) -> float:
-    """Return cuBLAS's time over that of a proven candidate; UsageError if it has neither times nor a speed-up."""
-    cublas = evaluation.baselines_us.get("cublas")
-    if cublas is not None and evaluation.timing is not None:
-        return cublas / evaluation.timing.median_us
-    return _speedup(evaluation).ratio
 
 
 def _speedup(evaluation: Evaluation) -> Speedup:

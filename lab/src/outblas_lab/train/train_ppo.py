@@ -100,14 +100,6 @@ class PpoSettings:
             if not fits:
                 raise UsageError(f"{name} is {getattr(self, name)}", expected, f"correct {name}")
 
-    def learner_arguments(self) -> dict[str, Any]:
-        """Return these settings as arguments of sb3-contrib's ``MaskablePPO``, on the CPU."""
-        return {
-            "learning_rate": self.lr, "n_steps": self.rollout, "batch_size": self.batch, "n_epochs": self.epochs,
-            "gamma": self.gamma, "gae_lambda": self.gae, "clip_range": self.clip, "ent_coef": self.entropy,
-            "seed": self.seed, "device": "cpu",
-        }  # fmt: skip
-
 
 #: Settings of the packaged policies. The entropy bonus is at the lower end of a sweep's range. The policy begins near
 #: its final order, which a larger bonus only blurs.
@@ -212,7 +204,11 @@ def make_learner(
     if kept is not None and kept.exists():
         model = load_checkpoint(kept, env=envs, tensorboard_log=logs)
         return model, int(model.num_timesteps)
-    model = MaskablePPO(CandidatePolicy, envs, tensorboard_log=logs, **settings.learner_arguments())
+    model = MaskablePPO(
+        CandidatePolicy, envs, learning_rate=settings.lr, n_steps=settings.rollout, batch_size=settings.batch,
+        n_epochs=settings.epochs, gamma=settings.gamma, gae_lambda=settings.gae, clip_range=settings.clip,
+        ent_coef=settings.entropy, seed=settings.seed, device="cpu", tensorboard_log=logs,
+    )  # fmt: skip
     return model, 0
 
 
@@ -297,7 +293,9 @@ class _Checkpoints(BaseCallback):
         for name, value in figures.items():
             self.logger.record(name, value)
         if score > self._best_score:
-            self._best_score, self._best = score, replace(policy, about=self._about(score))
+            about = {"settings": asdict(self._settings), "steps": int(self.num_timesteps), "commit": source_commit()}
+            about |= {"score": score, "recordings": [part.recording.provenance for part in self._parts]}
+            self._best_score, self._best = score, replace(policy, about=json.dumps(about, sort_keys=True))
             if (kept := self._run.file("policy.npz")) is not None:
                 self._best.save(kept)
         if (kept := self._run.file("ppo.zip")) is not None:
@@ -305,11 +303,6 @@ class _Checkpoints(BaseCallback):
         if self._progress is not None:
             said = ", ".join(f"{b}: {q:.4f}" for b, q in at.items())
             self._progress(self.num_timesteps, self._settings.steps, f"held back {said}")
-
-    def _about(self, score: float) -> str:
-        about = {"settings": asdict(self._settings), "steps": int(self.num_timesteps), "commit": source_commit()}
-        recordings = [part.recording.provenance for part in self._parts]
-        return json.dumps({**about, "score": score, "recordings": recordings}, sort_keys=True)
 
 
 def claim_folder(run: TrainingRun, settings: Any, parts: Sequence[TrainingPart]) -> None:

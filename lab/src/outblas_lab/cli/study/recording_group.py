@@ -107,6 +107,8 @@ def _private_seed(path: Path) -> int:
 
 
 def _print_score(found: Score, request: ScoreRequest, private: bool, json_out: bool) -> None:
+    from rich.table import Table
+
     from outblas_lab.compare.compare_result import figures, noise_regret
     from outblas_lab.compare.splits import PUBLIC_SPLIT
 
@@ -122,21 +124,14 @@ def _print_score(found: Score, request: ScoreRequest, private: bool, json_out: b
         f"{size['searched']} of {size['held_out']} held-out problems, {size['training']} to learn from",
         markup=False,
     )
-    _print_table(found.agent.budgets, rows)
-    out.print(f"noise floor: {noise_regret(found.agent):.2%}; the recording hides smaller regrets", markup=False)
-    for part in parts:
-        out.print(f"result: {part.path}", markup=False)
-
-
-def _print_table(budgets: Sequence[int], rows: Sequence[Figure]) -> None:
-    """Print a line for each agent: regret after each number of measurements with its interval."""
-    from rich.table import Table
-
-    table = Table("agent", *map(str, budgets), box=None, pad_edge=False)
+    table = Table("agent", *map(str, found.agent.budgets), box=None, pad_edge=False)
     for agent in dict.fromkeys(f.agent for f in rows):
         cells = [f"{f.regret:.2%} [{1 / f.high - 1:.2%}, {1 / f.low - 1:.2%}]" for f in rows if f.agent == agent]
         table.add_row(agent, *cells)
     common.print_table(table)
+    out.print(f"noise floor: {noise_regret(found.agent):.2%}; the recording hides smaller regrets", markup=False)
+    for part in parts:
+        out.print(f"result: {part.path}", markup=False)
 
 
 def _print_document(found: Score, request: ScoreRequest, private: bool, rows: Sequence[Figure]) -> None:

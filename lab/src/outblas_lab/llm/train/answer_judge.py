@@ -21,7 +21,7 @@ from outblas.core.rivals import RIVALS
 from outblas.judge.gates import ProofLevel
 from outblas.records.store import Store
 from outblas_lab.jail.plausibility import is_below_floor
-from outblas_lab.llm.evaluators import COMPILE_ONLY, open_chosen_evaluator, parse_evaluator
+from outblas_lab.llm.evaluators import open_chosen_evaluator, parse_evaluator
 from outblas_lab.llm.feedback import feedback_text, kind_of
 from outblas_lab.llm.train.answer_language import Language
 from outblas_lab.llm.train.rewards import RefusedAnswer, RewardParts, reward_parts
@@ -138,9 +138,6 @@ class AnswerJudge:
 
 def _key(problem: Problem, candidate: Candidate) -> _Key:
     return problem.key, config_name(candidate)
-
-
-__all__ = ["COMPILE_ONLY", "evaluator_of"]
 
 
 @contextmanager

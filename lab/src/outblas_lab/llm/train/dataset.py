@@ -83,13 +83,8 @@ def supervised_rows(path: str | Path, language: Language, chat: bool) -> list[di
         UsageError: the file holds no usable example.
     """
     path = _existing(path)
-    if _is_store(path):
-        from outblas.records.store import Store
-
-        with Store(path) as store:
-            rows = list(_of_evaluations(store.evaluations(), language, chat))
-    else:
-        rows = list(_of_lines(path, language, chat))
+    of_store = _of_evaluations(proven_evaluations(path), language, chat) if _is_store(path) else None
+    rows = list(of_store or _of_lines(path, language, chat))
     if not rows:
         raise UsageError(
             f"archive {path} has nothing to learn from in language {language.name}",

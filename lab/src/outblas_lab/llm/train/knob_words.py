@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from outblas.core.config import Candidate, KernelConfig, knob_schema
+from outblas.core.config import Candidate, knob_schema
 from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
 from outblas.kernels.config_text import config_from_json
@@ -56,7 +56,12 @@ class KnobWords:
     }
 
     def __init__(self, knobs: Mapping[str, Sequence[int]] = KNOBS) -> None:
-        self.record, known = _record_of(knobs)
+        numbers = {
+            family: {knob.name for knob in knob_schema(FAMILIES[family].config) if knob.kind == "int"}
+            for family in FAMILIES
+        }
+        first = max(numbers, key=lambda family: len(numbers[family].intersection(knobs)))
+        self.record, known = FAMILIES[first].config, numbers[first]
         for knob, values in knobs.items():
             if knob not in known or not values:
                 raise UsageError(f"knob {knob!r} of {len(values)} values", f"values of {sorted(known)}", "name such")
@@ -134,13 +139,3 @@ class KnobWords:
             for before in tokenizer.convert_tokens_to_ids(list(here)):
                 banned += [[before, after] for after in range(vocabulary) if after not in allowed]
         return {"bad_words_ids": banned}
-
-
-def _record_of(knobs: Iterable[str]) -> tuple[type[KernelConfig], set[str]]:
-    """The record of the first family that has most of the knobs as numbers, and all its numbers."""
-    numbers = {
-        name: {knob.name for knob in knob_schema(family.config) if knob.kind == "int"}
-        for name, family in FAMILIES.items()
-    }
-    name = max(numbers, key=lambda name: len(numbers[name].intersection(knobs)))
-    return FAMILIES[name].config, numbers[name]

@@ -21,6 +21,8 @@ RewardFunction = Callable[..., list["float | None"]]
 Watch = Callable[[int, Sequence[str], Sequence[JudgedAnswer]], None]
 #: Name of the function that trains the model.
 LEARNED = "advantage"
+#: An answer of the present step, on every process: its verdict and its advantage.
+_Row = tuple[JudgedAnswer, "float | None"]
 
 
 @dataclass(frozen=True)
@@ -31,14 +33,6 @@ class _Answer:
     text: str
     parents: tuple[str, ...]
     turn: int
-
-
-@dataclass(frozen=True)
-class _Row:
-    """An answer of the present step, on every process."""
-
-    judged: JudgedAnswer
-    advantage: float | None
 
 
 class Judge(Protocol):
@@ -107,7 +101,7 @@ class RewardFunctions:
             if metric is not None:
                 for name, value in _counts(self._own).items():
                     metric(name, value)
-            return [row.advantage for row in self._own]
+            return [advantage for _, advantage in self._own]
 
         learned.__name__ = LEARNED
         return learned
@@ -118,7 +112,7 @@ class RewardFunctions:
                 raise RuntimeError(
                     f"{len(completions)} answers where {len(self._own)} were judged: trl's order changed"
                 )
-            return [None if r.judged.parts is None else float(getattr(r.judged.parts, name)) for r in self._own]
+            return [None if j.parts is None else float(getattr(j.parts, name)) for j, _ in self._own]
 
         part.__name__ = name
         return part
@@ -135,18 +129,17 @@ class RewardFunctions:
                 append_line(self._log, _line(step, self._problems[answer.problem], answer, verdict, advantage))
         if self._watch is not None:  # after the log, from which a resumed training fills the archive
             self._watch(step, [answer.text for answer in answers], judged)
-        return [_Row(j, a) for j, a in zip(judged, learned, strict=True)]
+        return list(zip(judged, learned, strict=True))
 
 
 def _counts(rows: Sequence[_Row]) -> dict[str, float]:
     """Shares of the answers of a step: that compile, that pass, that are different kernels."""
-    names = [r.judged.name for r in rows]
-    outcomes = [r.judged for r in rows]
+    outcomes = [judged for judged, _ in rows]
     compiled = [j.parts is not None and j.name != "" and j.parts.compiled == 0.0 for j in outcomes]
     return {
         "answers/compiled": statistics.fmean(compiled),
         "answers/passed": statistics.fmean(j.outcome == "passed" for j in outcomes),
-        "answers/different": len({n for n in names if n}) / len(rows),
+        "answers/different": len({j.name for j in outcomes if j.name}) / len(rows),
     }
 
 

@@ -83,9 +83,15 @@ def reward_parts(answer: Union[Evaluation, RefusedAnswer], timed: bool, gpu: Gpu
         return RewardParts(-MISSED_STEP_COST, -MISSED_STEP_COST, -MISSED_STEP_COST, -2 * MAX_LOG_REWARD)
     if answer.status is Status.LEFT_OUT:
         return RewardParts(correct=UNPROVEN_REWARD)
-    if answer.status is not Status.PASSED or is_below_floor(answer, gpu):
-        return _failed(answer)
-    return RewardParts(speed=speed_reward(answer) if timed else 0.0)
+    if answer.status is Status.PASSED and is_below_floor(answer, gpu):  # an impossible time counts as a broken rule
+        return RewardParts(
+            correct=-2 * MAX_LOG_REWARD + MAX_LOG_REWARD * FAILURES.index(Status.RULE_BROKEN) / len(FAILURES)
+        )
+    if answer.status is Status.PASSED:
+        return RewardParts(speed=speed_reward(answer) if timed else 0.0)
+    compiled = -MISSED_STEP_COST if answer.status in _NOT_COMPILED else 0.0
+    static = -MISSED_STEP_COST if answer.status in (*_NOT_COMPILED, Status.STATIC_REJECTED) else 0.0
+    return RewardParts(0.0, compiled, static, gated_reward(answer))
 
 
 def speed_reward(evaluation: Evaluation) -> float:
@@ -128,15 +134,3 @@ def advantages(
         scale = max(least_std, statistics.stdev(known) if len(known) > 1 else 0.0)
         found += [None if r is None else max(-clip, min(clip, (r - mean) / scale)) for r in members]
     return found
-
-
-def _failed(evaluation: Evaluation) -> RewardParts:
-    """Of a failure; a proof that ended in an impossible time counts as a broken rule."""
-    status = evaluation.status
-    if status is Status.PASSED:
-        return RewardParts(
-            correct=-2 * MAX_LOG_REWARD + MAX_LOG_REWARD * FAILURES.index(Status.RULE_BROKEN) / len(FAILURES)
-        )
-    compiled = -MISSED_STEP_COST if status in _NOT_COMPILED else 0.0
-    static = -MISSED_STEP_COST if status in (*_NOT_COMPILED, Status.STATIC_REJECTED) else 0.0
-    return RewardParts(0.0, compiled, static, gated_reward(evaluation))

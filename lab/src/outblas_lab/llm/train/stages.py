@@ -18,8 +18,8 @@ from outblas.core.errors import ToolchainMissing, UsageError
 from outblas.core.files import lock_folder
 from outblas.core.problem import Problem
 from outblas_lab.jail.small_tasks import SmallTask
-from outblas_lab.llm.evaluators import parse_evaluator
-from outblas_lab.llm.train.answer_judge import COMPILE_ONLY, AnswerJudge, evaluator_of
+from outblas_lab.llm.evaluators import COMPILE_ONLY, parse_evaluator
+from outblas_lab.llm.train.answer_judge import AnswerJudge, evaluator_of
 from outblas_lab.llm.train.answer_language import Language, Text
 from outblas_lab.llm.train.base_models import LoadedModel, check_installed, load_model, make_tiny
 from outblas_lab.llm.train.dataset import prompt_rows, proven_evaluations, supervised_rows
@@ -109,7 +109,6 @@ def train(
 
 def _train(run: Path, settings: TrainSettings, language: Language, resume: bool, say: Say, state: Any) -> TrainedStage:
     stage = run / settings.stage
-    checkpoint = None
     if state.is_main_process:
         stage.mkdir(parents=True, exist_ok=True)
         checkpoint = last_checkpoint(stage)

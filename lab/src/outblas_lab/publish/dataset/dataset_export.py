@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -131,7 +131,7 @@ def _write_files(
 ) -> dict[str, dict[str, Any]]:  # fmt: skip
     """Write all files but the sheet and the card; return path in the folder -> SHA-256, bytes and rows."""
     makers = {"cells": cells_table, "problems": problems_table, "baselines": baselines_table}
-    total = len(makers) * len(parts) + 1 + sum(2 * len(_launches(recording, p)) for p in chosen)
+    total = len(makers) * len(parts) + 1 + sum(2 * len(recording.by_launch(p)) for p in chosen)
     files: dict[str, dict[str, Any]] = {}
 
     def keep(path: str, data: bytes, rows: int) -> None:
@@ -146,23 +146,13 @@ def _write_files(
             keep(f"data/{table}-{part}.parquet", parquet_bytes(made), made.num_rows)
     kernels = kernels_table(recording)
     keep("data/kernels.parquet", parquet_bytes(kernels), kernels.num_rows)
-    for path, text, rows in _kernel_tuner_files(recording, chosen):
-        keep(path, text.encode(), rows)
-    return files
-
-
-def _kernel_tuner_files(recording: Recording, chosen: Sequence[Problem]) -> Iterator[tuple[str, str, int]]:
-    """Yield (path, text, configs) of the T4 results and the cache of each problem and launch option."""
     for problem in chosen:
-        for launch in _launches(recording, problem):
+        for launch in recording.by_launch(problem):
             task = task_of(recording, problem, launch)
             stem = f"{KERNEL_TUNER}/{problem.key}_{launch}"
-            yield f"{stem}.t4.json", json.dumps(to_t4(task), indent=1), len(task.cells)
-            yield f"{stem}.cache.json", to_cache(task), len(task.cells)
-
-
-def _launches(recording: Recording, problem: Problem) -> list[Any]:
-    return list(recording.by_launch(problem))
+            keep(f"{stem}.t4.json", json.dumps(to_t4(task), indent=1).encode(), len(task.cells))
+            keep(f"{stem}.cache.json", to_cache(task).encode(), len(task.cells))
+    return files
 
 
 def _data_sheet(

@@ -24,6 +24,7 @@ from outblas.records.result_rows import Row
 from outblas.records.results import Result, bench_files, read_result
 from outblas.tune.agents import agent_registry
 from outblas_lab.compare.compare_result import read_comparison
+from outblas_lab.llm.compact import value_text
 from outblas_lab.publish.drawing import current_picture
 from outblas_lab.publish.environment import VARIABLES
 from outblas_lab.publish.summary import VLLM, engine_rows, rows_of_results, text_of_rows, why_stale
@@ -292,9 +293,9 @@ def knob_table(family: str) -> str:
     meanings = attribute_texts(inspect.getdoc(config) or "")
     lines = table_lines(["knob", "values", "default", "meaning"], 4, [])
     for knob in knob_schema(config):
-        default = "–" if knob.default is None else f"`{_value(knob.default)}`"
+        default = "–" if knob.default is None else f"`{value_text(knob.default)}`"
         meaning = _markdown(meanings.get(knob.name, "")).replace("|", "\\|")
-        values = ", ".join(f"`{_value(value)}`" for value in knob.all_values) or "an integer"
+        values = ", ".join(f"`{value_text(value)}`" for value in knob.all_values) or "an integer"
         lines.append(f"| `{knob.name}` | {values} | {default} | {meaning} |")
     return "\n".join(lines)
 
@@ -319,10 +320,6 @@ def _markdown(text: str) -> str:
     """Return a docstring's text on one line in Markdown: a role such as ``:data:`Launch``` keeps the last name only."""
     joined = " ".join(text.split())
     return re.sub(r":\w+:`[~\w.]*?(\w+)`", r"`\1`", joined).replace("``", "`")
-
-
-def _value(value: bool | int | str) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def variable_table() -> str:

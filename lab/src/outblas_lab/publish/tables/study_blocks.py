@@ -57,14 +57,14 @@ def draws_block(path: Path) -> str:
 
 def _lines(draws: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     head = ["GPU, mode, layout", "measured", "code", "seed", "shapes", "geometric mean"]
-    yield "| " + " | ".join([*head, "aligned", "unaligned", "worst", f"below {FAR_BELOW}"]) + " |"
-    yield "| --- | --- | --- | ---: |" + " ---: |" * 6
+    rows = []
     for draw in draws:
         found = [draw["by_alignment"].get(name) for name in ("aligned", "unaligned")]
         parts = [f"{part['geomean']:.3f}×" if part else "–" for part in found]
         cells = [_protocol(draw), draw["date"][:10], draw["commit"][:7], draw["seed"], draw["n"]]
         cells += [mean_in_words(draw["geomean"], None, draw["bootstrap"]), *parts, f"{draw['min']:.3f}×"]
-        yield "| " + " | ".join(map(str, [*cells, draw["below_098"]])) + " |"
+        rows.append([*cells, draw["below_098"]])
+    yield from table_lines([*head, "aligned", "unaligned", "worst", f"below {FAR_BELOW}"], 3, rows)
     yield ""
     for protocol, group in groupby(draws, _protocol):
         members = list(group)
@@ -92,11 +92,11 @@ def scale_block(folder: Path) -> str:
     Raises:
         RecordError: a file is there and cannot be used.
     """
-    lines = [_line(folder / name, words) for name, words in SCALE_FILES.items() if (folder / name).exists()]
-    if not lines:
+    rows = [_scale_row(folder / name, words) for name, words in SCALE_FILES.items() if (folder / name).exists()]
+    if not rows:
         return "Not measured on this GPU."
     head = ["work", "GPUs", "one GPU, s", "its task seconds", "several GPUs, s", "their task seconds", "on equal work"]
-    return "\n".join([*table_lines(head, 1, []), *lines])
+    return "\n".join(table_lines(head, 1, rows))
 
 
 def equal_work_ratio(one: Mapping[str, Any], several: Mapping[str, Any]) -> float:
@@ -112,13 +112,13 @@ def equal_work_ratio(one: Mapping[str, Any], several: Mapping[str, Any]) -> floa
     return _seconds(one) / _seconds(several) * _task_seconds(several) / _task_seconds(one)
 
 
-def _line(path: Path, words: str) -> str:
+def _scale_row(path: Path, words: str) -> list[object]:
     try:
         data = read_json(path)
         one, several = data["one"], data["several"]
         cells = [f"{several['measurements']} {words} (`{path.as_posix()}`)", len(several["gpus"])]
         cells += [f"{figure(part):.1f}" for part in (one, several) for figure in (_seconds, _task_seconds)]
-        return "| " + " | ".join(map(str, [*cells, f"**{equal_work_ratio(one, several):.2f}×**"])) + " |"
+        return [*cells, f"**{equal_work_ratio(one, several):.2f}×**"]
     except (OSError, ValueError, LookupError, TypeError, ArithmeticError) as error:
         wrong = f"{path} cannot be read ({type(error).__name__}: {error})"
         raise RecordError(wrong, "what benchmarks/scale_out.py writes", "measure again, or restore the file") from error

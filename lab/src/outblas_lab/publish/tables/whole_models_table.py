@@ -119,23 +119,18 @@ def _speed_table(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str
     measured = {figure for row in rows for each in row["variants"].values() for figure in each}
     figures = [figure for figure in _MEANS if figure in measured or figure not in _IF_MEASURED]
     heads = [*(step_words(row["step"]) for row in rows), *(_MEANS[figure] for figure in figures)]
-    lines = table_lines(["tokens a second", *heads], 1, [])
+    table = []
     for name in names:
         cells = [_speed_cell(row["variants"].get(name)) for row in rows]
-        means = [_mean(rows, name, figure) for figure in figures]
-        lines.append(f"| {_VARIANTS[name]} | " + " | ".join([*cells, *means]) + " |")
-    return "\n".join([*lines, *_share_of_products(rows, len(figures))])
-
-
-def _share_of_products(rows: Sequence[Mapping[str, Any]], columns: int) -> list[str]:
-    """Return the line of the products' share of torch's steps; none if no step was measured without products."""
+        table.append([_VARIANTS[name], *cells, *(_mean(rows, name, figure) for figure in figures)])
+    # The products' share of torch's steps, unless no step was measured without products.
     cells = []
     for row in rows:
         times = [row["variants"].get(name, {}).get("us") for name in ("torch", _WITHOUT_PRODUCTS)]
         cells.append("–" if None in times else f"{1 - times[1][0] / times[0][0]:.0%}")
-    return (
-        ["| products in torch's step | " + " | ".join([*cells, *["–"] * columns]) + " |"] if {*cells} != {"–"} else []
-    )
+    if {*cells} != {"–"}:
+        table.append(["products in torch's step", *cells, *["–"] * len(figures)])
+    return "\n".join(table_lines(["tokens a second", *heads], 1, table))
 
 
 def _speed_cell(figures: Mapping[str, Any] | None) -> str:
@@ -246,13 +241,13 @@ def _table(
     model: str, heading: str, unit: str, digits: int, cells: Mapping[str, Mapping[str, Any]], mean: float
 ) -> str:
     head = [f"{model}: {heading}", f"vLLM, {unit}", "with OutBLAS", "ratio", "pairs", "95% interval"]
-    lines = table_lines(head, 1, [])
+    rows = []
     for cell, row in cells.items():
         pairs, known = row["pairs"], row["low"] is not None
         figures = [cell, f"{row['torch']:,.{digits}f}", f"{row['outblas']:,.{digits}f}", f"{row['ratio']:.3f}"]
         figures += [f"{min(pairs):.3f} to {max(pairs):.3f}"]
-        figures += [f"{row['low']:.3f} to {row['high']:.3f}" if known else "one pair"]
-        lines.append("| " + " | ".join(figures) + " |")
+        rows.append([*figures, f"{row['low']:.3f} to {row['high']:.3f}" if known else "one pair"])
+    lines = table_lines(head, 1, rows)
     if len(cells) > 1:
         lines.append(f"| geometric mean | | | **{mean:.3f}** | | |")
     return "\n".join(lines)
