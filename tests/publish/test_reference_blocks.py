@@ -9,22 +9,24 @@ import pytest
 
 from outblas.core.config import knob_schema
 from outblas.kernels.families.registry import FAMILIES
-from outblas_lab.publish.environment import VARIABLES
-from outblas_lab.publish.tables.publish_results import attribute_texts, knob_table, variable_table
+from outblas_lab.publish.tables.publish_results import attribute_texts, knob_table
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Macros of C and CUDA sources, which are no variables of the environment.
 MACROS = {"OUTBLAS_CXX", "OUTBLAS_NN", "OUTBLAS_BF16", "OUTBLAS_SOURCE_ID"}
 
 
-def test_every_variable_that_the_code_names_is_in_the_list_and_the_other_way_round() -> None:
+def test_every_variable_that_the_code_names_has_its_row_and_the_other_way_round() -> None:
     named = set()
     for path in (path for folder in ("src", "lab/src") for path in (ROOT / folder).rglob("*.py")):
-        if path.name != "environment.py":
-            named |= set(re.findall(r"OUTBLAS_[A-Z0-9_]*[A-Z0-9]", path.read_text(encoding="utf-8")))
-    assert named - MACROS == {variable.name for variable in VARIABLES}
-    for variable in VARIABLES:
-        assert f"| `{variable.name}` |" in variable_table()
+        named |= set(re.findall(r"OUTBLAS_[A-Z0-9_]*[A-Z0-9]", path.read_text(encoding="utf-8")))
+    rows = [
+        [cell.strip() for cell in line.strip("|\n").split(" | ")]
+        for line in (ROOT / "docs/use/environment-variables.md").read_text(encoding="utf-8").splitlines()
+        if line.startswith("| `OUTBLAS_")
+    ]
+    assert sorted(named - MACROS) == sorted(row[0].strip("`") for row in rows)
+    assert all(len(row) == 5 and all(row) for row in rows), "values, default, effect, and when it is read"
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -26,7 +26,6 @@ from outblas.tune.agents import agent_registry
 from outblas_lab.compare.compare_result import read_comparison
 from outblas_lab.llm.compact import value_text
 from outblas_lab.publish.drawing import current_picture
-from outblas_lab.publish.environment import VARIABLES
 from outblas_lab.publish.summary import VLLM, engine_rows, rows_of_results, text_of_rows, why_stale
 from outblas_lab.publish.tables import notes
 from outblas_lab.publish.tables.all_rows_table import markdown_table, notes_of_rows
@@ -122,7 +121,6 @@ def generated_blocks(measured: Measured, *beside: Measured) -> dict[tuple[str, s
         ("docs/use/when-not.md", "weak"): lambda: _weak(benched),
         ("docs/use/matmul.md", "any_shapes"): lambda: _any_shapes(gpus),
         ("docs/use/engines.md", "vllm"): lambda: _each_with(VLLM, gpus, vllm_block),
-        ("docs/use/environment-variables.md", "variables"): variable_table,
         ("docs/develop/several-gpus.md", "scale"): lambda: scale_block(folder),
         ("docs/kernels/counters.md", "ncu"): lambda: _each_with(COUNTERS, gpus, lambda f: counters_text(f / COUNTERS)),
         ("docs/reference/knobs.md", "knobs"): lambda: "\n\n".join(
@@ -320,11 +318,6 @@ def _markdown(text: str) -> str:
     """Return a docstring's text on one line in Markdown: a role such as ``:data:`Launch``` keeps the last name only."""
     joined = " ".join(text.split())
     return re.sub(r":\w+:`[~\w.]*?(\w+)`", r"`\1`", joined).replace("``", "`")
-
-
-def variable_table() -> str:
-    rows = [(f"`{v.name}`", v.values, v.default, v.meaning, v.read) for v in VARIABLES]
-    return "\n".join(table_lines(["variable", "values", "default", "effect", "read"], 5, rows))
 
 
 def agent_table() -> str:
