@@ -15,16 +15,30 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from outblas.core.errors import OutblasError, RecordError
 from outblas.core.files import write_json
 from outblas.records.results import Result, read_result
-from outblas_lab.publish.tables.study_blocks import DRAWS, FORMAT, figures_of_draw
+from outblas_lab.pool.averages import Row, figures_by_start, figures_of, figures_of_drawn
+from outblas_lab.publish.tables.study_blocks import DRAWS, FORMAT
 
 PATTERN = "results/*/drawn_*.parquet"
+
+
+def figures_of_draw(rows: Sequence[Row]) -> Row:
+    """Return the figures of a draw without PDL: ``{n, geomean, min, below_098, bootstrap, by_alignment}``.
+
+    Args:
+        rows: rows of one result file. Each part of ``by_alignment`` has ``n``, ``geomean``, ``min`` and ``below_098``.
+    """
+    plain = [row for row in rows if not row["pdl"]]
+    figures = {**figures_of(plain), **figures_by_start(plain), **figures_of_drawn(plain)}
+    kept = ("n", "geomean", "min", "below_098")
+    parts = {name: {key: part[key] for key in kept} for name, part in figures["by_alignment"].items()}
+    return {**{key: figures[key] for key in (*kept, "bootstrap")}, "by_alignment": parts}
 
 
 def draws_of(root: Path) -> list[dict[str, Any]]:

@@ -18,8 +18,8 @@ from outblas.core.suites import GRID_EXTENTS, LLM_LAYERS
 from outblas.predict.extents import log_uniform
 
 #: Model -> (N = out features, K = in features) of its linear layers, from the model's config.json. QKV and gate/up are
-#: fused. Of these, suites have two: Gemma's 8192 x 3584 in fp16, also a part of Llama 3 70B on 8 GPUs (llm_tp), and
-#: Qwen's 5120 x 5120 in bf16 (engine).
+#: fused. Suites have two of these. Gemma's 8192 x 3584 in fp16 is also a part of Llama 3 70B on 8 GPUs (llm_tp).
+#: Qwen's 5120 x 5120 in bf16 is in suite engine.
 OTHER_LAYERS: dict[str, tuple[tuple[int, int], ...]] = {
     # hidden 3584, 16 heads and 8 KV heads of 256, intermediate 14336
     "gemma2-9b": ((8192, 3584), (3584, 4096), (28672, 3584), (3584, 14336)),

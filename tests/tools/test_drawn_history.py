@@ -11,7 +11,7 @@ import pytest
 
 from outblas.core.errors import RecordError
 from outblas.records.results import read_result, write_result
-from outblas_lab.publish.tables.study_blocks import DRAWS, draws_block, figures_of_draw
+from outblas_lab.publish.tables.study_blocks import DRAWS, draws_block
 from support.bench_fixture import META, make_rows
 from support.helpers import ROOT, module_of_file
 
@@ -67,13 +67,13 @@ def test_a_history_that_is_cut_off_is_refused(script: Any, tmp_path: Path) -> No
         script.main(tmp_path)
 
 
-def test_the_published_draws_end_with_the_files_of_today() -> None:
+def test_the_published_draws_end_with_the_files_of_today(script: Any) -> None:
     draws = json.loads((ROOT / "results" / DRAWS).read_text(encoding="utf-8"))["draws"]
     latest = {draw["file"]: draw for draw in draws}
     assert latest.keys() == {path.relative_to(ROOT).as_posix() for path in (ROOT / "results").glob("*/drawn_*.parquet")}
     for name, draw in latest.items():
         result = read_result(ROOT / name)
-        figures = figures_of_draw(result.rows)
+        figures = script.figures_of_draw(result.rows)
         assert {key: draw[key] for key in figures} == figures, f"run tools/drawn_history.py: {name} is newer"
         assert (draw["date"], draw["commit"]) == (result.provenance["date"], result.provenance["commit"])
 

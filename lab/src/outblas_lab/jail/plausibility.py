@@ -39,6 +39,9 @@ def why_too_fast(median_us: float, baselines_us: Mapping[str, float], least: flo
     A time is plausible from 0.97 times the least plausible one. If a baseline is faster than that, the fastest baseline
     takes its place.
 
+    Example: ``why_too_fast(0.9, {}, 1.0)`` is ``"faster than the floor: 0.900 us, the machine needs 1.000 us: suspected
+    cheat"``.
+
     Args:
         median_us: the time, microseconds per call. NaN counts as too fast: a text is returned.
         baselines_us: baseline name -> microseconds per call; may be empty.

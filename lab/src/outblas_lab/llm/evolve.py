@@ -341,7 +341,10 @@ class Evolution:
 
 
 def log_gap(best_us: float | None, floor_us: float) -> float:
-    """Return the natural log of (best known time / floor), at least 0; 1.0 if no time is known."""
+    """Return the natural log of (best known time / floor), at least 0; 1.0 if no time is known.
+
+    Example: ``log_gap(4.0, 2.0)``, of microseconds, is log 2, about 0.693; ``log_gap(1.0, 2.0)`` is 0.0.
+    """
     return 1.0 if best_us is None else max(0.0, math.log(best_us / floor_us))
 
 
@@ -350,6 +353,8 @@ def next_problem(gaps: Mapping[str, float], tries: Mapping[str, int]) -> str | N
 
     A gap below the log of 1.02 is closed. Return None if all gaps are closed, or ``gaps`` is empty. These are D'Hondt's
     divisors, so tries are shared in proportion to the gaps.
+
+    Example: ``next_problem({"a": 0.5, "b": 0.9}, {"b": 1})`` is ``"a"``.
 
     Args:
         tries: problem key -> chains begun so far; a missing key counts as 0.

@@ -28,6 +28,9 @@ class Model:
 def parse_models(text: str, prices: Sequence[str]) -> list[Model]:
     """Return the models that the command line names, in order.
 
+    Example: ``parse_models("a=2,b", ["1,2", "b=3,4"])`` is ``[Model("a", 2.0, Price(1.0, 2.0)), Model("b", 1.0,
+    Price(3.0, 4.0))]``.
+
     Args:
         text: ``NAME[=WEIGHT],...``; a weight is 1 unless it is given. If the text after the last ``=`` is no number,
             it belongs to the name. Blanks around a name and a weight do not count.

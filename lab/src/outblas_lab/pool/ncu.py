@@ -197,7 +197,10 @@ def known_metrics(
 
 
 def unknown_metrics(output: str) -> list[str]:
-    """Return the sorted names, without suffix, of metrics that ncu's output calls unknown."""
+    """Return the sorted names, without suffix, of metrics that ncu's output calls unknown.
+
+    Example: ``"==ERROR== Failed to find metric dram__nope.sum"`` names ``["dram__nope"]``.
+    """
     lines = re.findall(r"Failed to find metrics?:? (.*)", output)
     return sorted({name for line in lines for name in re.findall(r"[a-z0-9]+__[a-z0-9_]+", line)})
 

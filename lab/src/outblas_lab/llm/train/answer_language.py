@@ -65,7 +65,10 @@ class Language(Protocol):
         """
 
     def write(self, problem: Problem, candidate: Candidate) -> str | None:
-        """Return an answer that reads as the candidate, for training; None if the language cannot express it."""
+        """Return an answer that reads as the candidate, for training; None if the language cannot express it.
+
+        Example: ``"bm=64 bn=64 stages=4 consumers=1"`` in the language ``knobs``.
+        """
 
     def generation(self, tokenizer: Any, vocabulary: int) -> dict[str, Any]:
         """Return options of transformers' GenerationConfig that keep answers inside the language; mostly empty.

@@ -115,6 +115,8 @@ def advantages(
     ``least_std`` counts as ``least_std``, so that timing noise in a group of equals is not scaled up. One outlier gets
     at most ``clip``.
 
+    Example: ``advantages([1.0, 2.0, 3.0, None], 2)`` is about ``[-0.707, 0.707, 0.0, None]``.
+
     Args:
         rewards: rewards; None for an unjudged answer, which gets None and counts in no mean.
         group: answers per prompt, at least 2.

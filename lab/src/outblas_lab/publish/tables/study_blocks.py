@@ -13,7 +13,7 @@ from outblas.core.errors import RecordError
 from outblas.core.plain_files import read_json
 from outblas.core.problem import Problem
 from outblas.kernels.config_text import config_from_name
-from outblas_lab.pool.averages import FAR_BELOW, Row, figures_by_start, figures_of, figures_of_drawn
+from outblas_lab.pool.averages import FAR_BELOW
 from outblas_lab.pool.counter_file import OURS, read_counters
 from outblas_lab.publish.words import mean_in_words, short_config, table_lines
 
@@ -22,19 +22,6 @@ DRAWS = "draws.json"
 FORMAT = "outblas-draws-1"
 #: Number of draws of a protocol that are also counted together.
 POOLED = 3
-
-
-def figures_of_draw(rows: Sequence[Row]) -> Row:
-    """Return the figures of a draw without PDL: ``{n, geomean, min, below_098, bootstrap, by_alignment}``.
-
-    Args:
-        rows: rows of one result file. Each part of ``by_alignment`` has ``n``, ``geomean``, ``min`` and ``below_098``.
-    """
-    plain = [row for row in rows if not row["pdl"]]
-    figures = {**figures_of(plain), **figures_by_start(plain), **figures_of_drawn(plain)}
-    kept = ("n", "geomean", "min", "below_098")
-    parts = {name: {key: part[key] for key in kept} for name, part in figures["by_alignment"].items()}
-    return {**{key: figures[key] for key in (*kept, "bootstrap")}, "by_alignment": parts}
 
 
 def draws_block(path: Path) -> str:
