@@ -13,8 +13,8 @@ from outblas.predict.extents import problem_distance
 from outblas.tune.agents.base import FixedOrder, group_by_launch, interleave
 from outblas.tune.agents.transfer import group_by_core, translate
 from outblas_lab.agents.launch_turns import LearnsAcross
-from outblas_lab.recordings.nearest_recording import fastest_recorded, nearest_recording
 from outblas_lab.recordings.recording import Recording
+from outblas_lab.recordings.recordings_for_search import fastest_recorded, nearest_recording
 
 if TYPE_CHECKING:
     from outblas_lab.recordings.recording import TrainingPart

@@ -10,9 +10,9 @@ from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.tune.agents.base import FixedOrder, group_by_launch, interleave
-from outblas_lab.recordings.nearest_recording import nearest_recording
 from outblas_lab.recordings.recording import Recording
 from outblas_lab.recordings.recording_files import STATUSES
+from outblas_lab.recordings.recordings_for_search import nearest_recording
 
 
 class RecordedAgent(FixedOrder):

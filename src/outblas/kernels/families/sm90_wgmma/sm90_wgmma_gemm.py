@@ -1,6 +1,6 @@
 """The kernel family ``sm90_wgmma_gemm``: TMA loads, an mbarrier pipeline and warp-specialised wgmma.
 
-Its rules and launch are in :class:`WgmmaLaunch`, its cost is in :class:`WgmmaCost`. Here is what searches try.
+Its rules and launch are in :class:`WgmmaRules`, its cost is in :class:`WgmmaCost`. Here is what searches try.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from outblas.kernels.families.family import TileChoice
 from outblas.kernels.families.sm90_wgmma import wgmma_kernels as kernels
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.kernels.families.sm90_wgmma.wgmma_cost import WgmmaCost
-from outblas.kernels.families.sm90_wgmma.wgmma_launch import WgmmaLaunch
+from outblas.kernels.families.sm90_wgmma.wgmma_rules import WgmmaRules
 from outblas.kernels.geometry_terms import WGMMA_ROWS
 
 #: Least K for which kernels with a workspace are offered in addition to the catalogue.
@@ -28,7 +28,7 @@ GROUP_CHOICES = (4, 6, 8, 11, 12, 16, 24, 32)
 CTAS_CHOICES = (128, 120)
 
 
-class Sm90WgmmaGemm(WgmmaLaunch, WgmmaCost):
+class Sm90WgmmaGemm(WgmmaRules, WgmmaCost):
     """The family ``sm90_wgmma_gemm``. ``FAMILIES["sm90_wgmma_gemm"]`` is its instance."""
 
     config = Sm90WgmmaConfig

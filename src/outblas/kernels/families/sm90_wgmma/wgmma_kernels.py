@@ -207,7 +207,7 @@ def swap_kernels() -> Iterator[Sm90WgmmaConfig]:
 
 
 def _inbox(bm: int, bn: int, consumers: int, split: int) -> int:
-    """Return approximately the bytes of its peers' sums that a CTA receives (exact: wgmma_launch.py)."""
+    """Return approximately the bytes of its peers' sums that a CTA receives (exact: wgmma_rules.py)."""
     units = bm // 64 // consumers * (bn // 8)
     return (split - 1) * consumers * (units // divisor_up_to(units, split)) * 128 * 16
 

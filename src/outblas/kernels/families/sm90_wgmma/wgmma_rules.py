@@ -1,4 +1,4 @@
-"""Rules, geometry, source and launch of ``sm90_wgmma_gemm``."""
+"""Rules of ``sm90_wgmma_gemm``: what is legal, and the geometry, the source and the launch of a config."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _TRANSPOSED_HINTS: dict[CacheHint, CacheHint] = {
 }
 
 
-class WgmmaLaunch(Family[Sm90WgmmaConfig], ABC):
+class WgmmaRules(Family[Sm90WgmmaConfig], ABC):
     """Rules, geometry, source and launch of ``sm90_wgmma_gemm``."""
 
     paired_stores = True

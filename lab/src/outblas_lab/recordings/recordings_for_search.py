@@ -1,4 +1,4 @@
-"""Recordings for a search: as the device, or as the guide of a search on a live GPU (entry point ``recordings``)."""
+"""Recordings that serve a search: as its device, or as its guide on a live GPU (the part ``recordings`` of the lab)."""
 
 from __future__ import annotations
 
