@@ -27,7 +27,7 @@ export PYTHONDONTWRITEBYTECODE :=
 help:
 	@echo "make demo    tune grid1000 on an H200's recorded measurements, or with GPU=h100 an H100's; write a report (no GPU needed)"
 	@echo "make test    lint, types, documentation and tests; those that need a GPU are skipped where there is none"
-	@echo "make test-slow  the tests that make test leaves out: each takes long, and quicker ones see nearly as much"
+	@echo "make test-slow  slow tests, which make test skips"
 	@echo "make imports import all modules under every Python from 3.11 to 3.14 that is here"
 	@echo "make prepare install all that the tests need, and check meanwhile"
 	@echo "make check   lint and types only       make format   rewrite the code in the house style"

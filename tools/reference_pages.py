@@ -27,11 +27,11 @@ def cli_page() -> str:
     """Return the page of all commands: usage, text and options of each, in the order of the help."""
     group: Any = typer.main.get_command(app)
     lines = [
-        "# Which commands and options are there?",
+        "# Command line",
         "",
         "This page is generated from the code. `outblas COMMAND --help` prints the same.",
         "",
-        "Exit status: 0 is success, 1 the answer no of `outblas try`, 2 an error in one line on stderr, 130 Ctrl-C.",
+        "Exit status: 0: success. 1: `outblas try` says no. 2: an error, in one line on stderr. 130: Ctrl-C.",
         "",
         "## Global options",
         "",
@@ -70,7 +70,7 @@ def _options(command: Any) -> list[str]:
 def json_page() -> str:
     """Return the page of all JSON documents, with each field and its meaning."""
     lines = [
-        "# What does `--json` print?",
+        "# JSON output",
         "",
         "One JSON document on stdout. Progress, warnings and errors stay on stderr.",
         "An error prints no document: its one line is on stderr, and the exit status is 2.",
@@ -121,7 +121,7 @@ def _type(annotation: Any, seen: list[type[Any]]) -> str:
 def mcp_page() -> str:
     """Return the page of the tools and resources of ``outblas mcp``, with each argument and its meaning."""
     lines = [
-        "# Which tools and resources does `outblas mcp` offer?",
+        "# MCP tools",
         "",
         "This page is generated from the code. [Tools for agents](../llm/mcp.md) explains how to use them.",
         "",

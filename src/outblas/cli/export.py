@@ -48,7 +48,11 @@ def export(
     chosen = common.check_launch(launch)
     given = [one for one in (mnk, suite, captured) if one is not None]
     if len(given) != 1:
-        raise UsageError(f"{len(given)} of --mnk, --suite and --captured", "one of them", "e.g. --mnk 64_4096_64")
+        raise UsageError(
+            f"{len(given)} options that name problems",
+            "exactly one of --mnk, --suite and --captured",
+            "e.g. --mnk 64_4096_64",
+        )
     wanted = [word.strip() for one in formats or ["all" if mnk else "hf"] for word in one.split(",")]
     if mnk is None and wanted != ["hf"]:
         raise UsageError(f"--format {','.join(wanted)} of a set of problems", "hf", "export one problem by --mnk")

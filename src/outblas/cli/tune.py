@@ -47,9 +47,7 @@ BudgetOption = Annotated[
 CapturedOption = Annotated[
     Path | None, typer.Option(help="Tune the problems of a file of `outblas capture`, by their share of its time.")
 ]
-LinearOption = Annotated[
-    list[str] | None, typer.Option(help="Tune the weight N_K for every M of --m instead of a suite; may be repeated.")
-]
+LinearOption = Annotated[list[str] | None, typer.Option(help="Tune a weight (N_K) for all M in --m; may be repeated.")]
 RangeOption = Annotated[str | None, typer.Option("--m", help="Smallest and largest M of --linear; by default 1:8192.")]
 ModelOption = Annotated[
     Path | None,

@@ -264,7 +264,7 @@ def why_not(guarantee: Guarantee = "none") -> str:
         guarantee: the guarantee that is wanted. With one, no GPU needs a library.
     """
     if is_on("OUTBLAS_DISABLE"):
-        return "OUTBLAS_DISABLE is set; unset it to let OutBLAS in"
+        return "OUTBLAS_DISABLE is set; unset it to enable OutBLAS"
     try:
         import torch
     except ImportError:

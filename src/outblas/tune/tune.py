@@ -124,7 +124,7 @@ def tune(
     except KeyboardInterrupt as error:
         raise Interrupted(
             f"interrupted with {_recorded(store, run_id, wanted)} of {score.total} measurements of {len(problems)} "
-            f"problem{'s' * (len(problems) != 1)}; those in {store.path} are kept under run id {run_id}"
+            f"problem{'s' * (len(problems) != 1)}; they are saved in {store.path} under run id {run_id}"
         ) from error
     provenance = {"run": run_id, "agent": agent.name, "seed": agent.seed, "budget": budget, "source": evaluator.source}
     return Library(evaluator.gpu.name, tuple(rows), provenance)

@@ -322,7 +322,7 @@ def test_a_stop_keeps_what_is_proved_and_the_next_start_goes_on(tmp_path: Path, 
 def test_a_killed_run_resumes_to_the_result_of_a_whole_one(tmp_path: Path, kill_at: int) -> None:
     whole, made = model(), model(kill_at=kill_at)
     expected = search(tmp_path / "whole.sqlite", whole, agent="evolution", budget=3)
-    with pytest.raises(Interrupted, match=f"with {kill_at} .*measurements; those in .* are kept under run id r"):
+    with pytest.raises(Interrupted, match=f"with {kill_at} .*measurements; they are saved in .* under run id r"):
         search(tmp_path / "s.sqlite", made, agent="evolution", budget=3)
     assert len(made.asked) == kill_at < len(whole.asked)
     made.kill_at = None

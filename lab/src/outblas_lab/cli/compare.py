@@ -115,7 +115,7 @@ def print_comparison(comparison: Comparison) -> None:
             out.print(line, markup=False)
         for budget in comparison.budgets:
             best, level = best_agents(made, budget)
-            others = f"; intervals of {', '.join(f.agent for f in level)} overlap its own" if level else ""
+            others = f"; not significantly better than {', '.join(f.agent for f in level)}" if level else ""
             out.print(f"budget {budget}: {best.agent}, regret {best.regret:.2%}{others}", markup=False)
         for line in _source_lines(comparison, split):
             out.print(line, markup=False)

@@ -43,7 +43,7 @@ def gpus_with_library() -> str:
 
 
 _TITLES = {
-    "offline_cold": ("## Cold caches", "L2 is evicted before every call. This bench takes no kernel back."),
+    "offline_cold": ("## Cold caches", "L2 is evicted before every call. Kernels are not chosen again for it."),
     "server": (
         "## Single requests",
         "A request is one call, at Poisson arrivals, to the end of the product. Host time counts here.",

@@ -1,4 +1,4 @@
-"""Rules of ``sm90_wgmma_gemm``: what is legal, and the geometry, the source and the launch of a config."""
+"""Rules of ``sm90_wgmma_gemm``: the legality of a config, its geometry, source and launch."""
 
 from __future__ import annotations
 
