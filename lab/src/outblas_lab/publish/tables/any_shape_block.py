@@ -77,8 +77,9 @@ def _benched(data: Mapping[str, Any], rows: Sequence[Row], path: Path, gpu: str)
     slower = data["slower"] or "none"
     worst = f", by {1 - min(behind):.1%} at most" if behind else ""
     return (
-        f"By {rule}, {data['ours']} of {data['shapes']} random shapes outside the library ran a predicted kernel (case 3). "
-        f"They gained {data['ours_over_torch']:.2f}× over torch.matmul, and {data['ours_over_lt_auto']:.2f}× over autotuned "
+        f"By {rule}, {data['ours']} of {data['shapes']} random shapes outside the library ran a predicted kernel "
+        f"(case 3). They gained {data['ours_over_torch']:.2f}× over torch.matmul, and "
+        f"{data['ours_over_lt_auto']:.2f}× over autotuned "
         f"cuBLASLt.\n{len(behind)} of the {data['ours']} were slower than the fastest rival{worst}. All "
         f"{data['shapes']} together gained {data['over_torch']:.3f}× over torch if a fall-back counts as 1, and "
         f"{slower} ran below 0.98 of it.\n"
