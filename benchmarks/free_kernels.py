@@ -150,7 +150,8 @@ def contradictions(
 
 def _direct(problem: Problem, kernels: Mapping[str, FreeKernel], folder: Path) -> dict[str, Timing]:
     """All of them, and the autotuned baseline, in the same rounds of this process: they are our own texts."""
-    from outblas.judge.gpu_clock import TimingEffort, time_offline
+    from rivals.offline_times import TimingEffort, time_offline
+
     from outblas.runtime.device import gpu_of_device
     from outblas_lab.jail.free_launch import load as load_kernel
 

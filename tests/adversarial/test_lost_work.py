@@ -142,7 +142,7 @@ def test_control_c_says_that_the_work_is_kept(tmp_path: Path, recording: Recordi
     path = tmp_path / "s.sqlite"
     _, err, status = stop_after(drive(tmp_path, path, 0.01), 10, signal.SIGINT)
     assert status == 130 and len(err.splitlines()) == 1, err
-    assert str(path) in err and "are kept" in err
+    assert str(path) in err and "are saved in" in err
     with Store(path) as store:
         assert f"with {len(store.recorded_pairs('r'))} of {MEASUREMENTS}" in err
     assert_resumes(recording, path, tmp_path)

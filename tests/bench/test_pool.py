@@ -317,7 +317,7 @@ def test_no_worker_outlives_its_driver(tmp_path: Path, by: signal.Signals) -> No
         driver.kill()
     said, _ = driver.communicate(timeout=60)
     if by is signal.SIGINT:
-        assert driver.returncode == 130 and "interrupted with" in said and "are kept" in said
+        assert driver.returncode == 130 and "interrupted with" in said and "are saved in" in said
     pids = [int(path.name.removeprefix("pid-")) for path in tmp_path.glob("pid-*")]
     assert pids
     for _ in range(200):

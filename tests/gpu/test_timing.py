@@ -8,6 +8,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from rivals.offline_times import TimingEffort, time_offline  # noqa: E402
+
 from outblas.core.errors import DeviceError  # noqa: E402
 from outblas.core.problem import Problem  # noqa: E402
 from outblas.judge import (  # noqa: E402
@@ -16,7 +18,6 @@ from outblas.judge import (  # noqa: E402
     rounds,
 )
 from outblas.judge.baselines import make_baselines  # noqa: E402
-from outblas.judge.gpu_clock import TimingEffort, time_offline  # noqa: E402
 from support.gpus.known import H200  # noqa: E402
 
 pytestmark = pytest.mark.gpu

@@ -9,16 +9,16 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from rivals import offline_times as time_offline_module  # noqa: E402
+from rivals.offline_times import TimingEffort, time_offline  # noqa: E402
+
 from outblas.core.errors import DeviceError, ToolchainMissing  # noqa: E402
 from outblas.core.problem import Problem  # noqa: E402
 from outblas.core.roofline import floor_us  # noqa: E402
 from outblas.judge import gpu_clock, operands, stream_clock  # noqa: E402
-from outblas.judge import gpu_clock as time_offline_module  # noqa: E402
 from outblas.judge.gpu_clock import (  # noqa: E402
     GpuClock,
     GraphEntry,
-    TimingEffort,
-    time_offline,
 )
 from outblas.judge.rounds import Prune, timing_of_samples  # noqa: E402
 from support.gpus.known import H200  # noqa: E402

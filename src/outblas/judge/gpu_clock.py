@@ -18,12 +18,11 @@ from __future__ import annotations
 import contextlib
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from outblas.core.errors import DeviceError, OutblasError, ToolchainMissing
+from outblas.core.errors import DeviceError, ToolchainMissing
 from outblas.core.evaluation import Timing
 from outblas.core.install_hint import install_hint
 from outblas.core.problem import Problem
@@ -32,7 +31,6 @@ from outblas.core.roofline import Gpu, floor_us, operand_sets, repeats
 from outblas.judge.operands import GUARD_BYTES, Operands
 from outblas.judge.rounds import Prune, slower_than_the_fastest, time_in_rounds, timing_of_samples
 from outblas.judge.stream_clock import StreamClock, instantiate
-from outblas.runtime.device import gpu_of_device
 from outblas.runtime.driver import check, driver
 
 MIN_ROUNDS, QUICK_ROUNDS = 7, 3
@@ -333,60 +331,3 @@ def _cuda_torch(gpu_index: int) -> Any:
             f"GPU {gpu_index} is not there", f"an index below {count}" if count else "a CUDA GPU", "run on a recording"
         )
     return torch
-
-
-@dataclass(frozen=True)
-class TimingEffort:
-    """The amount of timing.
-
-    Attributes:
-        rounds: timed rounds, at least; by default 7. More until ``benchmark_seconds`` have passed, none beyond 2000.
-        warmup_seconds: seconds of untimed rounds before; at least one round.
-        benchmark_seconds: seconds of timed rounds, at least.
-    """
-
-    rounds: int = MIN_ROUNDS
-    warmup_seconds: float = 0.0
-    benchmark_seconds: float = 0.0
-
-
-def time_offline(
-    entries: Mapping[str, Bindable], problem: Problem, gpu_index: int = 0, effort: TimingEffort | None = None,
-    seed: int = 0, cold: bool = False, left_out: dict[str, str] | None = None,
-) -> dict[str, Timing]:  # fmt: skip
-    """Time every entry in the same interleaved rounds.
-
-    Args:
-        effort: amount of timing; None: ``TimingEffort()``.
-        cold: evict L2 before every call.
-        left_out: this dict receives name -> reason for entries that raise an OutblasError. None: raise it instead.
-
-    Returns:
-        Name -> Timing of mode ``offline`` or ``offline_cold``, for the entries that are not left out.
-
-    Raises:
-        DeviceError: no GPU, or a call failed. An entry's own errors are raised if ``left_out`` is None.
-    """
-    effort = effort or TimingEffort()
-    limits = effort.rounds, seed, effort.warmup_seconds, effort.benchmark_seconds
-    with GpuClock(problem, gpu_index, seed, gpu=gpu_of_device(gpu_index), cold=cold) as bench:
-        graphs: dict[str, GraphEntry] = {}
-        calls: dict[str, list[BaselineCall]] = {}
-        try:
-            for name, entry in entries.items():
-                try:
-                    choose_algorithm(entry, bench)
-                    if cold:
-                        calls[name] = bench.bind(entry)
-                    else:
-                        graphs[name] = bench.capture(entry)
-                except OutblasError as error:
-                    if left_out is None:
-                        raise
-                    left_out[name] = str(error)
-            if cold:
-                return bench.measure_cold(calls, *limits)
-            return bench.measure(graphs, *limits)
-        finally:
-            for graph in graphs.values():
-                graph.free()

@@ -47,15 +47,7 @@ def bench(
     layouts = ("TN", "NN") if layout.lower() == "both" else (layout.upper(),)
     problems = common.suite_problems(suite, layouts, dtype, acc, sample, seed)
     if common.check_mode(mode, target_qps) == "block":
-        from outblas.core.suites import BLOCK_FLOP, block_problems
-
-        count, problems = len(problems), block_problems(problems)
-        if not problems:
-            raise UsageError(
-                f"none of {count} problems has {BLOCK_FLOP:.0e} FLOP",
-                "large products: smaller ones do not reach the power limit",
-                "choose --mode offline, or a suite with larger problems",
-            )
+        problems = _large(problems)
     common.at_least("--rounds", rounds, 7)
     if library is not None and not library.is_file():
         raise UsageError(f"no library file {library}", "what `outblas tune` wrote", "correct --library or leave it out")
@@ -79,6 +71,23 @@ def bench(
 
     common.print_table(summary_table(summarise(path)))
     out.print(f"result: {path}\nreport: outblas report {path}", markup=False)
+
+
+def _large(problems: Sequence[Problem]) -> list[Problem]:
+    """Return the problems of mode ``block``.
+
+    Raises:
+        UsageError: none is large enough.
+    """
+    from outblas.core.suites import BLOCK_FLOP, block_problems
+
+    if found := block_problems(problems):
+        return found
+    raise UsageError(
+        f"none of {len(problems)} problems has {BLOCK_FLOP:.0e} FLOP",
+        "large products: smaller ones do not reach the power limit",
+        "choose --mode offline, or a suite with larger problems",
+    )
 
 
 def _check_replaced(path: Path, problems: Sequence[Problem], mode: str) -> None:

@@ -12,7 +12,7 @@ import typer
 
 from outblas.cli import common
 from outblas.cli.common import err, number, out
-from outblas.core.errors import UsageError
+from outblas.core.errors import DeviceError, UsageError
 from outblas.core.problem import Problem
 from outblas_lab.llm.budget import parse_budget
 from outblas_lab.llm.evolve_run import MakeProgress
@@ -24,8 +24,10 @@ if TYPE_CHECKING:
 
     from outblas_lab.llm.budget import Budget, SpendingAccount
     from outblas_lab.llm.client import Client
+    from outblas_lab.llm.evaluators import EvaluatorChoice
     from outblas_lab.llm.evolve import Evolution
     from outblas_lab.llm.evolve_journal import AnswerOutcome
+    from outblas_lab.llm.evolve_run import EvolveRequest, ServerSettings
 
 BaseUrlOption = Annotated[
     str | None,
@@ -102,37 +104,53 @@ def evolve(
 ) -> None:
     """Let language models write kernels: prove and time what they write, show them the outcome, keep the best."""
     from outblas_lab.llm.archive import ArchiveShape
-    from outblas_lab.llm.client import RetryPolicy
-    from outblas_lab.llm.evaluators import choose_workers, parse_evaluator
+    from outblas_lab.llm.evaluators import choose_workers
     from outblas_lab.llm.evolve_folder import folder_name
-    from outblas_lab.llm.evolve_run import EvolveRequest, ServerSettings, run_evolve
+    from outblas_lab.llm.evolve_run import EvolveRequest
     from outblas_lab.llm.evolve_settings import EvolveSettings
 
     problems = [Problem.from_mnk(one, layout, dtype, acc) for text in mnk for one in text.split(",")]
     models = parse_models(model, price or [])
     limits = parse_budget(budget)
     plan = common.worker_plan(workers, device, gpus, worker_count, ray_address)
-    place = parse_evaluator(device) if plan is None else choose_workers(plan)
+    place = _place(device) if plan is None else choose_workers(plan)
     settings = EvolveSettings(
         ArchiveShape(common.at_least("--islands", islands, 1)), seed, common.at_least("--turns", turns, 1),
         common.at_least("--parallel", parallel, 1), _kinds(answers), common.at_least("--max-tokens", max_tokens, 1),
         _limit("--repairs", repairs), _limit("--improvements", improvements), common.at_least("--nearest", nearest, 0),
     )  # fmt: skip
-    for option, value in (("--requests-per-minute", requests_per_minute), ("--tokens-per-minute", tokens_per_minute)):
-        if value is not None:
-            common.at_least(option, value, 1)
-    retry_policy = RetryPolicy(common.positive("--timeout", timeout), common.positive("--stall", stall))
-    if temperature is not None:
-        common.not_negative("--temperature", temperature)
-    server = ServerSettings(base_url, retry_policy, requests_per_minute, tokens_per_minute, temperature)
+    server = _server(base_url, requests_per_minute, tokens_per_minute, timeout, stall, temperature)
     path = run or Path("runs") / folder_name(problems, models[0].name, str(place))
     request = EvolveRequest(problems, models, server, place, limits, settings, path, common.command_line(), counters)
+    _run(request, f"evolving {len(problems)} problems on {place} with {model}, budget {budget}")
 
+
+def _place(device: str | None) -> EvaluatorChoice:
+    """Return the evaluator of ``--device``. Without a GPU, ``compile`` must be asked for: answers cost money."""
+    from outblas_lab.llm.evaluators import parse_evaluator
+
+    place = parse_evaluator(device)
+    if device is None and not place.runs_kernels:
+        raise DeviceError(
+            "no CUDA GPU: no kernel that a model writes could be proven or timed",
+            "a GPU",
+            "run it where one is; --device compile asks the model all the same, and compiles its answers alone",
+        )
+    return place
+
+
+def _limit(option: str, value: int | None) -> int | None:
+    return None if value is None else common.at_least(option, value, 0)
+
+
+def _run(request: EvolveRequest, title: str) -> None:
+    """Evolve, say where everything lies, write the report."""
+    from outblas_lab.llm.evolve_run import run_evolve
     from outblas_lab.publish.html.tune_page import page_of_run
 
-    if place.runs_kernels and "code" in settings.kinds:
+    if request.place.runs_kernels and "code" in request.settings.kinds:
         say_what_holds()
-    with progress_view(f"evolving {len(problems)} problems on {place} with {model}, budget {budget}") as watch:
+    with progress_view(title) as watch:
         reason, files = run_evolve(request, watch)
     out.print(
         f"ended:        {reason}\nbest kernels: {files.best if files.best.is_dir() else 'none was proven'}",
@@ -142,8 +160,25 @@ def evolve(
     out.print(f"transcript:   {files.transcript}\nreport:       {page}\neverything:   {files.store}", markup=False)
 
 
-def _limit(option: str, value: int | None) -> int | None:
-    return None if value is None else common.at_least(option, value, 0)
+def _server(
+    base_url: str | None, requests_per_minute: int | None, tokens_per_minute: int | None, timeout: float,
+    stall: float, temperature: float | None,
+) -> ServerSettings:  # fmt: skip
+    """Return the server's settings from the options.
+
+    Raises:
+        UsageError: a number is out of its range.
+    """
+    from outblas_lab.llm.client import RetryPolicy
+    from outblas_lab.llm.evolve_run import ServerSettings
+
+    for option, value in (("--requests-per-minute", requests_per_minute), ("--tokens-per-minute", tokens_per_minute)):
+        if value is not None:
+            common.at_least(option, value, 1)
+    retry_policy = RetryPolicy(common.positive("--timeout", timeout), common.positive("--stall", stall))
+    if temperature is not None:
+        common.not_negative("--temperature", temperature)
+    return ServerSettings(base_url, retry_policy, requests_per_minute, tokens_per_minute, temperature)
 
 
 def say_what_holds() -> None:

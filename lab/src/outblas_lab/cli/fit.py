@@ -50,8 +50,8 @@ def fit_catalogue(
 
     common.output_file("--out", out_file, "catalogue", _reader("candidates"))
     rows = read_rows(recording, stores)
-    count, candidates = write_catalogue(rows, kernels, out_file, _say)
-    _say(f"{count} kernels, {candidates} candidates: {out_file}")
+    count, candidates = write_catalogue(rows, kernels, out_file, lambda line: out.print(line, markup=False))
+    out.print(f"{count} kernels, {candidates} candidates: {out_file}", markup=False)
 
 
 @fit.command("model", short_help="Fit the ranking model's coefficients")
@@ -82,7 +82,7 @@ def fit_model(
     run.print_report(report)
     path = out_file or Path(str(packaged_data("models"))) / f"{report['gpu']}.json"
     write_json(path, report)
-    _say(f"model: {path}")
+    out.print(f"model: {path}", markup=False)
 
 
 def _reader(field: str) -> Callable[[Path], None]:
@@ -161,42 +161,37 @@ def fit_any_shape(
     common.at_least("--every", every, 1)
     more = _beside(cells, more, "extension", "trials", "cells")
     answers = _beside(cells, answers, "answers")
-    named = _layouts(layouts)
+    drawn = number, seed, _layouts(layouts)
 
     from outblas.core.files import lock_folder
-    from outblas_lab.build import any_shape_run as run
 
     with lock_folder(work):
         if step == "record":
-            measurements = common.at_least(
-                "--measurements", run.MEASUREMENTS if measurements is None else measurements, 1
-            )
-            about = run.record(run.shapes(number, seed), measurements, work / "store.sqlite", cells)
-            _say(f"{about}: {cells}")
+            _record_any_shape(number, measurements, seed, work, cells)
         elif step == "extend":
-            file, drawn = _one_file("--more", more), run.extension_shapes(number, seed, named)
-            _say(f"{run.extend(drawn, work / 'extension.sqlite', file)}: {file}")
+            _extend_any_shape(*drawn, work, more)
         elif step == "answers":
-            file, drawn = _one_file("--answers", answers), run.extension_shapes(number, seed, named)
-            _say(f"{run.record_answers(drawn, work / 'answers.jsonl', file)}: {file}")
+            _record_answers(*drawn, work, answers)
         elif step == "collect":
-            _say(f"{run.collect_trials(build, trials)}: {trials}")
+            from outblas_lab.build.any_shape_run import collect_trials
+
+            out.print(f"{collect_trials(build, trials)}: {trials}", markup=False)
         elif step == "fit":
             _fit_any_shape([cells, trials, *more], answers, proved)
         elif step == "evaluate":
             _evaluate_any_shape([cells, trials, *more], held_out, every)
         elif step == "prove":
-            passed = run.prove(proved)
-            _say(f"written to {proved}")
-            if not passed:
-                raise typer.Exit(1)
+            _prove_any_shape(proved)
         else:
-            _say(json.dumps(run.bench(run.shapes(number, run.BENCHED), out_file, summary), indent=1))
-            _say(f"result: {out_file}\nfigures: {summary}")
+            _bench_any_shape(number, out_file, summary)
 
 
-def _say(line: str) -> None:
-    out.print(line, markup=False)
+def _record_any_shape(count: int, measurements: int | None, seed: int, work: Path, cells: Path) -> None:
+    from outblas_lab.build.any_shape_run import MEASUREMENTS, record, shapes
+
+    measurements = common.at_least("--measurements", MEASUREMENTS if measurements is None else measurements, 1)
+    about = record(shapes(count, seed), measurements, work / "store.sqlite", cells)
+    out.print(f"{about}: {cells}", markup=False)
 
 
 def _beside(cells: Path, given: list[Path] | None, *kinds: str) -> list[Path]:
@@ -220,22 +215,56 @@ def _layouts(value: str) -> tuple[Layout, ...]:
     return named
 
 
+def _extend_any_shape(count: int, seed: int, layouts: tuple[Layout, ...], work: Path, more: list[Path]) -> None:
+    from outblas_lab.build.any_shape_run import extend, extension_shapes
+
+    file, drawn = _one_file("--more", more), extension_shapes(count, seed, layouts)
+    out.print(f"{extend(drawn, work / 'extension.sqlite', file)}: {file}", markup=False)
+
+
+def _record_answers(count: int, seed: int, layouts: tuple[Layout, ...], work: Path, answers: list[Path]) -> None:
+    from outblas_lab.build.any_shape_run import extension_shapes, record_answers
+
+    file, drawn = _one_file("--answers", answers), extension_shapes(count, seed, layouts)
+    out.print(f"{record_answers(drawn, work / 'answers.jsonl', file)}: {file}", markup=False)
+
+
 def _fit_any_shape(cells: list[Path], answers: list[Path], proved: Path) -> None:
     from outblas_lab.train.fit_answers import fit_answers
     from outblas_lab.train.fit_any_shape_run import fit_all, packaged_folder
 
-    for line in fit_all(cells, proved, packaged_folder("any_shape"), _say):
-        _say(line)
-    for line in fit_answers(answers, packaged_folder("answers"), _say) if answers else ():
-        _say(line)
+    def report(line: str) -> None:
+        out.print(line, markup=False)
+
+    for line in fit_all(cells, proved, packaged_folder("any_shape"), report):
+        report(line)
+    for line in fit_answers(answers, packaged_folder("answers"), report) if answers else ():
+        report(line)
 
 
 def _evaluate_any_shape(cells: list[Path], held_out: Path, every: int) -> None:
     from outblas_lab.train.fit_any_shape import SPLITS, figures_in_words
     from outblas_lab.train.fit_any_shape_run import evaluate
 
-    found = evaluate(cells, held_out, every, _say)
+    found = evaluate(cells, held_out, every, lambda line: out.print(line, markup=False))
     for split in SPLITS:
         for line in figures_in_words(found[split]["today"]):
-            _say(f"{split}: {line}")
-    _say(f"figures: {held_out}")
+            out.print(f"{split}: {line}", markup=False)
+    out.print(f"figures: {held_out}", markup=False)
+
+
+def _prove_any_shape(proved: Path) -> None:
+    from outblas_lab.build.any_shape_run import prove
+
+    passed = prove(proved)
+    out.print(f"written to {proved}", markup=False)
+    if not passed:
+        raise typer.Exit(1)
+
+
+def _bench_any_shape(count: int, out_file: Path, summary: Path) -> None:
+    from outblas_lab.build.any_shape_run import BENCHED, bench, shapes
+
+    figures = bench(shapes(count, BENCHED), out_file, summary)
+    out.print(json.dumps(figures, indent=1), markup=False)
+    out.print(f"result: {out_file}\nfigures: {summary}", markup=False)

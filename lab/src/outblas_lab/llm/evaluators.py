@@ -67,22 +67,17 @@ def parse_evaluator(text: str | None) -> EvaluatorChoice:
     """Return the evaluator that ``--device`` names. It is not opened, and a file is not read.
 
     Args:
-        text: ``cuda:N``, ``cuda:N,M`` for several GPUs, ``compile`` or the path of a recording. None: ``cuda:0``.
+        text: ``cuda:N``, ``cuda:N,M`` for several GPUs, ``compile`` or the path of a recording. None: ``cuda:0``, or
+            ``compile`` on a machine without a GPU.
 
     Raises:
         UsageError: the text is none of these, the file does not exist, or a GPU is named twice.
-        DeviceError: the GPU does not exist, or no place is named and there is no GPU: each answer would cost money, and
-            none could be proven.
+        DeviceError: the GPU does not exist.
     """
     from outblas.runtime.device import gpu_count, require_gpus
 
-    if text is None and not gpu_count():
-        raise DeviceError(
-            "no CUDA GPU: no kernel that a model writes could be proven or timed",
-            "a GPU",
-            "run it where one is; --device compile asks the model all the same, and compiles its answers alone",
-        )
-    text = text or "cuda:0"
+    if text is None:
+        text = "cuda:0" if gpu_count() else COMPILE_ONLY
     if match := re.fullmatch(r"cuda:(\d{1,3}(?:,\d{1,3})*)", text):
         indices = require_gpus(tuple(map(int, match[1].split(","))))
         if len(indices) == 1:

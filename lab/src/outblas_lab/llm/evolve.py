@@ -71,10 +71,11 @@ class Evolution:
         store: evaluations of the run, under ``run_id``.
         journal: questions and answers of the run.
         client: client of the server. Its account starts at ``journal.spent()``; its request log is the journal.
-        counters: hardware counters that prompts show; by default none is known.
 
     Attributes:
         archive: the archive, from the record's entries and those of this run.
+        watch: called with each outcome; by default it does nothing. Set it before :meth:`run`.
+        counters: hardware counters that prompts show; by default none is known. Set it before :meth:`run`, too.
     """
 
     def __init__(
@@ -87,13 +88,12 @@ class Evolution:
         journal: EvolveJournal,
         client: Client,
         settings: EvolveSettings,
-        watch: Callable[[AnswerOutcome], None] = lambda outcome: None,
-        counters: KnownCounters = KnownCounters(),  # noqa: B008
     ) -> None:
         self._problems = {p.key: p for p in problems}
         self._models, self._evaluator, self._journal, self._client = list(models), evaluator, journal, client
-        self._store, self._run_id, self._settings, self._watch = store, run_id, settings, watch
-        self._gpu, self._counters = evaluator.gpu, counters
+        self._store, self._run_id, self._settings, self._gpu = store, run_id, settings, evaluator.gpu
+        self.watch: Callable[[AnswerOutcome], None] = lambda outcome: None
+        self.counters = KnownCounters()
         self.archive = Archive(settings.shape, settings.seed, journal.entries())
         self._evaluations = {(e.problem.key, config_name(e.config)): e for e in store.evaluations()}
         self._near = NearProblems(self._gpu, settings.nearest)
@@ -199,7 +199,7 @@ class Evolution:
         island = begun[key] % self._settings.shape.islands
         parents = self.archive.draw(key, island, number)
         known = {p.name: self._evaluations[key, p.name] for p in parents}
-        words = {name: self._counters.words(evaluation, self._gpu) for name, evaluation in known.items()}
+        words = {name: self.counters.words(evaluation, self._gpu) for name, evaluation in known.items()}
         shown = {name: kernel_facts(evaluation, words[name]) for name, evaluation in known.items()}
         near = self._near.text(self._problems[key], self.archive, self._settings.kinds)
         messages = first_prompt(self._problems[key], self._gpu, self._baselines[key], self._best(key)[0], parents,
@@ -305,7 +305,7 @@ class Evolution:
                           question.id)  # fmt: skip
             entries = self.archive.insert(entry)
         ratio = None if evaluation.speedup is None else evaluation.speedup.ratio
-        hardware = "" if evaluation.timing is None else self._counters.words(evaluation, self._gpu)
+        hardware = "" if evaluation.timing is None else self.counters.words(evaluation, self._gpu)
         words = feedback_text(evaluation, self._gpu, hardware)
         outcome = AnswerOutcome(question.id, kind, answer, name, us, ratio, gain, words)
         self._tried[question.problem, name] = outcome
@@ -315,7 +315,7 @@ class Evolution:
         self._journal.settle(outcome, entries)
         chain.outcomes[outcome.question] = outcome
         chain.drop_texts(self._settings.limits)
-        self._watch(outcome)
+        self.watch(outcome)
 
     def _record(self, evaluation: Evaluation) -> None:
         self._store.append(self._run_id, evaluation)

@@ -149,20 +149,9 @@ def _evolve(
             retry_policy=server.retry_policy,
             limiter=RateLimiter(server.requests_per_minute, server.tokens_per_minute),
         )
-        after_outcome: list[Callable[[AnswerOutcome | None], None]] = []
-        evolution = Evolution(
-            request.problems,
-            request.models,
-            evaluator,
-            store,
-            run_id,
-            journal,
-            client,
-            settings,
-            lambda outcome: after_outcome[0](outcome),
-            counters,
-        )
-        after_outcome.append(make_progress(evolution, request.budget, account, client))
+        evolution = Evolution(request.problems, request.models, evaluator, store, run_id, journal, client, settings)
+        evolution.counters = counters
+        evolution.watch = make_progress(evolution, request.budget, account, client)
         return await evolution.run()
 
     try:
