@@ -34,13 +34,15 @@ WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Prepare for Ctrl-C and for processes side by side.
+    """Prepare for Ctrl-C, for processes side by side, and for short compilations.
 
     What a shell starts in the background ignores Ctrl-C, and so would programs that tests start and interrupt.
-    Processes of pytest-xdist share the cores: threads of several would mostly wait for each other.
+    Processes of pytest-xdist share the cores: threads of several would mostly wait for each other. On a CPU, Inductor
+    would try the compiler's vector instructions for 15 s in each process; scalar code does for small tensors.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
     if config.getoption("numprocesses", None):
         os.environ.setdefault("OMP_NUM_THREADS", "1")
 

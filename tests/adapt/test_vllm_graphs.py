@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import pickle
@@ -86,8 +87,18 @@ def settings_fixture(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
     yield settings
 
 
-def compiled(settings: dict[str, Any]) -> None:
-    """Compile two layers, whose number of rows is symbolic, as vLLM does; the result is right."""
+class Seen(Exception):
+    """Ends a compilation after the passes: generated code takes most of the time."""
+
+
+class Ending(Manager):
+    def __call__(self, graph: Any) -> None:
+        super().__call__(graph)
+        raise Seen
+
+
+def compiled(settings: dict[str, Any], run: bool = False) -> None:
+    """Compile two layers, whose number of rows is symbolic, as vLLM does; with ``run`` the result is right."""
 
     def layers(x: Any, w: Any, v: Any) -> Any:
         return torch.nn.functional.linear(torch.relu(torch.nn.functional.linear(x, w)), v)
@@ -95,8 +106,8 @@ def compiled(settings: dict[str, Any]) -> None:
     x, w, v = torch.ones(5, 8), torch.ones(16, 8), torch.ones(4, 16)
     torch._dynamo.reset()
     torch._dynamo.mark_dynamic(x, 0)
-    options = {**copy.deepcopy(settings), KEY: Manager(copy.deepcopy(settings))}
-    with fresh_cache():
+    options = {**copy.deepcopy(settings), KEY: (Manager if run else Ending)(copy.deepcopy(settings))}
+    with fresh_cache(), contextlib.nullcontext() if run else pytest.raises(Exception, match="Seen"):
         assert torch.equal(torch.compile(layers, options=options, fullgraph=True)(x, w, v), layers(x, w, v))
 
 
@@ -104,7 +115,7 @@ def test_products_of_any_m_are_replaced_as_long_as_the_pass_is_installed(setting
     made = ProductPass(None, lambda a, b: True)
     installed: list[Any] = [made]
     assert enter_graphs(lambda: installed[0]) == ""
-    compiled(settings)
+    compiled(settings, run=True)
     assert made.replaced == 2
     installed[0] = None
     compiled(settings)
