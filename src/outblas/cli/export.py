@@ -11,6 +11,7 @@ import typer
 from outblas.cli import common
 from outblas.cli.common import AccOption, DtypeOption, LaunchOption, LayoutOption, err, out
 from outblas.core.errors import UsageError
+from outblas.core.gpu_records import has_data
 from outblas.core.problem import Problem
 
 if TYPE_CHECKING:
@@ -78,11 +79,10 @@ def _library(named: Path | None) -> Library:
     """Return the library of a file, or the packaged one of a GPU that is named in its place."""
     from outblas.records.library import Library
 
-    gpu = common.DEFAULT_RECORDING if named is None else str(named)
-    packaged = Library.packaged(gpu, missing_ok=named is not None)
-    if packaged.is_empty or (named is not None and named.exists()):
-        return Library.load(str(named))
-    return packaged
+    gpu = str(named or common.DEFAULT_RECORDING)
+    if named is not None and (named.exists() or not has_data(gpu, "libraries", ".json")):
+        return Library.load(named)
+    return Library.packaged(gpu)
 
 
 def _captured(file: Path, kind: tuple[str, str, str]) -> list[Problem]:

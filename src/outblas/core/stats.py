@@ -114,8 +114,7 @@ def bootstrap_geomean(values: Sequence[float]) -> tuple[float, float]:
     if logs.size < MIN_ROUNDS:
         raise UsageError(f"an interval of {logs.size} values", f"{MIN_ROUNDS} or more values", "measure more problems")
     drawn = np.random.default_rng(0).integers(0, logs.size, (2000, logs.size))
-    tail = 50.0 * (1.0 - 0.95)
-    low, high = np.percentile(logs[drawn].mean(axis=1), (tail, 100.0 - tail))
+    low, high = np.percentile(logs[drawn].mean(axis=1), (2.5, 97.5))
     return math.exp(low), math.exp(high)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,6 +31,7 @@ from outblas.records.library import Library  # noqa: E402
 from outblas.records.library_merge import replace_weights  # noqa: E402
 from outblas.records.library_row import LibraryChoice, LibraryInterval, LibraryRow  # noqa: E402
 from outblas.runtime.fused_launch import Extra  # noqa: E402
+from support.ended_compilation import Seen, ends_after_passes  # noqa: E402
 from support.gpus.known import H200  # noqa: E402
 
 may_fuse = stacked_gate._may_fuse
@@ -75,14 +75,13 @@ def broadcast(x: Any, w: Any, v: Any) -> Any:
     return linear(silu(y[:, :16]).view(16, 1) * y[:, 16:], v)
 
 
-class Seen(Exception):
-    """Ends a compilation after the pass: what code Inductor makes of an unchanged graph is its own affair."""
-
-
 def fused(
     layer: Any, monkeypatch: pytest.MonkeyPatch, *, dynamic: bool = True, serves: bool = True, run: bool = False
 ) -> int:
-    """Put a layer in bf16 through the pass; return the number of gates put in. With ``run`` the result is right."""
+    """Put a layer in bf16 through the pass; return the number of gates put in. With ``run`` the result is right.
+
+    What code Inductor makes of an unchanged graph is its own affair.
+    """
     torch._dynamo.reset()
     torch.manual_seed(0)
     monkeypatch.setattr(inductor_pass, "is_half_for_graph", lambda a, w: a.dtype is torch.bfloat16)
@@ -101,7 +100,7 @@ def fused(
         return 0
 
     monkeypatch.setattr(inductor_pass, "replace_products", replaced)
-    with fresh_cache(), contextlib.nullcontext() if run else pytest.raises(Exception, match="Seen"):
+    with fresh_cache(), ends_after_passes(not run):
         result = torch.compile(layer, options={"post_grad_custom_post_pass": made}, fullgraph=True)(x, w, v)
         assert torch.allclose(result.float(), layer(x, w, v).float(), rtol=0.05, atol=0.3)
     nodes = found[0].find_nodes(op="call_function", target=stacked_gate.silu_gated)

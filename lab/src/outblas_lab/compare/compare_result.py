@@ -225,6 +225,9 @@ class Figure:
     def half_width(self) -> float:
         return (self.high - self.low) / 2
 
+    def overlaps(self, other: Figure) -> bool:
+        return self.low <= other.high and other.low <= self.high
+
 
 def figures(comparison: Comparison, split: str, seed: int = 0) -> dict[tuple[str, int], Figure]:
     """Return (agent, budget) -> figure of one split. Intervals come from resampled problems.
@@ -256,7 +259,7 @@ def best_agents(made: dict[tuple[str, int], Figure], budget: int) -> tuple[Figur
     """
     ranked = sorted((f for f in made.values() if f.budget == budget), key=lambda f: -f.quality)
     best, *others = ranked
-    return best, [f for f in others if f.low <= best.high and best.low <= f.high]
+    return best, [f for f in others if f.overlaps(best)]
 
 
 def mean_regret(made: dict[tuple[str, int], Figure], agent: str) -> float:
@@ -265,9 +268,14 @@ def mean_regret(made: dict[tuple[str, int], Figure], agent: str) -> float:
     The regret is 1 / quality - 1, and the mean is arithmetic. Example: qualities 0.5 at budget 1 and 0.8 at 16 give
     0.625.
     """
-    mine = [f for f in made.values() if f.agent == agent]
-    within = [f for f in mine if OVERALL_BUDGETS[0] <= f.budget <= OVERALL_BUDGETS[1]] or mine
-    return sum(f.regret for f in within) / len(within)
+    regrets = [made[agent, budget].regret for budget in overall_budgets(b for one, b in made if one == agent)]
+    return sum(regrets) / len(regrets)
+
+
+def overall_budgets(budgets: Iterable[int]) -> list[int]:
+    """Return the budgets within :data:`OVERALL_BUDGETS`, in their order; all if none is."""
+    known = list(budgets)
+    return [b for b in known if OVERALL_BUDGETS[0] <= b <= OVERALL_BUDGETS[1]] or known
 
 
 def overall_regret(of_splits: Sequence[dict[tuple[str, int], Figure]]) -> list[tuple[str, float]]:
@@ -286,15 +294,10 @@ def level_with(of_splits: Sequence[dict[tuple[str, int], Figure]], best: str) ->
 
     Budgets are those of :func:`mean_regret`. The agents are in the order of the figures.
     """
-    told_apart = {best}
-    for made in of_splits:
-        budgets = {f.budget for f in made.values()}
-        within = {b for b in budgets if OVERALL_BUDGETS[0] <= b <= OVERALL_BUDGETS[1]} or budgets
-        for (agent, budget), f in made.items():
-            mine = made[best, budget]
-            if budget in within and (f.low > mine.high or mine.low > f.high):
-                told_apart.add(agent)
-    return [agent for agent in dict.fromkeys(agent for agent, _ in of_splits[0]) if agent not in told_apart]
+    budgets = overall_budgets(budget for agent, budget in of_splits[0] if agent == best)
+    cells = [(made, budget) for made in of_splits for budget in budgets]
+    others = [agent for agent in dict.fromkeys(agent for agent, _ in of_splits[0]) if agent != best]
+    return [agent for agent in others if all(made[agent, b].overlaps(made[best, b]) for made, b in cells)]
 
 
 @dataclass(frozen=True)
@@ -363,9 +366,7 @@ def budget_words(budgets: Iterable[int]) -> str:
     Example: ``budget_words([0, 1, 2, 16, 32])`` returns ``"1, 2, 16"``. If none is from 1 to 16, all are named; no
     budgets give ``""``.
     """
-    chosen = list(budgets)
-    within = [b for b in chosen if OVERALL_BUDGETS[0] <= b <= OVERALL_BUDGETS[1]] or chosen
-    return ", ".join(map(str, within))
+    return ", ".join(map(str, overall_budgets(budgets)))
 
 
 def _by_problem(

@@ -59,9 +59,9 @@ def _addmm(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor
     """
     if process_guarantee() == "batch_invariant":
         return invariant_operators.addmm(bias, a, b)
-    bias, a, b, m = as_plain(bias), as_plain(a), as_plain(b), a.shape[0]
+    m = a.shape[0]
     if m <= WAITED_M and m % class_width(m) == 0 and not is_off(FUSED_VARIABLE) and _serves(a, b):
-        result = biased_product(bias, a, b, wait=not is_captured(a))
+        result = biased_product(as_plain(bias), as_plain(a), as_plain(b), wait=not is_captured(a))
         if result is not None:
             return result
     return torch_addmm(bias, a, b)

@@ -176,7 +176,7 @@ def _swapped(problem: Problem, c: Sm90WgmmaConfig) -> Iterator[Sm90WgmmaConfig]:
             if 8 <= c.bm + more <= 256:
                 yield replace(c, bm=c.bm + more)
         return
-    consumers = {64: 1, 128: 2, 192: 3, 256: 2}.get(c.bn)
+    consumers = kernels.SWAPPED_CONSUMERS.get(c.bn)
     if consumers is not None:
         consumers = 2 if c.schedule == "pingpong" else consumers
         for bm in (c.bm, c.bm - 32, c.bm - 16, c.bm + 16):

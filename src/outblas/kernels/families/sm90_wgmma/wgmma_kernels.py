@@ -26,6 +26,8 @@ _PAIRED_TILES = (
         (112, 128, 3, True),
     ),
 )
+#: bn of a transposed kernel -> the consumers that share its tile.
+SWAPPED_CONSUMERS = {64: 1, 128: 2, 192: 3, 256: 2}
 #: Most M whose rows tiles may share evenly: an engine's largest captured step.
 MOST_EXACT_ROWS = 512
 #: Least FLOP for which kernels of large tiles are offered in addition to the catalogue.
@@ -194,7 +196,7 @@ def clustered_kernels() -> Iterator[Sm90WgmmaConfig]:
 def swap_kernels() -> Iterator[Sm90WgmmaConfig]:
     """Yield kernels that compute the transpose of C: their tiles have heights that no other kernel has."""
     for bm, bn in product((16, 32, 48, 80, 96, 112, 144, 160, 176, 192, 224, 240), (64, 128, 192, 256)):
-        consumers = {64: 1, 128: 2, 192: 3, 256: 2}[bn]
+        consumers = SWAPPED_CONSUMERS[bn]
         for cm, cn in ((1, 1), (2, 1), (1, 2)):
             stages = _stages(bm, bn, 64, bm * bn * 2)
             if stages >= 3:
@@ -268,7 +270,7 @@ def exact_rows_candidates(problem: Problem, gpu: Gpu) -> list[Sm90WgmmaConfig]:
 def _exact_rows(rows: int, bn: int, cm: int, cn: int, persistent: bool) -> Iterator[Sm90WgmmaConfig]:
     """Yield transposed kernels of a tile, B streaming through L2 since it is read once."""
     other = (4 if persistent else 2) * 64 * min(64, rows) * 2
-    consumers = {64: 1, 128: 2, 192: 3, 256: 2}[bn]
+    consumers = SWAPPED_CONSUMERS[bn]
     for pingpong, bk in ((False, 64), (True, 64)) if persistent else ((False, 64), (False, 128)):
         stages = _stages(rows, bn, bk, other)
         if stages >= 3 and not (pingpong and bn == 64):
