@@ -5,7 +5,7 @@ Command:
     python benchmarks/ampere_peers.py compile --checkout CUDA-L2 [--jobs 8]   # anywhere with nvcc, no GPU
     python benchmarks/ampere_peers.py measure                                 # on a Hopper GPU
 
-Result file: results/h100/ampere_peers.json; `outblas results --write` puts its table on docs/results/ampere-peers.md.
+Result file: results/h100/ampere_peers.json; `outblas results --write` puts its table on docs/results/other-kernels.md.
 Both steps take --carried, the folder of compiled kernels.
 
 The family is meant for an A100. A Hopper GPU stands in, because it runs the same machine instructions. Only kernels

@@ -5,7 +5,7 @@ Command:
     python benchmarks/cuda_l2.py compile --checkout CUDA-L2 [--jobs 8]   # anywhere with nvcc, no GPU
     python benchmarks/cuda_l2.py measure                                 # on an H100
 
-Result file: results/h100/cuda_l2.json; `outblas results --write` puts its table on docs/results/cuda-l2.md.
+Result file: results/h100/cuda_l2.json; `outblas results --write` puts its table on docs/results/other-kernels.md.
 Both steps take --carried, the folder of compiled kernels.
 
 100 of CUDA-L2's 1,000 problems are drawn by a seed, stratified by regime. Its kernel of each, the library's kernel for

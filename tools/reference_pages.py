@@ -1,7 +1,7 @@
 """Write or check the reference pages that come from the code of the command line and of the tool server.
 
-``python tools/reference_pages.py --write`` writes cli.md, json.md and mcp-tools.md in docs/reference/. Without the
-option it checks them, and exits with 1 if one is stale.
+``python tools/reference_pages.py --write`` writes docs/reference/cli.md, docs/reference/json.md and the tools in
+docs/llm/mcp.md. Without the option it checks them, and exits with 1 if one is stale.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from outblas_lab.cli.lab_documents import DOCUMENTS as LAB_DOCUMENTS
 from outblas_lab.mcp.guide_resources import RESOURCES
 from outblas_lab.mcp.kernel_tools import TOOLS
 
-REFERENCE = Path(__file__).resolve().parents[1] / "docs" / "reference"
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+BEGIN, END = "<!-- tools:begin -->\n", "<!-- tools:end -->\n"
 
 
 def cli_page() -> str:
@@ -118,23 +119,18 @@ def _type(annotation: Any, seen: list[type[Any]]) -> str:
     return {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}.get(annotation, "any")
 
 
-def mcp_page() -> str:
-    """Return the page of the tools and resources of ``outblas mcp``, with each argument and its meaning."""
+def tools_text() -> str:
+    """Return the text on the tools and resources of ``outblas mcp``, with each argument and its meaning."""
     lines = [
-        "# MCP tools",
-        "",
-        "This page is generated from the code. [Tools for agents](../llm/mcp.md) explains how to use them.",
         "",
         "An answer is JSON. It has the keys of the tool, and `budget_left`.",
         "An argument that does not fit its schema gives an error that names it.",
         "Any other mistake gives three lines: the mistake, the expected input and the remedy.",
-        "",
-        "## Tools",
     ]
     for name, tool in TOOLS.items():
         lines += ["", f"### {name}", "", tool.description(), "", "| argument | default | meaning |"]
         lines += ["| --- | --- | --- |", *_arguments(tool.model_json_schema())]
-    lines += ["", "## Resources", "", "| address | type | meaning |", "| --- | --- | --- |"]
+    lines += ["", "### Resources", "", "| address | type | meaning |", "| --- | --- | --- |"]
     lines += [f"| `{one.uri}` | {one.mime_type} | {one.description} |" for one in RESOURCES]
     return "\n".join(lines) + "\n"
 
@@ -151,7 +147,13 @@ def _arguments(schema: dict[str, Any]) -> list[str]:
     return rows
 
 
-PAGES = {"cli.md": cli_page, "json.md": json_page, "mcp-tools.md": mcp_page}
+def mcp_page() -> str:
+    """Return docs/llm/mcp.md with the text on the tools between its markers."""
+    before, rest = (DOCS / "llm/mcp.md").read_text(encoding="utf-8").split(BEGIN)
+    return f"{before}{BEGIN}{tools_text()}\n{END}{rest.split(END)[1]}"
+
+
+PAGES = {"reference/cli.md": cli_page, "reference/json.md": json_page, "llm/mcp.md": mcp_page}
 
 
 def main() -> int:
@@ -159,11 +161,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="write the pages")
     write = parser.parse_args().write
-    stale = [name for name, page in PAGES.items() if not _is_current(REFERENCE / name, page())]
+    stale = [name for name, page in PAGES.items() if not _is_current(DOCS / name, page())]
     for name in stale:
         if write:
-            (REFERENCE / name).write_text(PAGES[name](), encoding="utf-8")
-        print(f"{'written' if write else 'stale'}: docs/reference/{name}")
+            (DOCS / name).write_text(PAGES[name](), encoding="utf-8")
+        print(f"{'written' if write else 'stale'}: docs/{name}")
     return 0 if write or not stale else 1
 
 

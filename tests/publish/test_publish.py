@@ -148,7 +148,7 @@ def test_each_page_has_the_tables_of_each_gpu_under_its_name(two_gpus):
 def test_a_gpu_with_other_files_alone_is_on_their_pages(two_gpus):
     """It has a model's steps and no bench, so it has no summary and no place in the tables of benches."""
     folder, root, other = two_gpus
-    steps = page(root / "docs" / "results" / "transformer.md", "transformer")
+    steps = page(root / "docs" / "results" / "whole-models.md", "transformer", "whole_models")
     table = page(root / "docs" / "results" / "index.md", "results")
     (other / "grid.parquet").unlink()
     variants = {"torch": {"us": [1000.0], "tokens_per_s": 64}, "outblas": {"speedup": [1.25, 1.2, 1.3]}}
@@ -158,7 +158,8 @@ def test_a_gpu_with_other_files_alone_is_on_their_pages(two_gpus):
     (other / "model_steps.json").write_text(json.dumps(data))
     publish(folder, root)
     assert not (other / "summary.json").exists() and "H100" not in (root / "docs/results/tables.md").read_text()
-    assert "1.250× (1.200 to 1.300)" in steps.read_text() and "Not measured" not in steps.read_text()
+    block = steps.read_text().partition("<!-- transformer:end -->")[0]
+    assert "1.250× (1.200 to 1.300)" in block and "Not measured" not in block
     assert "| H100 | [decode steps of Llama 3 8B" in table.read_text()
 
 
@@ -219,7 +220,7 @@ def test_the_picture_prefers_the_headline_suite(published):
 
 def test_a_result_file_that_lacks_a_field_is_one_error_and_nothing_is_written(published):
     folder, root = published
-    place = page(root / "docs/search/published-recipe.md", "recipe")
+    place = page(root / "docs/search/ppo.md", "recipe")
     before = place.read_bytes()
     fields = ("provenance", "recording", "settings", "problems", "hit_rates", "faults", "rows", "curves")
     data = {"format": 1, "kind": "recipe", **dict.fromkeys(fields, {})}

@@ -95,7 +95,7 @@ def _cuda_l2(folder: Path) -> Iterator[HeadlineRow]:
     made = data["provenance"]
     yield HeadlineRow(
         made["gpu"], "CUDA-L2's own problems", len(ratios), geomean(ratios), None, "CUDA-L2's kernels",
-        (made["driver"],), (made["date"][:10],), "results/cuda-l2/", min(ratios), losses(ratios, FAR_BELOW),
+        (made["driver"],), (made["date"][:10],), "results/other-kernels/", min(ratios), losses(ratios, FAR_BELOW),
     )  # fmt: skip
 
 
@@ -272,7 +272,7 @@ def _model_steps(path: Path) -> Iterator[HeadlineRow]:
                 "torch",
                 (made["driver"],),
                 (made["date"][:10],),
-                "results/transformer/",
+                "results/whole-models/#decode-and-prefill-steps",
                 min(ratios),
                 losses(ratios, FAR_BELOW),
             )
