@@ -112,7 +112,7 @@ def _engine(folder: Path) -> Iterator[HeadlineRow]:
             if ratios:
                 yield HeadlineRow(
                     made["gpu"], use.format(model_words(model)), len(ratios), geomean(ratios), None, "vLLM alone",
-                    (made["driver"],), (made["date"][:10],), "use/engines/#how-much-does-vllm-gain", min(ratios),
+                    (made["driver"],), (made["date"][:10],), "use/engines/#vllm-results", min(ratios),
                     losses(ratios, FAR_BELOW),
                 )  # fmt: skip
 
@@ -231,7 +231,7 @@ def _unlisted(folder: Path) -> Iterator[HeadlineRow]:
             f", by an earlier fit, {day}" if of_another_fit(path.with_name(f"{folder.name}.json"), folder.name) else ""
         )
         rows = [row for row in result.rows if not row["pdl"]]
-        yield _row(result, f"random shapes of no list{earlier}", rows, "use/matmul/#which-products-can-gain")
+        yield _row(result, f"random shapes of no list{earlier}", rows, "use/matmul/#kernel-selection")
 
 
 def _row(result: Result, use: str, rows: Sequence[dict[str, Any]], page: str) -> HeadlineRow:
