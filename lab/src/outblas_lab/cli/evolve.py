@@ -15,6 +15,7 @@ from outblas.cli.common import err, number, out
 from outblas.core.errors import DeviceError, UsageError
 from outblas.core.problem import Problem
 from outblas_lab.llm.budget import parse_budget
+from outblas_lab.llm.evaluators import COMPILE_ONLY
 from outblas_lab.llm.evolve_run import MakeProgress
 from outblas_lab.llm.feedback import OUTCOME_KINDS
 from outblas_lab.llm.models import parse_models
@@ -139,6 +140,12 @@ def _place(device: str | None) -> EvaluatorChoice:
     return place
 
 
+def _unproven_words(place: EvaluatorChoice) -> str:
+    if place.name == COMPILE_ONLY:
+        return "device compile runs nothing: answers will be compiled, and not be proven or timed"
+    return f"no GPU in use: kernels that {place} lacks will be compiled, and not be proven or timed"
+
+
 def _limit(option: str, value: int | None) -> int | None:
     return None if value is None else common.at_least(option, value, 0)
 
@@ -151,7 +158,13 @@ def _run(request: EvolveRequest, title: str) -> None:
     if request.place.runs_kernels and "code" in request.settings.kinds:
         say_what_holds()
     with progress_view(title) as watch:
-        reason, files = run_evolve(request, watch)
+
+        def begin(*watched: Any) -> Callable[[AnswerOutcome | None], None]:
+            if not request.place.runs_kernels:  # after all refusals, and before the first paid request
+                err.print(_unproven_words(request.place), markup=False)
+            return watch(*watched)
+
+        reason, files = run_evolve(request, begin)
     out.print(
         f"ended:        {reason}\nbest kernels: {files.best if files.best.is_dir() else 'none was proven'}",
         markup=False,
