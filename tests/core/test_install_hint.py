@@ -31,30 +31,27 @@ def test_the_command_can_be_of_another_python() -> None:
     assert install_hint(pip="/venv/bin/python -m pip").startswith("/venv/bin/python -m pip install . in")
 
 
-def hint_on(monkeypatch: pytest.MonkeyPatch, *extras: str, torch: bool, driver: bool) -> str:
-    def library(name: str) -> None:
-        if not driver:
-            raise OSError(f"{name}: cannot open shared object file")
-
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: torch or None)
-    monkeypatch.setattr("ctypes.CDLL", library)
-    return install_hint(*extras)
+def hint_on(monkeypatch: pytest.MonkeyPatch, *extras: str, torch: bool, gpu: bool) -> str:
+    with monkeypatch.context() as machine:
+        machine.setattr("importlib.util.find_spec", lambda name: torch or None)
+        machine.setattr("os.path.exists", lambda path: gpu and path == "/dev/nvidiactl")
+        return install_hint(*extras)
 
 
 @pytest.mark.parametrize("extra", ["rl", "train-llm"])
 def test_without_a_gpu_the_cpu_build_of_torch_comes_first(extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    hint = hint_on(monkeypatch, extra, torch=False, driver=False)
+    hint = hint_on(monkeypatch, extra, torch=False, gpu=False)
     assert hint.startswith(CPU_TORCH) and f"then pip install './lab[{extra}]' in" in hint
 
 
 @pytest.mark.parametrize(
-    ("extras", "torch", "driver"),
+    ("extras", "torch", "gpu"),
     [(("rl",), True, False), (("rl",), False, True), (("gpu", "rl"), False, False), (("llm",), False, False)],
 )
 def test_elsewhere_pip_chooses_the_build(
-    extras: tuple[str, ...], torch: bool, driver: bool, monkeypatch: pytest.MonkeyPatch
+    extras: tuple[str, ...], torch: bool, gpu: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert "whl/cpu" not in hint_on(monkeypatch, *extras, torch=torch, driver=driver)
+    assert "whl/cpu" not in hint_on(monkeypatch, *extras, torch=torch, gpu=gpu)
 
 
 def composed_elsewhere(folder: Path) -> list[str]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
+import os
 
 #: Extras of the distribution outblas; all others are of outblas-lab.
 _OWN = ("tune", "compile", "gpu", "examples")
@@ -18,7 +18,7 @@ def install_hint(*extras: str, pip: str = "pip") -> str:
 
     ``install_hint("gpu")`` is "pip install '.[gpu]' in a checkout of outblas". The packages are in no registry, so a
     command with the name ``outblas`` would find nothing. An extra of outblas-lab is in ``lab/``: ``'./lab[rl]'``.
-    If an extra would bring torch to a machine without NVIDIA's driver, the command for torch's CPU build comes first.
+    If an extra would bring torch to a machine without an NVIDIA GPU, the command for torch's CPU build comes first.
 
     Args:
         extras: Names of extras in one ``pyproject.toml`` or both, not checked. No extras:
@@ -30,17 +30,10 @@ def install_hint(*extras: str, pip: str = "pip") -> str:
     targets = [f"'.[{own}]'"] if own else [] if labs else ["."]
     targets += [f"'./lab[{labs}]'"] if labs else []
     command = f"{pip} install {' '.join(targets)} in a checkout of outblas"
-    if _WITH_TORCH.isdisjoint(extras) or "gpu" in extras or importlib.util.find_spec("torch") or _has_driver():
+    has_gpu = any(map(os.path.exists, ("/dev/nvidiactl", "/dev/dxg")))  # the second one in WSL
+    if _WITH_TORCH.isdisjoint(extras) or "gpu" in extras or has_gpu or importlib.util.find_spec("torch"):
         return command
     return f"{CPU_TORCH} (otherwise pip downloads several GB of CUDA), then {command}"
-
-
-def _has_driver() -> bool:
-    try:
-        ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return False
-    return True
 
 
 def lab_hint() -> str:

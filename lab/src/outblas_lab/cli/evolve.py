@@ -140,12 +140,6 @@ def _place(device: str | None) -> EvaluatorChoice:
     return place
 
 
-def _unproven_words(place: EvaluatorChoice) -> str:
-    if place.name == COMPILE_ONLY:
-        return "device compile runs nothing: answers will be compiled, and not be proven or timed"
-    return f"no GPU in use: kernels that {place} lacks will be compiled, and not be proven or timed"
-
-
 def _limit(option: str, value: int | None) -> int | None:
     return None if value is None else common.at_least(option, value, 0)
 
@@ -161,7 +155,9 @@ def _run(request: EvolveRequest, title: str) -> None:
 
         def begin(*watched: Any) -> Callable[[AnswerOutcome | None], None]:
             if not request.place.runs_kernels:  # after all refusals, and before the first paid request
-                err.print(_unproven_words(request.place), markup=False)
+                which = "answers" if request.place.name == COMPILE_ONLY else "kernels that it lacks"
+                words = f"device {request.place} runs nothing: {which} will be compiled, and not be proven or timed"
+                err.print(words, markup=False)
             return watch(*watched)
 
         reason, files = run_evolve(request, begin)
