@@ -91,6 +91,25 @@ def test_it_says_what_comes_and_where_it_went(tmp_path: Path) -> None:
     assert code.exit_code == 0 and (tmp_path / "p.html").is_file()
 
 
+@pytest.mark.parametrize("device", ["compile", "recording"])
+def test_a_device_that_runs_nothing_says_so_before_the_first_request(
+    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen, shown = io.StringIO(), list[str]()
+    monkeypatch.setattr(evolve, "err", Console(file=screen, width=200))
+
+    def reply(request: object, number: int) -> Say:
+        shown.append(screen.getvalue())
+        return Say("no kernel")
+
+    where = "compile" if device == "compile" else record(tmp_path / "r.jsonl", passed(kernel(0), 3.9))
+    with serving(reply) as server:
+        options = ("--model", "m", "--base-url", server.url, "--device", where, "--budget", "1 requests")
+        code, said = run("--mnk", PROBLEM.mnk, *options, "--run", tmp_path / "run")
+    assert code == 0, said
+    assert "will be compiled, and not be proven or timed" in shown[0]
+
+
 def test_what_is_left_is_told_by_the_rate_of_this_session() -> None:
     account = SpendingAccount(Budget(requests=100), Cost(80))
     client: Any = SimpleNamespace(seconds=10.0)

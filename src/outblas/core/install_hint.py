@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
+
 #: Extras of the distribution outblas; all others are of outblas-lab.
 _OWN = ("tune", "compile", "gpu", "examples")
+#: Extras that bring torch and serve a machine without a GPU, too.
+_WITH_TORCH = {"rl", "train-llm", "examples"}
+#: Installs torch without the gigabytes of CUDA, which pip takes by default.
+CPU_TORCH = "pip install torch --index-url https://download.pytorch.org/whl/cpu"
 
 
 def install_hint(*extras: str, pip: str = "pip") -> str:
@@ -11,6 +18,7 @@ def install_hint(*extras: str, pip: str = "pip") -> str:
 
     ``install_hint("gpu")`` is "pip install '.[gpu]' in a checkout of outblas". The packages are in no registry, so a
     command with the name ``outblas`` would find nothing. An extra of outblas-lab is in ``lab/``: ``'./lab[rl]'``.
+    If an extra would bring torch to a machine without an NVIDIA GPU, the command for torch's CPU build comes first.
 
     Args:
         extras: Names of extras in one ``pyproject.toml`` or both, not checked. No extras:
@@ -21,7 +29,11 @@ def install_hint(*extras: str, pip: str = "pip") -> str:
     labs = ",".join(name for name in extras if name not in _OWN)
     targets = [f"'.[{own}]'"] if own else [] if labs else ["."]
     targets += [f"'./lab[{labs}]'"] if labs else []
-    return f"{pip} install {' '.join(targets)} in a checkout of outblas"
+    command = f"{pip} install {' '.join(targets)} in a checkout of outblas"
+    has_gpu = any(map(os.path.exists, ("/dev/nvidiactl", "/dev/dxg")))  # the second one in WSL
+    if _WITH_TORCH.isdisjoint(extras) or "gpu" in extras or has_gpu or importlib.util.find_spec("torch"):
+        return command
+    return f"{CPU_TORCH} (otherwise pip downloads several GB of CUDA), then {command}"
 
 
 def lab_hint() -> str:

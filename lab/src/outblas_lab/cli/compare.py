@@ -22,7 +22,10 @@ def compare(
         "random,heuristic,evolution"
     ),
     budgets: Annotated[
-        str, typer.Option(help="Measurements after which to compare the choices; 0: the first proposal, unmeasured.")
+        str,
+        typer.Option(
+            help="Measurements after which to compare the choices; 0: the first proposal. 1 keeps it unless it fails."
+        ),
     ] = "0,1,2,4,8,16,32",
     seeds: Annotated[int, typer.Option(help="Seeds of every agent that draws.")] = 5,
     held_out: Annotated[float, typer.Option(help="Share of shapes or families that is held out.")] = 0.2,
@@ -96,6 +99,7 @@ def _with_estimate(progress: ProgressFn) -> ProgressFn:
 def print_comparison(comparison: Comparison) -> None:
     """Print a comparison on stdout: per split a table and the best agent of each budget, then the verdict over all."""
     from outblas_lab.compare.compare_result import (
+        FIRST_CHOICE,
         best_agents,
         budget_words,
         figures,
@@ -120,6 +124,8 @@ def print_comparison(comparison: Comparison) -> None:
         for line in _source_lines(comparison, split):
             out.print(line, markup=False)
         out.print()
+    if {0, 1} <= set(comparison.budgets):
+        out.print(FIRST_CHOICE)
     (best_agent, regret), *_ = overall_regret(list(of_splits.values()))
     equals = level_with(list(of_splits.values()), best_agent)
     words = f"{best_agent}, mean regret {regret:.2%} (budgets {budget_words(comparison.budgets)}, all splits)"

@@ -15,6 +15,7 @@ from outblas.cli.common import err, number, out
 from outblas.core.errors import DeviceError, UsageError
 from outblas.core.problem import Problem
 from outblas_lab.llm.budget import parse_budget
+from outblas_lab.llm.evaluators import COMPILE_ONLY
 from outblas_lab.llm.evolve_run import MakeProgress
 from outblas_lab.llm.feedback import OUTCOME_KINDS
 from outblas_lab.llm.models import parse_models
@@ -151,7 +152,15 @@ def _run(request: EvolveRequest, title: str) -> None:
     if request.place.runs_kernels and "code" in request.settings.kinds:
         say_what_holds()
     with progress_view(title) as watch:
-        reason, files = run_evolve(request, watch)
+
+        def begin(*watched: Any) -> Callable[[AnswerOutcome | None], None]:
+            if not request.place.runs_kernels:  # after all refusals, and before the first paid request
+                which = "answers" if request.place.name == COMPILE_ONLY else "kernels that it lacks"
+                words = f"device {request.place} runs nothing: {which} will be compiled, and not be proven or timed"
+                err.print(words, markup=False)
+            return watch(*watched)
+
+        reason, files = run_evolve(request, begin)
     out.print(
         f"ended:        {reason}\nbest kernels: {files.best if files.best.is_dir() else 'none was proven'}",
         markup=False,

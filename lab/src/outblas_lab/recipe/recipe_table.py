@@ -46,7 +46,7 @@ def recipe_rows(result: Mapping[str, Any]) -> list[list[str]]:
     """
     budgets = [r["budget"] for r in result["rows"][0]["regrets"]]
     head = ["kernels", "reward", *(f"regret after {b}" for b in budgets), "mean regret"]
-    rows = [[*head, "wrong chosen", "level chosen"]]
+    rows = [[*head, "wrong choices", "choices not faster"]]
     for row in result["rows"]:
         cells = f"{row['faulty']:.0%} faulty" if row["faulty"] else "as recorded"
         regrets = [f"{r['regret']:.1%} [{r['low']:.1%}, {r['high']:.1%}]" for r in row["regrets"]]
@@ -67,7 +67,9 @@ def recipe_notes(result: Mapping[str, Any]) -> list[str]:
         f"Trained on {problems['trained']} problems ({problems['layout']}), {settings['episodes']} episodes of each, "
         f"{settings['budget']} measurements an episode, {times}.",
         f"Judged on {problems['judged']} problems with other (M, N, K), {problems['tasks']} tasks with launch options.",
-        "Shares are of the choices after the last number of measurements.",
+        "Regret: time that the choice loses against the fastest right kernel. In brackets: its 95% interval.",
+        "Wrong choices failed a gate. Choices not faster are right, and not significantly faster than the fastest "
+        "baseline. Both are shares of the choices after the last number of measurements.",
         _hit_rate_note(result["hit_rates"]),
         _fault_note(result),
     ]

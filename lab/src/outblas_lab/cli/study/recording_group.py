@@ -56,7 +56,10 @@ def score(
     agent_file: Annotated[Path, typer.Argument(metavar="AGENT_FILE", help="Python file that defines one agent.")],
     name: RecordingNameOption = common.DEFAULT_RECORDING,
     baselines: Annotated[
-        str, typer.Option(help="Agents beside it, separated by commas; none for nothing.")
+        str,
+        typer.Option(
+            help="Agents beside it, separated by commas; none for nothing. regressor trains with torch (extra rl)."
+        ),
     ] = "random,nearest,regressor",
     sample: Annotated[
         int | None, typer.Option(help="Search this number of held-out problems, stratified by regime; by default all.")
@@ -73,6 +76,7 @@ def score(
 ) -> None:
     """Score an agent file on held-out problems: regret after 0, 1, 2, 4 and 8 measurements, beside baselines.
 
+    The file defines one class that derives from ``outblas.tune.agents.base.Agent``. No checkout is needed.
     The file is run as it is: score no file that you do not trust.
     Example: ``outblas recording score my_agent.py --sample 40``.
     """
@@ -109,7 +113,7 @@ def _private_seed(path: Path) -> int:
 def _print_score(found: Score, request: ScoreRequest, private: bool, json_out: bool) -> None:
     from rich.table import Table
 
-    from outblas_lab.compare.compare_result import figures, noise_regret
+    from outblas_lab.compare.compare_result import FIRST_CHOICE, figures, noise_regret
     from outblas_lab.compare.splits import PUBLIC_SPLIT
 
     parts = [found.agent] if found.baselines is None else [found.agent, found.baselines]
@@ -129,6 +133,7 @@ def _print_score(found: Score, request: ScoreRequest, private: bool, json_out: b
         cells = [f"{f.regret:.2%} [{1 / f.high - 1:.2%}, {1 / f.low - 1:.2%}]" for f in rows if f.agent == agent]
         table.add_row(agent, *cells)
     common.print_table(table)
+    out.print(FIRST_CHOICE)
     out.print(f"noise floor: {noise_regret(found.agent):.2%}; the recording hides smaller regrets", markup=False)
     for part in parts:
         out.print(f"result: {part.path}", markup=False)
