@@ -125,11 +125,12 @@ def test_a_check_of_published_figures_says_its_outcome(
     assert ("checked: " in result.stdout) == (not stale) and all(line in result.stderr for line in stale)
 
 
-def test_a_resumed_run_says_what_it_kept(tmp_path: Path, recording: str) -> None:
+def test_a_finished_run_says_so_and_shows_no_progress(tmp_path: Path, recording: str) -> None:
     arguments = ["tune", "--mnk", MNK, "--device", f"replay:{recording}", "--agent", "random"]
     arguments += ["--budget", "3", "--run", str(tmp_path / "run")]
     assert "resuming" not in outblas(*arguments).stderr
-    assert "measurements of" in outblas(*arguments).stderr
+    (line,) = outblas(*arguments).stderr.splitlines()
+    assert line == f"run {tmp_path / 'run'} is finished: 1 problem; nothing to do"
 
 
 def test_an_unknown_name_proposes_the_nearest() -> None:

@@ -65,6 +65,8 @@ def train(
     about = json.loads(policy.about)
     out.print(f"policy: {run / 'policy.npz'} (best of {about['steps']} steps)", markup=False)
     out.print(f"use it: OUTBLAS_POLICY={run / 'policy.npz'} outblas tune --agent ppo", markup=False)
+    problems = sum(len(part.problems) for part in parts)
+    common.print_result("train", {"policy": run / "policy.npz"}, steps=about["steps"], problems=problems)
 
 
 def _parts(names: list[str] | None, most: int | None = None) -> list[TrainingPart]:
