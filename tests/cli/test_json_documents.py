@@ -139,6 +139,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     stand_in("outblas_lab.pool.record_suite.run_record", lambda **_: None)
     stand_in("outblas.runtime.device.gpu_of_device", lambda index: H200)
     stand_in("outblas_lab.build.build_run.build", lambda *_: None)
+    stand_in("outblas_lab.train.fit_model_run.fit_model", lambda *_: {"gpu": "h200", "checks": {"folds": 5}})
+    stand_in("outblas_lab.train.fit_model_run.print_report", lambda _: None)
     stand_in("outblas_lab.build.any_shape_run.record", lambda *_: "7 cells of 3 problems")
     return tmp_path
 
