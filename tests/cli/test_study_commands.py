@@ -13,6 +13,7 @@ from outblas_lab.compare.compare_result import FIRST_CHOICE
 from outblas_lab.compare.compare_run import ScoreRequest
 from support.cli_fixture import assert_refused, outblas, recording_fixture  # noqa: F401
 from support.helpers import synthetic_recording
+from support.json_output import document
 
 AGENT = """
 from outblas.tune.agents.base import Agent, unexplored
@@ -96,6 +97,8 @@ def test_the_recipe_prints_its_table_and_writes_its_result(recording: str, tmp_p
     assert "wrong choices" in result.stdout and "published" in result.stdout and "gated" in result.stdout
     assert "modelled" in result.stdout and str(out) in result.stdout
     assert json.loads(out.read_text())["settings"]["episodes"] == 4
+    again = document(*words, "--seeds", "1", "--run", str(tmp_path / "run"), "--out", str(out), "--json")
+    assert [row["reward"] for row in again["rows"]] == ["additive", "gated"] and again["files"]["result"] == str(out)
 
 
 def test_wrong_options_of_the_recipe_are_refused(recording: str, tmp_path: Path) -> None:

@@ -49,11 +49,8 @@ def export(
     chosen = common.check_launch(launch)
     given = [one for one in (mnk, suite, captured) if one is not None]
     if len(given) != 1:
-        raise UsageError(
-            f"{len(given)} options that name problems",
-            "exactly one of --mnk, --suite and --captured",
-            "e.g. --mnk 64_4096_64",
-        )
+        wrong = f"{len(given)} of --mnk, --suite and --captured are given"
+        raise UsageError(wrong, "exactly one", "pass exactly one of them, e.g. --mnk 64_4096_64")
     wanted = [word.strip() for one in formats or ["all" if mnk else "hf"] for word in one.split(",")]
     if mnk is None and wanted != ["hf"]:
         raise UsageError(f"--format {','.join(wanted)} of a set of problems", "hf", "export one problem by --mnk")
@@ -63,7 +60,8 @@ def export(
 
     rows = _library(library)
     if mnk is not None:
-        paths = write(find_target(Problem.from_mnk(mnk, layout, dtype, acc), chosen, rows), wanted, out_dir)
+        targets = [find_target(Problem.from_mnk(mnk, layout, dtype, acc), chosen, rows)]
+        paths = write(targets[0], wanted, out_dir)
     else:
         kind = (layout.upper(), dtype.lower(), acc.lower())
         problems = _captured(captured, kind) if captured else common.suite_problems(suite or "", (layout,), dtype, acc)
@@ -73,6 +71,7 @@ def export(
     for path in paths:
         out.print(str(path), markup=False)
     err.print(f"kernels of the library of {rows.gpu}", markup=False)
+    common.print_result("export", {"written": paths}, kernels=len(targets), gpu=rows.gpu)
 
 
 def _library(named: Path | None) -> Library:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +12,6 @@ import typer
 from outblas.cli import common
 from outblas.cli.common import ProgressFn, err, out
 from outblas.core.errors import UsageError
-from outblas.runtime.device import parse_device
 
 if TYPE_CHECKING:
     from outblas_lab.compare.compare_result import Comparison, Figure
@@ -57,17 +57,13 @@ def compare(
     ] = True,
 ) -> None:
     """Compare agents by what they find on held-out problems of a recording, within a few measurements."""
-    where = parse_device(device)
-    if where.recording is None:
-        expected = "a recording, which knows the best of every problem"
-        raise UsageError(f"--device {device}", expected, f"e.g. --device replay:{common.DEFAULT_RECORDING}")
-
+    recording = common.recording_name(device)
     from outblas_lab.compare.compare_result import read_comparison
     from outblas_lab.compare.compare_run import CompareRequest, run_compare
     from outblas_lab.compare.held_out import Plan
 
     plan = Plan(
-        where.recording, common.integers("--budgets", budgets), held_out, split_seed, sample,
+        recording, common.integers("--budgets", budgets), held_out, split_seed, sample,
         across and across.removeprefix("replay:"),
     )  # fmt: skip
     with common.progress_bar("compare") as progress:
@@ -76,7 +72,7 @@ def compare(
             _sources(learn_from, across),
         )  # fmt: skip
         run_compare(request, _with_estimate(progress), lambda line: err.print(line, markup=False))
-    print_comparison(read_comparison(out_file))
+    _print_comparison(read_comparison(out_file), out_file)
     out.print(f"result: {out_file}\npage:   outblas report {out_file}", markup=False)
 
 
@@ -96,8 +92,8 @@ def _with_estimate(progress: ProgressFn) -> ProgressFn:
     return update
 
 
-def print_comparison(comparison: Comparison) -> None:
-    """Print a comparison on stdout: per split a table and the best agent of each budget, then the verdict over all."""
+def _print_comparison(comparison: Comparison, file: Path) -> None:
+    """Print a table and the best agent of each budget per split, then the verdict over all; or the document."""
     from outblas_lab.compare.compare_result import (
         FIRST_CHOICE,
         best_agents,
@@ -131,6 +127,8 @@ def print_comparison(comparison: Comparison) -> None:
     words = f"{best_agent}, mean regret {regret:.2%} (budgets {budget_words(comparison.budgets)}, all splits)"
     verdict = f"no agent is significantly best: {words}, level with {', '.join(equals)}"
     out.print(verdict if equals else f"best agent overall: {words}", markup=False)
+    rows = [{"split": s, **asdict(one), "regret": one.regret} for s, made in of_splits.items() for one in made.values()]
+    common.print_result("compare", {"result": file}, rows, best=best_agent, mean_regret=regret, level_with=equals)
 
 
 def _source_lines(comparison: Comparison, split: str) -> list[str]:

@@ -68,6 +68,8 @@ def train(
     words = f"the checkpoint after {best} steps" if best else "the regressor's order, which no step of PPO improved"
     out.print(f"policy: {run / 'policy.npz'} ({words})", markup=False)
     out.print(f"use it: OUTBLAS_POLICY={run / 'policy.npz'} outblas tune --agent ppo", markup=False)
+    problems = sum(len(part.problems) for part in parts)
+    common.print_result("train", {"policy": run / "policy.npz"}, steps=best, problems=problems)
 
 
 def _parts(names: list[str] | None, most: int | None = None) -> list[TrainingPart]:

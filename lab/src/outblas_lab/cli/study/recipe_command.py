@@ -50,3 +50,5 @@ def recipe(
     common.print_table(table)
     for line in (*recipe_notes(result), f"result: {out_file}", f"trainings: {run}"):
         out.print(line, markup=False)
+    files = {"result": out_file, "trainings": run}
+    common.print_result("recipe", files, result["rows"], problems=result["problems"])
