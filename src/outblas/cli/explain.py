@@ -60,9 +60,12 @@ def explain(
 
 def _gates(one: ModelWeight, numbers: Iterable[int], library: Library) -> str:
     """Return how the gate of a weight is computed at each M: by a kernel, and its measured speed-up, or in a pass."""
-    found = {m: library.gate(one.asked.weight.problem(m)) for m in numbers}
-    ways = {m: "a pass more" if gate is None else f"kernel {gate.speedup:.3f}" for m, gate in found.items()}
-    return ", ".join(f"M {m}: {way}" for m, way in ways.items())
+    from outblas.dispatch.exclusion import exclusions_of_environment
+
+    exclude, problems = exclusions_of_environment(), [one.asked.weight.problem(m) for m in numbers]
+    found = ((problem, library.gate(problem)) for problem in problems)
+    gates = ((p, None if gate is None or exclude.why_not(p, gate.config) else gate) for p, gate in found)
+    return ", ".join(f"M {p.m}: {'a pass more' if gate is None else f'kernel {gate.speedup:.3f}'}" for p, gate in gates)
 
 
 def _tune_command(model: Path, tp: int, dtype: str | None, device: str | None) -> str:
