@@ -125,7 +125,7 @@ def test_the_run_takes_the_layout_of_the_kernel_and_its_file_becomes_the_table(
     assert "| as claimed | OutBLAS / CUDA-L2 | 2 | 2.000× | 2 |" in text
     assert "| others | OutBLAS / CUDA-L2 | 1 | 2.000× | 1 |" in text and "CUDA-L2 / torch | 1 | 0.750× | 0 |" in text
     assert "| ---: |\n| as claimed |" in text, "the lines of a table follow each other"
-    assert "By their machine code, of 3 kernels 1 sum in fp16 where CUDA-L2 claims fp32." in text
+    assert "According to their machine code, of 3 kernels 1 accumulate in fp16 where CUDA-L2 claims fp32." in text
     assert "3 wait for the GPU" in text
     assert "1 builds or proofs failed: `cuda_l2` on 1." in text and "cuda_l2 2.00 µs" in text
 

@@ -72,9 +72,9 @@ def test_what_is_no_rival_stands_below_the_table(folder: Path) -> None:
     row = {**summarise_result(result)[0], "geomean_torch_full": 1.25, "geomean_lt_edges": 1.5}
     row["less_clock"] = {"us": 2.88, "geomean": 1.125}
     text = markdown_table([row])
-    assert "1.250× over torch.matmul with its two switches of reduced-precision reductions off" in text
-    assert "the clock's own 2.9 µs are in every time; less these, 1.125×" in text
-    assert "1.500× over cuBLASLt with programmatic edges on its captured nodes, which is not safe" in text
+    assert "1.250× over torch.matmul with both reduced-precision switches off" in text
+    assert "every time includes 2.9 µs of timer overhead; 1.125× without it" in text
+    assert "1.500× over cuBLASLt with (unsafe) programmatic edges on its captured nodes" in text
     assert "switches" not in markdown_table(summarise_result(result))
 
 
@@ -120,7 +120,7 @@ def test_products_outside_the_bound_are_added_up_over_dtypes(folder: Path) -> No
     (folder / notes.ACCURACY_FILE).write_text(json.dumps({**made, **found}))
     (line,) = notes.notes_of_accuracy(folder)
     assert "0 of 20 with torch.matmul by default, 2 of 20 with torch.matmul with both switches off" in line
-    assert "4 of 20 with OutBLAS' kernels, 4 of 5 with OutBLAS' fall-backs, 6 of 20 with `accurate=True`" in line
+    assert "4 of 20 with OutBLAS kernels, 4 of 5 with OutBLAS fallbacks, 6 of 20 with `accurate=True`" in line
     assert "torch.matmul with both switches off takes 1.250× the time on 3 drawn products" in line
     assert line.endswith(f"OutBLAS with `accurate=True` takes 1.125× the time on 3 drawn products{WHEN}")
 
@@ -148,7 +148,7 @@ def test_a_peers_rows_of_other_kernels_than_the_library_has_now_are_counted(
     timed = [config_name(config), None, "another", "another"]
     peer = [{"problem": p.key, "config": name} for p, name in zip(problems, timed, strict=True)]
     assert notes.replaced_words(folder, peer[:2]) == ""
-    assert notes.replaced_words(folder, peer) == "; 2 of 4 have another kernel in the library now"
+    assert notes.replaced_words(folder, peer) == "; the library now has another kernel for 2 of 4"
 
 
 def test_the_packaged_part_of_a_file_of_several_libraries_has_its_date(folder: Path) -> None:

@@ -28,7 +28,7 @@ def test_rows_of_which_all_was_timed_have_no_note() -> None:
 def test_a_kernel_that_failed_is_told() -> None:
     wrong = {"status": "wrong", "fallback": True, "config": "", "published": 1.0}
     (line,) = notes_of_rows([result({}, wrong, {**wrong, "status": "hang"}, wrong)])
-    assert line.endswith("of 4 rows the library's kernel failed and is no figure: wrong in 2, hang in 1")
+    assert line.endswith("of 4 rows the library's kernel failed and has no result: wrong in 2, hang in 1")
 
 
 def test_a_rival_that_failed_is_told() -> None:

@@ -241,7 +241,7 @@ def test_what_a_library_from_nothing_took_is_told_with_the_results(script: Any, 
     assert notes_of_retune(work.path) == [], "nothing says that it began with nothing"
     publish_seconds(replace(work, from_nothing=True), seconds)
     (line,) = notes_of_retune(work.path)
-    assert line.startswith("- grid1000 TN fp16/fp32, tuned from nothing: 2.5 minutes of one ")
+    assert line.startswith("- grid1000 TN fp16/fp32, tuned from scratch: 2.5 minutes of one ")
     dated = r" \(tune 1\.5, borrow 1\.0\), \d{4}-\d\d-\d\d, commit \w+$"
     assert re.search(dated, line), "an old figure says when it was measured"
     kept = json.loads((work.path / "retune.json").read_text())

@@ -14,7 +14,9 @@ from outblas.core.errors import UsageError
 from outblas.runtime.device import gpu_of_device, parse_device
 
 if TYPE_CHECKING:
+    from outblas.records.library import Library
     from outblas.records.library_row import LibraryChoice
+    from outblas.tune.intervals.model_ranges import ModelWeight
 
 
 def explain(
@@ -48,7 +50,7 @@ def explain(
         cells = ", ".join(f"M {m}: {by} {speedup:.3f}" for m, (by, speedup, _) in zip(numbers, way, strict=True))
         lacks = f"; {len(one.lacking)} sizes are of no list" if one.lacking else ""
         out.print(f"{one.product.name} {one.asked.weight.key} ({one.times} times): {cells}{lacks}", markup=False)
-        gates = {m: library.gate(one.asked.weight.problem(m)) if one.is_gated else None for m in numbers}
+        gates = {m: _gate(one, m, library) if one.is_gated else None for m in numbers}
         rows_found += [
             {"product": one.product.name, "weight": one.asked.weight.key, "times": one.times, "m": m, "by": by,
              "lacking": len(one.lacking), "speedup": speedup, "gate_speedup": gate and gate.speedup}
@@ -64,6 +66,15 @@ def explain(
         command = _tune_command(model, tp, dtype, device if where.recording is None else None)
         out.print(f"{command} tunes what is of no list", markup=False)
     print_result("explain", {}, rows_found, library=library.gpu, step_speedups=gains, tune=command)
+
+
+def _gate(one: ModelWeight, m: int, library: Library) -> LibraryChoice | None:
+    """Return the library's kernel for the gate of a weight at an M; None for a product and a pass."""
+    from outblas.dispatch.exclusion import exclusions_of_environment
+
+    problem = one.asked.weight.problem(m)
+    gate = library.gate(problem)
+    return None if gate is None or exclusions_of_environment().why_not(problem, gate.config) else gate
 
 
 def _gates(gates: Mapping[int, LibraryChoice | None]) -> str:
