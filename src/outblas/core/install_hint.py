@@ -7,21 +7,18 @@ _OWN = ("tune", "compile", "gpu", "examples")
 
 
 def install_hint(*extras: str, pip: str = "pip") -> str:
-    """Return the remedy for an error text: a command and where to run it, for people and not for a shell.
+    """Return the command that installs extras, e.g. ``pip install 'outblas[gpu]'``.
 
-    ``install_hint("gpu")`` is "pip install '.[gpu]' in a checkout of outblas". The packages are in no registry, so a
-    command with the name ``outblas`` would find nothing. An extra of outblas-lab is in ``lab/``: ``'./lab[rl]'``.
+    It serves a wheel and a checkout alike: pip adds the packages of an extra to an installed outblas.
 
     Args:
-        extras: Names of extras in one ``pyproject.toml`` or both, not checked. No extras:
-            ``install_hint()`` is "pip install . in a checkout of outblas".
+        extras: Names of extras in one ``pyproject.toml`` or both, not checked; at least one.
         pip: The program, as in ``"/opt/venv/bin/python -m pip"``.
     """
     own = ",".join(name for name in extras if name in _OWN)
     labs = ",".join(name for name in extras if name not in _OWN)
-    targets = [f"'.[{own}]'"] if own else [] if labs else ["."]
-    targets += [f"'./lab[{labs}]'"] if labs else []
-    return f"{pip} install {' '.join(targets)} in a checkout of outblas"
+    targets = [f"'{package}[{names}]'" for package, names in (("outblas", own), ("outblas-lab", labs)) if names]
+    return f"{pip} install {' '.join(targets)}"
 
 
 def lab_hint() -> str:
