@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
+from typing import Any
+
+from outblas.core.errors import ToolchainMissing
+
 #: Extras of the distribution outblas; all others are of outblas-lab.
 _OWN = ("tune", "compile", "gpu", "examples")
 
@@ -19,6 +24,26 @@ def install_hint(*extras: str, pip: str = "pip") -> str:
     labs = ",".join(name for name in extras if name not in _OWN)
     targets = [f"'{package}[{names}]'" for package, names in (("outblas", own), ("outblas-lab", labs)) if names]
     return f"{pip} install {' '.join(targets)}"
+
+
+def needed(module: str, expected: str, extra: str) -> Any:
+    """Import a module of an optional package and return it.
+
+    Args:
+        module: Full name, e.g. ``"pyarrow.parquet"``.
+        expected: The package in words, e.g. ``"pyarrow, which reads and writes Parquet files"``.
+        extra: Name of the extra that has the package.
+
+    Raises:
+        ToolchainMissing: The module cannot be imported.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        package, missing = module.partition(".")[0], (error.name or "").partition(".")[0]
+        is_absent = isinstance(error, ModuleNotFoundError) and missing == package
+        state = "is not installed" if is_absent else f"cannot be imported ({error})"
+        raise ToolchainMissing(f"{package} {state}", expected, install_hint(extra)) from error
 
 
 def lab_hint() -> str:
