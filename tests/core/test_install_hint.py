@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from outblas.core.install_hint import install_hint
+from outblas.core.errors import ToolchainMissing
+from outblas.core.install_hint import install_hint, needed
 from support.helpers import ROOT
 
 HOME = ROOT / "src" / "outblas" / "core" / "install_hint.py"
@@ -63,9 +64,23 @@ def test_every_extra_that_the_package_names_exists() -> None:
     )
     named = set()
     for path in (path for folder in ("src", "lab/src") for path in (ROOT / folder).rglob("*.py")):
-        for call in re.findall(r"install_hint\(([^)]*)\)", path.read_text(encoding="utf-8")):
+        text = path.read_text(encoding="utf-8")
+        for call in re.findall(r"install_hint\(([^)]*)\)", text):
             named |= set(re.findall(r"^\W*\"([\w-]+)\"|, \"([\w-]+)\"", call))
+        named |= {(name, "") for name in re.findall(r"\bneeded\([^)]*, \"([\w-]+)\"\)", text)}
     names = {name for pair in named for name in pair if name}
+    assert names > {"tune", "gpu", "report", "kernel-tuner"}, "calls of both functions were found"
     assert names <= own | labs and not own & labs
     assert {name for name in names if f"'outblas[{name}]'" in install_hint(name)} <= own
     assert {name for name in names if f"'outblas-lab[{name}]'" in install_hint(name)} <= labs
+
+
+def test_an_absent_package_and_a_broken_one_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken_package.py").write_text("import package_that_nobody_has\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    absent = "package_that_nobody_has is not installed; expected it; pip install 'outblas[tune]'"
+    with pytest.raises(ToolchainMissing, match=re.escape(absent)):
+        needed("package_that_nobody_has.part", "it", "tune")
+    with pytest.raises(ToolchainMissing, match=r"broken_package cannot be imported \(No module named 'package_that_n"):
+        needed("broken_package", "it", "tune")
+    assert needed("json.decoder", "it", "tune").JSONDecoder
