@@ -4,7 +4,8 @@ Both are written into the source tree, as an editable install needs. Without a C
 
 ``OUTBLAS_BUILD_CUBINS`` decides about the cubins of a wheel:
 
-- ``auto``, or not set: pack them if NVRTC is there, else warn. An isolated build (``pip wheel .``) has no NVRTC.
+- ``auto``, or not set: pack them if NVRTC is there, else warn. An isolated build (``pip wheel .``) has no NVRTC. pip
+  hides a build's output, so the warning goes to the terminal, too.
 - ``require``: fail without NVRTC. ``make build`` and the release use it.
 - ``skip``: leave them out.
 
@@ -13,6 +14,7 @@ Without cubins, each kernel is compiled by NVRTC at its first use.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import sysconfig
@@ -25,6 +27,8 @@ ROOT = Path(__file__).parent
 SOURCES = [str(ROOT / "src"), str(ROOT / "lab" / "src")]
 CUBINS_VARIABLE = "OUTBLAS_BUILD_CUBINS"
 CUBINS_CHOICES = ("auto", "require", "skip")
+#: The terminal of this process, whatever its output is connected to.
+TERMINAL = "/dev/tty"
 
 
 class NativeExtension(BuildHookInterface):
@@ -79,6 +83,15 @@ class NativeExtension(BuildHookInterface):
             wrong = f"outblas is built WITHOUT COMPILED KERNELS: {error.wrong}"
             if choice == "require":
                 self.app.abort(f"{wrong}; expected {error.expected}; run `make build`, or set {CUBINS_VARIABLE}=auto")
-            self.app.display_warning(f"{wrong}; each is compiled at its first use; `make build` packs them")
+            warning = f"{wrong}; each is compiled at its first use; `make build` packs them"
+            self.app.display_warning(warning)
+            if not sys.stderr.isatty():
+                _tell_terminal(warning)
             return
         build_data["artifacts"].append(f"/{pack.relative_to(ROOT)}")
+
+
+def _tell_terminal(line: str) -> None:
+    """Write a line to the terminal, if this process has one: a build in CI or in Docker has not."""
+    with contextlib.suppress(OSError), open(TERMINAL, "w", encoding="utf-8") as terminal:
+        terminal.write(f"\n{line}\n")

@@ -30,7 +30,7 @@ RECORDING = synthetic_recording()
 
 def test_without_ray_the_command_to_install_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)  # as if not installed
-    with pytest.raises(ToolchainMissing, match=r"pip install './lab\[ray\]'"), open_pool(make_plan("ray")):
+    with pytest.raises(ToolchainMissing, match=r"pip install 'outblas-lab\[ray\]'"), open_pool(make_plan("ray")):
         pass
 
 

@@ -176,9 +176,14 @@ GPU, TORCH, NVRTC = (
     ("checks", "can", "cannot", "next_command"),
     [
         ([Check("recording", True, "h200")], "replay", "no NVIDIA GPU", REPLAY),
-        ([Check("recording", None, "pyarrow is absent")], "nothing yet", "pyarrow is absent", "pip install '.[tune]'"),
-        ([GPU], "nothing yet", "torch: absent", "pip install '.[gpu]'"),
-        ([GPU, TORCH], "torch through", "neither NVRTC nor", "pip install '.[gpu]'"),
+        (
+            [Check("recording", None, "pyarrow is absent")],
+            "nothing yet",
+            "pyarrow is absent",
+            "pip install 'outblas[tune]'",
+        ),
+        ([GPU], "nothing yet", "torch: absent", "pip install 'outblas[gpu]'"),
+        ([GPU, TORCH], "torch through", "neither NVRTC nor", "pip install 'outblas[gpu]'"),
         ([GPU, TORCH, NVRTC], "torch through", "no library for this GPU", TUNE),
         ([GPU, TORCH, NVRTC, Check("gpu library", None, "none", TUNE)], "tune", "no library for this GPU", TUNE),
         ([GPU, TORCH, NVRTC, Check("gpu library", True, "2000")], "outblas.enable()", "", "outblas eval"),

@@ -86,13 +86,13 @@ def test_without_a_gpu_the_tool_chain_is_optional(monkeypatch: pytest.MonkeyPatc
 
 def test_with_a_gpu_the_tool_chain_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_compiler(*_: object, **__: object) -> None:
-        raise ToolchainMissing("NVRTC cannot be loaded", "wheels", "pip install '.[gpu]'")
+        raise ToolchainMissing("NVRTC cannot be loaded", "wheels", "pip install 'outblas[gpu]'")
 
     monkeypatch.setattr(health, "_version", lambda package: None)
     monkeypatch.setattr(health, "compile_source", no_compiler)
     found = machine(monkeypatch, [H200], (13, 0))
     for name in ("torch", "cuda.bindings", "nvrtc", "nvidia-matmul-heuristics"):
-        assert found[name].ok is False and ".[gpu]" in found[name].do, found[name]
+        assert found[name].ok is False and "outblas[gpu]" in found[name].do, found[name]
     assert found["gpu"].ok is True and "NVIDIA H200 (sm_90)" in found["gpu"].found
 
 

@@ -188,7 +188,7 @@ def test_the_real_command_refuses_in_one_line_without_a_traceback() -> None:
         (RecordError("the disk is full", "free space", "free some"), ["the disk is full"]),
         (OSError(28, "No space left on device", "/results/x"), ["No space left", "/results/x"]),
         (PermissionError(13, "Permission denied", "/results"), ["Permission denied"]),
-        (ModuleNotFoundError("No module named 'torch'", name="torch"), ["torch", ".[gpu]"]),
+        (ModuleNotFoundError("No module named 'torch'", name="torch"), ["torch", "outblas[gpu]"]),
         (RecordError("two\nlines", "one", "join them"), ["two lines"]),
         (RecordError("r\x1b[2J\udcff\x9b2J\u202e.json", "a file", "move it"), ["r[2J?2J.json"]),
     ],

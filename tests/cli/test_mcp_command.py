@@ -53,4 +53,4 @@ def test_without_the_sdk_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch
     for name in [name for name in sys.modules if name.partition(".")[0] == "mcp"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "mcp", None)
-    assert_refused(outblas("mcp"), "the MCP SDK is not installed", "'./lab[mcp]'")
+    assert_refused(outblas("mcp"), "mcp is not installed", "'outblas-lab[mcp]'")

@@ -1,4 +1,4 @@
-"""The command that installs an extra: it fits a checkout, and no other text of the package composes one."""
+"""The command that installs an extra: it fits a wheel and a checkout, and no other text of the package composes one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from outblas.core.install_hint import CPU_TORCH, install_hint
+from outblas.core.errors import ToolchainMissing
+from outblas.core.install_hint import CPU_TORCH, install_hint, needed
 from support.helpers import ROOT
 
 HOME = ROOT / "src" / "outblas" / "core" / "install_hint.py"
@@ -17,18 +18,18 @@ HOME = ROOT / "src" / "outblas" / "core" / "install_hint.py"
 @pytest.mark.parametrize(
     ("extras", "command"),
     [
-        ((), "pip install . in"),
-        (("gpu",), "pip install '.[gpu]' in"),
-        (("gpu", "tune"), "pip install '.[gpu,tune]' in"),
-        (("gpu", "rl"), "pip install '.[gpu]' './lab[rl]' in"),
+        (("gpu",), "pip install 'outblas[gpu]'"),
+        (("rl",), "pip install 'outblas-lab[rl]'"),
+        (("gpu", "tune"), "pip install 'outblas[gpu,tune]'"),
+        (("gpu", "rl"), "pip install 'outblas[gpu]' 'outblas-lab[rl]'"),
     ],
 )
-def test_the_command_names_the_extras_of_a_checkout(extras: tuple[str, ...], command: str) -> None:
-    assert install_hint(*extras).startswith(command)
+def test_the_command_names_each_package_with_its_extras(extras: tuple[str, ...], command: str) -> None:
+    assert install_hint(*extras) == command
 
 
 def test_the_command_can_be_of_another_python() -> None:
-    assert install_hint(pip="/venv/bin/python -m pip").startswith("/venv/bin/python -m pip install . in")
+    assert install_hint("gpu", pip="/venv/bin/python -m pip") == "/venv/bin/python -m pip install 'outblas[gpu]'"
 
 
 def hint_on(monkeypatch: pytest.MonkeyPatch, *extras: str, torch: bool, gpu: bool) -> str:
@@ -41,7 +42,7 @@ def hint_on(monkeypatch: pytest.MonkeyPatch, *extras: str, torch: bool, gpu: boo
 @pytest.mark.parametrize("extra", ["rl", "train-llm"])
 def test_without_a_gpu_the_cpu_build_of_torch_comes_first(extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
     hint = hint_on(monkeypatch, extra, torch=False, gpu=False)
-    assert hint.startswith(CPU_TORCH) and f"then pip install './lab[{extra}]' in" in hint
+    assert hint.startswith(CPU_TORCH) and hint.endswith(f"then pip install 'outblas-lab[{extra}]'")
 
 
 @pytest.mark.parametrize(
@@ -86,9 +87,23 @@ def test_every_extra_that_the_package_names_exists() -> None:
     )
     named = set()
     for path in (path for folder in ("src", "lab/src") for path in (ROOT / folder).rglob("*.py")):
-        for call in re.findall(r"install_hint\(([^)]*)\)", path.read_text(encoding="utf-8")):
+        text = path.read_text(encoding="utf-8")
+        for call in re.findall(r"install_hint\(([^)]*)\)", text):
             named |= set(re.findall(r"^\W*\"([\w-]+)\"|, \"([\w-]+)\"", call))
+        named |= {(name, "") for name in re.findall(r"\bneeded\([^)]*, \"([\w-]+)\"\)", text)}
     names = {name for pair in named for name in pair if name}
+    assert names > {"tune", "gpu", "report", "kernel-tuner"}, "calls of both functions were found"
     assert names <= own | labs and not own & labs
-    assert {name for name in names if f"'.[{name}]'" in install_hint(name)} <= own
-    assert {name for name in names if f"'./lab[{name}]'" in install_hint(name)} <= labs
+    assert {name for name in names if f"'outblas[{name}]'" in install_hint(name)} <= own
+    assert {name for name in names if f"'outblas-lab[{name}]'" in install_hint(name)} <= labs
+
+
+def test_an_absent_package_and_a_broken_one_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken_package.py").write_text("import package_that_nobody_has\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    absent = "package_that_nobody_has is not installed; expected it; pip install 'outblas[tune]'"
+    with pytest.raises(ToolchainMissing, match=re.escape(absent)):
+        needed("package_that_nobody_has.part", "it", "tune")
+    with pytest.raises(ToolchainMissing, match=r"broken_package cannot be imported \(No module named 'package_that_n"):
+        needed("broken_package", "it", "tune")
+    assert needed("json.decoder", "it", "tune").JSONDecoder

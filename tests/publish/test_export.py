@@ -4,6 +4,7 @@ has."""
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -14,8 +15,10 @@ from typer.testing import CliRunner
 
 from outblas.cli.main import app
 from outblas.core.config import config_name
-from outblas.core.errors import UsageError
+from outblas.core.errors import ToolchainMissing, UsageError
 from outblas.core.problem import Problem
+from outblas.dispatch.unlisted_shapes import any_shape_chooser
+from outblas.export import exported_files
 from outblas.export.cpp import checking_program, launch_header
 from outblas.export.cuda_source import inline_includes, standalone
 from outblas.export.exported_files import export
@@ -75,9 +78,9 @@ def test_the_standalone_source_is_the_librarys_kernel(target: Target) -> None:
 
 @each_target
 def test_its_comment_says_what_it_is_and_where_the_figures_come_from(target: Target) -> None:
-    head = standalone(target).split("#define")[0]
+    head = standalone(target).split("#pragma")[0]
     assert all(line.startswith("//") for line in head.strip().splitlines())
-    assert config_name(target.config) in head and f"{target.choice.speedup:.3f} times" in head
+    assert config_name(target.config) in head and f"{target.choice.speedup:.3f}x faster than " in head
     words = " ".join(head.replace("//", "").split())
     for known in ("gpu", "driver", "date", "commit"):
         if target.provenance.get(known):
@@ -153,15 +156,17 @@ def test_the_launcher_and_its_test_compile_without_a_warning(name: str, folder: 
     assert done.returncode == 0, done.stderr
 
 
-def test_nvcc_compiles_the_standalone_source(tmp_path: Path) -> None:
-    nvcc = shutil.which("nvcc")
-    if nvcc is None:
+@pytest.mark.parametrize("name", ONE_EACH.values())
+def test_the_compile_line_of_the_source_works_as_it_is_and_warns_of_nothing(name: str, tmp_path: Path) -> None:
+    if shutil.which("nvcc") is None:
         pytest.skip("no nvcc")
-    target = next(t for t in TARGETS.values() if workspace_bytes(t.problem, t.config))
-    (tmp_path / "k.cu").write_text(standalone(target))
-    done = subprocess.run([nvcc, "-std=c++17", "-arch=sm_90a", "-cubin", "k.cu"], cwd=tmp_path, capture_output=True)
-    assert done.returncode == 0, done.stderr.decode()
-    assert target.config.family.encode() in (tmp_path / "k.cubin").read_bytes()
+    target = TARGETS[name]
+    (tmp_path / f"{target.name}.cu").write_text(standalone(target))
+    (line,) = [line for line in standalone(target).splitlines() if line.startswith("// Compile: ")]
+    command = shlex.split(line.removeprefix("// Compile: "))
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert target.config.family.encode() in (tmp_path / f"{target.name}.cubin").read_bytes()
 
 
 def test_all_formats_are_written(tmp_path: Path) -> None:
@@ -178,6 +183,48 @@ def test_all_formats_are_written(tmp_path: Path) -> None:
     assert not (tmp_path / "nothing").exists()
 
 
+def test_without_nvrtc_the_other_formats_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_compiler(source: Source) -> Any:
+        raise ToolchainMissing("NVRTC cannot be loaded", "its wheels", "pip install 'outblas[compile]'")
+
+    monkeypatch.setattr(exported_files, "compile_ptx", no_compiler)
+    monkeypatch.setattr(exported_files, "compile_tuned", no_compiler)
+    result = outblas("--mnk", "64_4096_64", "--out", str(tmp_path))
+    assert result.exit_code == 0, result.stderr
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".cpp", ".cu", ".h"]
+    assert sorted(result.stdout.split()) == sorted(map(str, tmp_path.iterdir()))
+    for name in ("ptx", "cubin"):
+        assert f"{name} is left out: NVRTC cannot be loaded; expected its wheels; pip install" in result.stderr
+    named = outblas("--mnk", "64_4096_64", "--format", "all,cubin", "--out", str(tmp_path / "named"))
+    assert named.exit_code == 2 and named.stderr.splitlines()[-1].startswith("error: NVRTC cannot be loaded")
+
+
+def test_a_predicted_kernel_says_that_it_was_not_measured(tmp_path: Path) -> None:
+    where = ("--mnk", "63_65_67", "--format", "cu,cpp", "--out", str(tmp_path))
+    result = outblas(*where, "--predicted")
+    assert result.exit_code == 0, result.stderr
+    said = "Predicted, neither proven nor timed on this problem: 1."
+    assert result.stderr.startswith(said) and "faster than torch.matmul (bounds 1." in result.stderr
+    for file in tmp_path.iterdir():
+        head = file.read_text().split("#")[0]
+        assert said in head and "driver" not in head and "// For h200." in head, file
+
+
+def test_a_predicted_kernel_is_what_matmul_would_choose(tmp_path: Path) -> None:
+    problem, choose = Problem(63, 65, 67), any_shape_chooser("h200", PACKAGED)
+    assert choose is not None
+    choice = choose(problem, H200, "plain")
+    assert isinstance(choice, LibraryChoice)
+    result = outblas("--mnk", problem.mnk, "--predicted", "--format", "cu", "--out", str(tmp_path))
+    (file,) = tmp_path.iterdir()
+    assert config_name(choice.config) in file.read_text() and f"{choice.speedup:.3f}x" in result.stderr
+
+
+def test_what_the_library_has_is_not_predicted(tmp_path: Path) -> None:
+    result = outblas("--mnk", "64_4096_64", "--predicted", "--format", "cu", "--out", str(tmp_path))
+    assert result.exit_code == 0 and result.stderr.startswith("Measured: "), result.stderr
+
+
 # -- what cannot be exported -----------------------------------------------------------------------------------------
 
 
@@ -189,7 +236,7 @@ def test_a_packaged_library_is_named_by_its_gpu(tmp_path: Path) -> None:
     row = next(row for row in Library.packaged("h100").rows if row.plain is not None)
     where = ("--mnk", row.problem.mnk, "--layout", row.problem.layout, "--format", "cu", "--out", str(tmp_path))
     result = outblas(*where, "--library", "h100")
-    assert result.exit_code == 0 and result.stderr == "kernels of the library of h100\n", result.output
+    assert result.exit_code == 0 and result.stderr.endswith("\nkernels of the library of h100\n"), result.output
     (file,) = tmp_path.glob("*.cu")
     head = file.read_text().splitlines()[:12]
     assert head[0] == "// SPDX-License-Identifier: Apache-2.0" and any("H100" in line for line in head)
@@ -205,7 +252,7 @@ def test_a_row_that_falls_back_names_the_algorithm(tmp_path: Path) -> None:
     result = outblas("--mnk", p.mnk, *where)
     assert result.exit_code == 2 and row.fallback in result.stderr and row.baseline in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1 and not (tmp_path / "x").exists()
-    with pytest.raises(UsageError, match=r"the library uses torch\.matmul"):
+    with pytest.raises(UsageError, match=r"a call uses torch\.matmul"):
         find_target(p, "plain", Library("h200", (LibraryRow(p, "torch"),)))
 
 
@@ -223,7 +270,8 @@ def test_formats_may_be_separated_by_commas(tmp_path: Path) -> None:
 
 def test_other_errors_are_one_line(tmp_path: Path) -> None:
     for arguments, word in (
-        (("--mnk", "63_65_67"), "is not in the library of h200"),
+        (("--mnk", "63_65_67"), "or --predicted for the kernel that outblas.matmul would choose"),
+        (("--mnk", "17_6144_4096", "--predicted"), "none is predicted to be faster than torch"),
         (("--mnk", "64_64_64", "--launch", "fast"), "unknown launch option"),
         (("--mnk", "64_64_64", "--layout", "nn", "--format", "exe"), "format 'exe'"),
         (("--mnk", "64_64_64", "--library", str(tmp_path / "none.json")), "none.json"),
@@ -247,10 +295,15 @@ def checked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         problem, "plain", Library("h200", (LibraryRow(problem, plain=LibraryChoice(config, 1.2, 1.1, 1.3)),))
     )
     (folder / f"{target.name}.h").write_text(launch_header(target))
-    (folder / "t.cpp").write_text(checking_program(target))
+    program = checking_program(target)
+    (folder / f"{target.name}_test.cpp").write_text(program)
     (folder / "k.cubin").write_text("not looked at")
-    command = [gpp, "-std=c++17", "-O1", f"-I{STUB}", "t.cpp", str(STUB / "on_the_host.cpp"), "-o", "check"]
-    built = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    (line,) = [line for line in program.splitlines() if line.startswith("// g++ ")]
+    toolkit = {"-I/usr/local/cuda/include": [f"-I{STUB}"], "-lcuda": [str(STUB / "on_the_host.cpp"), "-o", "check"]}
+    words = shlex.split(line.removeprefix("// "))
+    assert {*toolkit} < {*words}
+    command = [part for word in words for part in toolkit.get(word, [word])]
+    built = subprocess.run([*command, "-O1"], cwd=folder, capture_output=True, text=True)
     if "_Float16" in built.stderr:
         pytest.skip("this g++ has no _Float16")
     assert built.returncode == 0, built.stderr

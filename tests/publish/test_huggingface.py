@@ -79,6 +79,9 @@ def test_the_folder_keeps_the_builders_rules(tmp_path: Path) -> None:
     with_hub = re.sub("(?m)^# (?=\\[general.hub|repo-id)", "", texts["build.toml"])
     assert tomllib.loads(with_hub)["general"]["hub"] == {"repo-id": f"you/{name}"}
     assert not [path for path, text in texts.items() if re.search("@[A-Z_]+@", text)]
+    rows = [line.split(" | ") for line in texts["CARD.md"].splitlines() if line.endswith(".h` |")]
+    assert [tuple(int(cell.strip("| ")) for cell in row[:3]) for row in rows] == list(SHAPES[:3])
+    assert all(row[4].strip("` |") in texts and "1.200x faster than torch.matmul" in row[3] for row in rows)
 
 
 def test_python_files_keep_the_loaders_rules(tmp_path: Path) -> None:
@@ -260,7 +263,7 @@ def test_kernels_of_several_kinds_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no kernel"):
         write_folder([], "outblas_x", tmp_path / "x")
     assert not (tmp_path / "x").exists()
-    with pytest.raises(UsageError, match="none of 1 problems has a kernel in the library of h200 where plain"):
+    with pytest.raises(UsageError, match="none of 1 problems has a kernel for --launch plain in the library of h200"):
         find_targets([Problem(*SHAPES[3])], "plain", library())
 
 
@@ -279,7 +282,7 @@ def test_the_command_packages_a_suite(own: str, tmp_path: Path) -> None:
     assert "1 of 435 problems have a kernel; torch computes the others" in result.stderr
     folder = tmp_path / "out" / "outblas_llm_tp_tn_fp16_fp32_plain_hf"
     assert tomllib.loads((folder / "build.toml").read_text())["general"]["name"] == "outblas-llm-tp-tn-fp16-fp32-plain"
-    assert sorted(result.stdout.split()) == sorted(str(folder / path) for path in texts_of(folder))
+    assert result.stdout == f"{folder}\n" and f"{len(texts_of(folder))} files; CARD.md lists" in result.stderr
 
 
 def test_the_command_packages_captured_problems(own: str, tmp_path: Path) -> None:
@@ -298,8 +301,8 @@ def test_the_command_packages_captured_problems(own: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((), "0 options that name problems; expected exactly one of --mnk, --suite and --captured"),
-        (("--mnk", "64_64_64", "--suite", "llm"), "2 options that name problems"),
+        ((), "0 of --mnk, --suite and --captured are given; expected exactly one"),
+        (("--mnk", "64_64_64", "--suite", "llm"), "2 of --mnk, --suite and --captured are given"),
         (("--suite", "llm", "--format", "cu,hf"), "--format cu,hf of a set of problems; expected hf"),
         (("--suite", "lm"), "unknown suite 'lm'"),
         (("--captured", "none.json"), "none.json"),

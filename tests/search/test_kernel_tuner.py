@@ -381,7 +381,7 @@ def test_a_strategy_that_asks_for_nothing_new_is_ended() -> None:
 
 def test_without_kernel_tuner_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "kernel_tuner", None)
-    with pytest.raises(ToolchainMissing, match=r"'\./lab\[kernel-tuner\]'"):
+    with pytest.raises(ToolchainMissing, match=r"'outblas-lab\[kernel-tuner\]'"):
         make_agent("kt-genetic", 0, H200)
-    with pytest.raises(ToolchainMissing, match=r"'\./lab\[kernel-tuner\]'"):
+    with pytest.raises(ToolchainMissing, match=r"'outblas-lab\[kernel-tuner\]'"):
         restriction([Sm80DirectConfig(16, 8)])

@@ -107,7 +107,7 @@ def test_a_batch_of_neighbours_is_one_descent() -> None:
 
 def test_tpe_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(ToolchainMissing, match=r"Optuna.*pip install './lab\[rl\]'"):
+    with pytest.raises(ToolchainMissing, match=r"Optuna.*pip install 'outblas-lab\[rl\]'"):
         make_agent("tpe", 0, H200).propose(PROBLEM, SPACE, (), 1)
 
 

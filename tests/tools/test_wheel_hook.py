@@ -44,12 +44,13 @@ Run = Callable[..., tuple[dict[str, Any], App]]
 
 
 @pytest.fixture(name="run")
-def run_fixture(monkeypatch: pytest.MonkeyPatch) -> Run:
+def run_fixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Return a function that runs the hook: `build` stands in for the compilation of all kernels."""
     interface = ModuleType(INTERFACE)
     interface.BuildHookInterface = object  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, INTERFACE, interface)
     module = module_of_file(ROOT / "hatch_build.py", monkeypatch)
+    monkeypatch.setattr(module, "TERMINAL", str(tmp_path / "terminal"))
     monkeypatch.setattr(native_build, "build", lambda: ROOT / "src" / "outblas" / "dispatch" / "_native.abi3.so")
     monkeypatch.delenv(VARIABLE, raising=False)
 
@@ -77,12 +78,19 @@ def test_a_wheel_gets_the_extension_and_the_kernels(run: Run) -> None:
     assert data["tag"].startswith("cp310-abi3-") and data["pure_python"] is False and not app.warnings
 
 
-def test_without_a_compiler_a_line_names_the_command_that_packs_them(run: Run) -> None:
+def test_without_a_compiler_a_line_names_the_command_that_packs_them(run: Run, tmp_path: Path) -> None:
     data, app = run(no_compiler)
     assert len(data["artifacts"]) == 1
+    assert (tmp_path / "terminal").read_text() == f"\n{app.warnings[0]}\n", "pip hides what a build prints"
     assert (
         len(app.warnings) == 1 and "WITHOUT COMPILED KERNELS" in app.warnings[0] and "`make build`" in app.warnings[0]
     )
+
+
+def test_a_build_without_a_terminal_goes_on(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "terminal").mkdir()
+    data, app = run(no_compiler)
+    assert len(data["artifacts"]) == 1 and len(app.warnings) == 1
 
 
 def test_required_kernels_that_cannot_be_compiled_end_the_build(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import typer
@@ -75,11 +75,6 @@ class MachineVerdict:
         return "; ".join([*parts, f"next: {self.next}"])
 
 
-def _hint(state: Mapping[str, Check]) -> str:
-    """Return what to install for recordings, where there is no GPU."""
-    return install_hint("tune") if "recording" in state else lab_hint()
-
-
 def verdict_of(checks: Sequence[Check]) -> MachineVerdict:
     """Return what a machine with these checks can do.
 
@@ -95,7 +90,8 @@ def verdict_of(checks: Sequence[Check]) -> MachineVerdict:
     cannot = [] if replays else [f"replay recordings ({state['recording'].found})"] if "recording" in state else []
     if not works("gpu"):
         cannot.append("run or time kernels (no NVIDIA GPU)")
-        return MachineVerdict(tuple(can), tuple(cannot), REPLAY if replays else _hint(state))
+        for_recordings = install_hint("tune") if "recording" in state else lab_hint()
+        return MachineVerdict(tuple(can), tuple(cannot), REPLAY if replays else for_recordings)
     if not works("torch"):
         cannot.append(f"call outblas.matmul (torch: {state['torch'].found if 'torch' in state else 'absent'})")
         return MachineVerdict(tuple(can), tuple(cannot), install_hint("gpu"))

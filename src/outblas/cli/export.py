@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from outblas.cli import common
 from outblas.cli.common import AccOption, DtypeOption, LaunchOption, LayoutOption, err, out
 from outblas.core.errors import UsageError
-from outblas.core.gpu_records import has_data
+from outblas.core.gpu_records import has_data, packaged_gpu
 from outblas.core.problem import Problem
 
 if TYPE_CHECKING:
+    from outblas.core.config import Launch
     from outblas.export.target import Target
     from outblas.records.library import Library
 
@@ -35,6 +37,9 @@ def export(
     library: Annotated[
         Path | None, typer.Option(help="Library file, or the GPU of a packaged one: h200 (the default) or h100.")
     ] = None,
+    predicted: Annotated[
+        bool, typer.Option(help="Where the library has nothing, take the kernel that outblas.matmul would choose.")
+    ] = False,
     formats: Annotated[
         list[str] | None,
         typer.Option(
@@ -55,21 +60,24 @@ def export(
     if mnk is None and wanted != ["hf"]:
         raise UsageError(f"--format {','.join(wanted)} of a set of problems", "hf", "export one problem by --mnk")
 
-    from outblas.export.exported_files import export as write
     from outblas.export.target import find_target, find_targets
 
-    rows = _library(library)
     if mnk is not None:
-        targets = [find_target(Problem.from_mnk(mnk, layout, dtype, acc), chosen, rows)]
-        paths = write(targets[0], wanted, out_dir)
+        problems = [Problem.from_mnk(mnk, layout, dtype, acc)]
+    elif captured is not None:
+        problems = _captured(captured, (layout.upper(), dtype.lower(), acc.lower()))
     else:
-        kind = (layout.upper(), dtype.lower(), acc.lower())
-        problems = _captured(captured, kind) if captured else common.suite_problems(suite or "", (layout,), dtype, acc)
+        problems = common.suite_problems(suite or "", (layout,), dtype, acc)
+    rows = _library(library)
+    if predicted:
+        rows = _with_predictions(rows, problems, chosen)
+    if mnk is not None:
+        targets = [find_target(problems[0], chosen, rows)]
+        paths = _write_one(targets[0], wanted, out_dir)
+    else:
         targets = find_targets(problems, chosen, rows)
         err.print(f"{len(targets)} of {len(problems)} problems have a kernel; torch computes the others", markup=False)
         paths = _write_set(targets, "captured" if captured else suite or "", out_dir)
-    for path in paths:
-        out.print(str(path), markup=False)
     err.print(f"kernels of the library of {rows.gpu}", markup=False)
     common.print_result("export", {"written": paths}, kernels=len(targets), gpu=rows.gpu)
 
@@ -99,9 +107,40 @@ def _captured(file: Path, kind: tuple[str, str, str]) -> list[Problem]:
     return problems
 
 
+def _with_predictions(library: Library, problems: Sequence[Problem], launch: Launch) -> Library:
+    """Add what outblas.matmul would choose, without a GPU to ask, for the problems that a library leaves open."""
+    from outblas.dispatch.unlisted_shapes import any_shape_chooser
+    from outblas.export.target import PREDICTED
+    from outblas.records.library_row import LibraryChoice, LibraryRow
+
+    gpu, choose, rows = packaged_gpu(library.gpu), any_shape_chooser(library.gpu, library), list(library.rows)
+    for problem in problems:
+        row = library.lookup(problem)
+        if choose is not None and (row is None or row.is_open):
+            choice = choose(problem, gpu, launch)
+            kernel: dict[str, Any] = {launch: choice} if isinstance(choice, LibraryChoice) else {}
+            rows.append(LibraryRow(problem, "torch", source=PREDICTED, **kernel))
+    return replace(library, rows=rows)
+
+
+def _write_one(target: Target, formats: Sequence[str], folder: Path) -> list[Path]:
+    """Write a kernel in some formats; print the files, and on stderr what is left out and the kernel's speed."""
+    from outblas.export.exported_files import export as write
+
+    paths = write(target, formats, folder, lambda line: err.print(line, markup=False))
+    for path in paths:
+        out.print(str(path), markup=False)
+    err.print(target.figures, markup=False)
+    return paths
+
+
 def _write_set(targets: Sequence[Target], label: str, folder: Path) -> list[Path]:
+    """Write one hf folder for a set of problems; print its path, and a summary on stderr."""
     from outblas.export.huggingface import write_folder
 
     p, launch = targets[0].problem, targets[0].launch
     name = f"outblas_{label}_{p.layout}_{p.dtype}_{p.acc}_{launch}".lower()
-    return write_folder(targets, name, folder / f"{name}_hf")
+    paths = write_folder(targets, name, folder / f"{name}_hf")
+    out.print(str(folder / f"{name}_hf"), markup=False)
+    err.print(f"{len(paths)} files; CARD.md lists the kernels", markup=False)
+    return paths

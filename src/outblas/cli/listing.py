@@ -8,7 +8,7 @@ import typer
 
 from outblas.cli.common import out, print_document, wants_json
 from outblas.core.errors import unknown_name
-from outblas.core.install_hint import lab_hint
+from outblas.core.install_hint import install_hint, lab_hint
 from outblas.core.lab_parts import find_part
 
 if TYPE_CHECKING:
@@ -47,7 +47,6 @@ def _suites() -> list[ListedSuite]:
 
 def _suite_words(entry: ListedSuite) -> str:
     from outblas.core.errors import ToolchainMissing
-    from outblas.core.install_hint import install_hint
     from outblas.records.parquet import check_parquet
 
     replay = f"recorded ({'; '.join(entry.recorded)})" if entry.recorded else "not recorded: needs a GPU"

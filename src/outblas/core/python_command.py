@@ -75,5 +75,5 @@ def check_interpreter(python: str) -> None:
         return
     if subprocess.run([python, "-c", _NEEDS], capture_output=True).returncode:
         raise UsageError(
-            f"{python} has not both outblas and torch", "an interpreter with both", install_hint(pip=f"{python} -m pip")
+            f"{python} lacks outblas or torch", "an interpreter with both", install_hint("gpu", pip=f"{python} -m pip")
         )

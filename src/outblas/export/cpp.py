@@ -62,10 +62,7 @@ def checking_program(target: Target) -> str:
         bound = f"{steps * SMALLEST_STEP[p.dtype]!r} + {relative!r} * (std::fabs(reference) + q)"
     return filled(
         "test.cpp",
-        COMMENT=target.comment(
-            f"Compile: nvcc -std=c++17 -o {target.name}_test {target.name}_test.cpp -lcuda",
-            f"Usage: ./{target.name}_test {target.name}.cubin",
-        ),
+        COMMENT=target.comment(),
         NAME=target.name,
         BF16=str(p.dtype == "bf16").lower(),
         B_INDEX="col * K + k" if p.layout == "TN" else "k * N + col",
@@ -92,8 +89,7 @@ def _params(maps: int, workspace: bool) -> str:
     last = ", &workspace" if workspace else ""
     if not maps:
         return f"  void* parameters[] = {{&a, &b, &c, &m, &n, &k{last}}};"
-    operands = "abc" if maps == 1 else "ab"
-    taken = [f"maps[{i}]" for i in range(len(operands))] + (["&c"] if maps == 1 else ["&b", "&c"])
+    operands, taken = ("abc", "maps[0], maps[1], maps[2], &c") if maps == 1 else ("ab", "maps[0], maps[1], &b, &c")
     encoded = "".join(
         f"    if (const CUresult status = encode(&maps[{i}][i], {name}, MAPS_{name.upper()}[i])) return status;\n"
         for i, name in enumerate(operands)
@@ -101,7 +97,7 @@ def _params(maps: int, workspace: bool) -> str:
     return (
         f"  CUtensorMap maps[{len(operands)}][{maps}];\n"
         f"  for (int i = 0; i < {maps}; ++i) {{\n{encoded}  }}\n"
-        f"  void* parameters[] = {{{', '.join(taken)}, &m, &n, &k{last}}};"
+        f"  void* parameters[] = {{{taken}, &m, &n, &k{last}}};"
     )
 
 

@@ -10,16 +10,18 @@ from outblas.kernels.source import Source, make_source
 _INCLUDE = re.compile(r'\s*#\s*include\s*"([^"]+)"')
 _OPENS, _CLOSES = re.compile(r"\s*#\s*if"), re.compile(r"\s*#\s*endif")
 _ONCE = re.compile(r"\s*#\s*pragma\s+once")
+#: nvcc would warn of constants that a header defines and this kernel does not use.
+_NO_WARNING = "#pragma nv_diag_suppress 177"
 
 
 def standalone(target: Target) -> str:
     """Return the kernel's source as one file, which ``nvcc -arch=sm_90a -std=c++17`` compiles alone."""
     then = (
         f"Compile: nvcc -std=c++17 -arch=sm_90a -cubin -o {target.name}.cubin {target.name}.cu",
-        "What was measured is NVRTC's code, as outblas export --format cubin has it; nvcc's may differ. The kernel "
-        "serves every M, N and K that its knobs are legal for; it was measured on this one.",
+        "Measured kernels were compiled by NVRTC, as outblas export --format cubin does; nvcc's code may differ. The "
+        "kernel serves every M, N and K that its knobs are legal for.",
     )
-    return f"{target.comment(*then)}\n{inline_includes(make_source(target.problem, target.config))}"
+    return f"{target.comment(*then)}\n{_NO_WARNING}\n{inline_includes(make_source(target.problem, target.config))}"
 
 
 def inline_includes(source: Source) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from outblas.core.errors import UsageError
+from outblas.core.errors import ToolchainMissing, UsageError
 from outblas.core.files import write_atomic
 from outblas.export.cpp import checking_program, launch_header
 from outblas.export.cuda_source import standalone
@@ -18,17 +18,18 @@ from outblas.runtime.nvrtc import compile_ptx, compile_tuned
 FORMATS = ("cu", "ptx", "cubin", "cpp")
 
 
-def export(target: Target, formats: Sequence[str], folder: Path) -> list[Path]:
+def export(target: Target, formats: Sequence[str], folder: Path, tell: Callable[[str], object] = str) -> list[Path]:
     """Write a target in some formats and return the files, in the order of the formats.
 
     Args:
         formats: some of ``cu``, ``ptx``, ``cubin``, ``cpp``, ``all`` (these four) and ``hf``; duplicates count once.
         folder: folder of the files, which are named after ``target.name``. It is made if it is missing.
+        tell: gets a line for each format of ``all`` that is left out, because NVRTC is not installed.
 
     Raises:
         UsageError: a format is unknown, or ``formats`` is empty; nothing is written.
         CompileError: NVRTC refuses the kernel (``ptx`` and ``cubin``).
-        ToolchainMissing: NVRTC is not installed (``ptx`` and ``cubin``).
+        ToolchainMissing: NVRTC is not installed (``ptx`` and ``cubin``, if they are named).
         RecordError: a file cannot be written.
     """
     wanted = list(dict.fromkeys(one for name in formats for one in (FORMATS if name == "all" else (name,))))
@@ -44,8 +45,12 @@ def export(target: Target, formats: Sequence[str], folder: Path) -> list[Path]:
         if name == "hf":
             written += write_folder([target], target.name, folder / f"{target.name}_hf")
             continue
-        texts = [(suffix, make(target)) for suffix, make in _MAKERS[name]]
-        written += [write_atomic(folder / f"{target.name}{suffix}", data) for suffix, data in texts]
+        try:
+            written += [write_atomic(folder / f"{target.name}{end}", make(target)) for end, make in _MAKERS[name]]
+        except ToolchainMissing as error:
+            if name in formats:
+                raise
+            tell(f"{name} is left out: {error}")
     return written
 
 

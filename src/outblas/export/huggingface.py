@@ -52,7 +52,7 @@ def write_folder(targets: Sequence[Target], name: str, folder: Path) -> list[Pat
         **sources,
         "build.toml": filled("hf_build.toml", NAME=hub_name, SOURCES="\n".join(f'  "{path}",' for path in sources)),
         "flake.nix": filled("hf_flake.nix"),
-        "CARD.md": filled("hf_card.md", NAME=hub_name, COUNT=_count(ordered), ABOUT=_about(ordered)),
+        "CARD.md": _card(ordered, hub_name),
         "torch-ext/torch_binding.h": filled("hf_binding.h"),
         "torch-ext/torch_binding.cpp": filled("hf_binding.cpp"),
         **_python_files(ordered, hub_name.replace("-", "_")),
@@ -75,12 +75,7 @@ def _kernel_source(target: Target, name: str) -> str:
 
     Kernels of a family have one name, and an extension links them together. So each gets a name of its own.
     """
-    family = target.config.family
-    return (
-        f"#define {family} outblas_{name}_entry\n{standalone(target)}\n"
-        "// The kernel as the launchers' translation unit knows it.\n"
-        f"const void* outblas_{name}() {{ return reinterpret_cast<const void*>({family}); }}\n"
-    )
+    return filled("hf_kernel.cu", ENTRY=target.config.family, NAME=name, SOURCE=standalone(target))
 
 
 def _operator(targets: Sequence[Target], kernels: dict[KernelKind, str]) -> str:
@@ -127,12 +122,7 @@ def _b_shape(layout: str) -> str:
     return "N, K" if layout == "TN" else "K, N"
 
 
-def _count(targets: Sequence[Target]) -> str:
-    number = len(targets)
-    return "One half-precision matrix product" if number == 1 else f"{number} half-precision matrix products"
-
-
-def _about(targets: Sequence[Target]) -> str:
-    """Return the comments of all targets as plain text, an empty line between them."""
-    comments = ["\n".join(line.removeprefix("//").strip() for line in t.comment().splitlines()) for t in targets]
-    return "\n\n".join(comments)
+def _card(targets: Sequence[Target], name: str) -> str:
+    p, cells = targets[0].problem, ((*t.problem.mnk.split("_"), t.figures, f"`gemm/{t.name}.h`") for t in targets)
+    rows = "\n".join(f"| {' | '.join(row)} |" for row in cells)
+    return filled("hf_card.md", NAME=name, DTYPE=p.dtype, ACC=p.acc, B_SHAPE=_b_shape(p.layout), ROWS=rows)

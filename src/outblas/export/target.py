@@ -18,6 +18,9 @@ from outblas.core.suites import Table
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow
 
+#: :attr:`LibraryRow.source` of a kernel that was neither proven nor timed on its problem.
+PREDICTED = "prediction"
+
 
 @dataclass(frozen=True)
 class Target:
@@ -25,7 +28,7 @@ class Target:
 
     Attributes:
         launch: the launch option that the caller allows.
-        row: the library row that installs it.
+        row: the library row that installs it; its source may be :data:`PREDICTED`.
         choice: the kernel and its figures.
         gpu: the GPU of the figures.
         provenance: provenance of the figures.
@@ -48,34 +51,39 @@ class Target:
         return f"outblas_{self.problem.key}_{self.launch}".lower()
 
     @property
-    def _measured(self) -> str:
-        """Return how the figures were found: on the problem itself, or as the least of an interval's measured M."""
-        interval = self.row.interval
-        if interval is None:
-            return "Measured"
-        return f"From {interval.words}, measured at M = {', '.join(map(str, interval.measured))}, the least figures"
+    def figures(self) -> str:
+        """The kernel's speed-up with its bounds, and how it was found: measured here, in an interval, or predicted."""
+        c, interval = self.choice, self.row.interval
+        rival = RIVAL_WORDS.get(self.row.baseline, self.row.baseline or "the baseline")
+        speed, bounds = f"{c.speedup:.3f}x faster than {rival}", f"{c.low:.3f} to {c.high:.3f}"
+        if self.row.source == PREDICTED:
+            return f"Predicted, neither proven nor timed on this problem: {speed} (bounds {bounds})"
+        m = ", ".join(map(str, interval.measured)) if interval else ""
+        found = f"From {interval.words}, measured at M = {m}, the least figures" if interval else "Measured"
+        return f"{found}: {speed} (95% interval {bounds})"
 
     def comment(self, *then: str) -> str:
-        """Return C++ comment lines: licence, problem, knobs, measured speed-up and provenance.
+        """Return C++ comment lines: licence, problem, knobs, speed-up and, if it was measured, its provenance.
 
         Args:
             then: further lines. One without a full stop, e.g. a command, stays whole.
         """
-        p, c, origin = self.problem, self.choice, self.provenance
+        p, origin = self.problem, self.provenance
         b_text = "B stored N x K" if p.layout == "TN" else "B stored K x N"
         toolchain = origin.get("toolchain") or {}
-        rival = RIVAL_WORDS.get(self.row.baseline, self.row.baseline or "the baseline")
+        measured = (
+            f"On {origin.get('gpu') or self.gpu.name}, driver {origin.get('driver')}, NVRTC {toolchain.get('nvrtc')}, "
+            f"{origin.get('date')}, outblas {toolchain.get('outblas')}, commit {origin.get('commit')}, source "
+            f"{self.row.source}."
+        )
         lines = [
             "SPDX-License-Identifier: Apache-2.0",
             "Made by outblas export. If you pass this file on, keep these lines and add the text of the licence.",
             f"C[{p.m}, {p.n}] = A[{p.m}, {p.k}] B: {p.layout} ({b_text}), {p.dtype}, accumulated in {p.acc}. All "
             "row-major and contiguous.",
-            f"Kernel: {config_name(c.config)}",
-            f"{self._measured}: {c.speedup:.3f} times as fast as {rival} (95% interval {c.low:.3f} to {c.high:.3f}), "
-            f"{_LAUNCHED[self.launch]}.",
-            f"On {origin.get('gpu') or self.gpu.name}, driver {origin.get('driver')}, NVRTC {toolchain.get('nvrtc')}, "
-            f"{origin.get('date')}, outblas {toolchain.get('outblas')}, commit {origin.get('commit')}, source "
-            f"{self.row.source}.",
+            f"Kernel: {config_name(self.config)}",
+            f"{self.figures}, {_LAUNCHED[self.launch]}.",
+            f"For {self.gpu.name}." if self.row.source == PREDICTED else measured,
             *then,
         ]
         wrapper = textwrap.TextWrapper(116, break_on_hyphens=False, break_long_words=False)  # names stay whole
@@ -101,7 +109,7 @@ def find_target(problem: Problem, launch: Launch, library: Library) -> Target:
     if row is None:
         raise UsageError(
             f"{problem.key} is not in the library of {library.gpu} ({library.size('problems')})",
-            "a problem that was tuned",
+            "a problem that was tuned, or --predicted for the kernel that outblas.matmul would choose",
             f"tune it, and pass the run's library.json as --library: outblas tune --mnk {problem.mnk} "
             f"--layout {problem.layout.lower()} --dtype {problem.dtype} --acc {problem.acc}",
         )
@@ -110,8 +118,9 @@ def find_target(problem: Problem, launch: Launch, library: Library) -> Target:
         others = [f"pass --launch {name}, which has one" for name in LAUNCHES if row.choice(name) is not None]
         used = f"cuBLASLt's algorithm {row.fallback}" if row.fallback else "torch.matmul"
         raise UsageError(
-            f"{problem.key} has no kernel where {launch} is allowed: none was proven faster than "
-            f"{row.baseline or 'the baseline'}, the library uses {used}",
+            f"{problem.key} has no kernel for --launch {launch}: none "
+            f"{'is predicted to be' if row.source == PREDICTED else 'was proven'} faster than "
+            f"{row.baseline or 'the baseline'}, a call uses {used}",
             "a problem with a kernel",
             " or ".join((f"call {'that algorithm' if row.fallback else 'that'}", *others)),
         )
@@ -131,7 +140,7 @@ def find_targets(problems: Iterable[Problem], launch: Launch, library: Library) 
     found = [problem for problem, row in rows if row is not None and row.choice(launch) is not None]
     if not found:
         raise UsageError(
-            f"none of {len(rows)} problems has a kernel in the library of {library.gpu} where {launch} is allowed",
+            f"none of {len(rows)} problems has a kernel for --launch {launch} in the library of {library.gpu}",
             "a problem with a kernel",
             "tune them, and pass the run's library.json as --library",
         )

@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from outblas.core.errors import DeviceError, ToolchainMissing
+from outblas.core.errors import DeviceError
 from outblas.core.evaluation import Timing
-from outblas.core.install_hint import install_hint
+from outblas.core.install_hint import needed
 from outblas.core.problem import Problem
 from outblas.core.rivals import BaselineCall, Bindable
 from outblas.core.roofline import Gpu, floor_us, operand_sets, repeats
@@ -321,10 +321,7 @@ def _classes(skip: Any) -> tuple[type[BaseException], ...]:
 
 def _cuda_torch(gpu_index: int) -> Any:
     """Return torch. Raises ToolchainMissing if it is not installed, DeviceError if it has no such GPU."""
-    try:
-        import torch
-    except ImportError as error:
-        raise ToolchainMissing("torch is not installed", "torch >= 2.6", install_hint("gpu")) from error
+    torch = needed("torch", "torch >= 2.6", "gpu")
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not 0 <= gpu_index < count:
         raise DeviceError(

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from outblas.core.errors import OutblasError, ProblemError, RecordError, ToolchainMissing
+from outblas.core.errors import OutblasError, ProblemError, RecordError
 from outblas.core.files import lock_for_update, write_json
 from outblas.core.plain_files import read_json
 from outblas.core.problem import Problem, row_major
@@ -149,7 +149,6 @@ class CapturedProducts:
 
         Raises:
             RecordError: the file is missing, damaged, of another format, or holds invalid products.
-            ToolchainMissing: pydantic is not installed.
         """
         wrong, do = f"captured problems {path} cannot be used", "make the file again with: outblas capture"
         try:
@@ -162,8 +161,6 @@ class CapturedProducts:
         try:
             return cls(*_parse(data))
         except (OutblasError, ValueError, TypeError) as error:
-            if isinstance(error, ToolchainMissing):
-                raise
             reason = " ".join(str(error).split())[:200]
             raise RecordError(f"{wrong} ({reason})", f"the content of format {FORMAT}", do) from error
 
@@ -172,13 +169,9 @@ def _parse(data: Mapping[str, Any]) -> tuple[dict[CapturedProduct, int], tuple[M
     """Return (counts, provenances) of a file's JSON; lines of equal products are added.
 
     Raises:
-        ToolchainMissing: pydantic is not installed.
         ValueError: a product is invalid (a pydantic ValidationError).
     """
-    try:
-        from pydantic import BaseModel, ConfigDict, PositiveInt
-    except ImportError as error:
-        raise ToolchainMissing("pydantic is not installed", "pydantic", "pip install pydantic") from error
+    from pydantic import BaseModel, ConfigDict, PositiveInt
 
     class Line(BaseModel):
         model_config = ConfigDict(strict=True)

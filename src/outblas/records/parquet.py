@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from outblas.core.errors import RecordError, ToolchainMissing
+from outblas.core.errors import RecordError
 from outblas.core.files import write_atomic
-from outblas.core.install_hint import install_hint
+from outblas.core.install_hint import needed
 
 #: Most rows of a file that is read. The largest packaged one has 400,000.
 _MOST_ROWS = 1 << 25
@@ -22,12 +21,7 @@ def check_parquet() -> None:
     Raises:
         ToolchainMissing: pyarrow is not installed.
     """
-    try:
-        importlib.import_module("pyarrow.parquet")
-    except ModuleNotFoundError as error:
-        raise ToolchainMissing(
-            "pyarrow is not installed", "pyarrow, which reads and writes Parquet files", install_hint("tune")
-        ) from error
+    needed("pyarrow.parquet", "pyarrow, which reads and writes Parquet files", "tune")
 
 
 def parquet_bytes(table: Any, checksums: bool = False) -> bytes:

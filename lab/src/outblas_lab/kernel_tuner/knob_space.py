@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from outblas.core.config import KernelConfig
-from outblas.core.errors import ConfigError, ToolchainMissing, UsageError
-from outblas.core.install_hint import install_hint
+from outblas.core.errors import ConfigError, UsageError
+from outblas.core.install_hint import needed
 from outblas.kernels.config_text import template_from_json
 from outblas.kernels.families.registry import knobs_by_name
 
@@ -120,14 +120,7 @@ def need_kernel_tuner() -> None:
     Raises:
         ToolchainMissing: it cannot.
     """
-    try:
-        import kernel_tuner  # noqa: F401
-    except ImportError as error:
-        raise ToolchainMissing(
-            f"Kernel Tuner cannot be imported ({error})",
-            "kernel_tuner 1.5 or later",
-            install_hint("kernel-tuner"),
-        ) from error
+    needed("kernel_tuner", "Kernel Tuner, package kernel_tuner from 1.5 on", "kernel-tuner")
 
 
 def _order(value: Value) -> tuple[bool, str, int]:

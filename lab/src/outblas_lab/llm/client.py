@@ -15,8 +15,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from outblas.core.errors import OutblasError, ToolchainMissing, UsageError
-from outblas.core.install_hint import install_hint
+from outblas.core.errors import OutblasError, UsageError
+from outblas.core.install_hint import needed
 from outblas_lab.llm.bounded_http import BodyRefused, bounded_http_client
 from outblas_lab.llm.budget import Cost, Message, SpendingAccount, at_most
 from outblas_lab.llm.models import Model
@@ -282,13 +282,8 @@ def _never_connected(error: BaseException) -> bool:
 
 
 def _connect(base_url: str | None, silence_s: float) -> AsyncOpenAI:
-    try:
-        import openai
-        import tenacity  # noqa: F401
-    except ImportError as error:
-        raise ToolchainMissing(
-            f"{error.name} is not installed", "the client of a language model's server", install_hint("llm")
-        ) from error
+    openai = needed("openai", "the client of a language model's server", "llm")
+    needed("tenacity", "tenacity, which repeats requests", "llm")
     address = base_url or os.environ.get("OPENAI_BASE_URL") or None
     key = api_key()
     if not key and address is None:

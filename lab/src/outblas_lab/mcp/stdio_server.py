@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import create_model
 
 from outblas.core.child_process import end_children
-from outblas.core.errors import OutblasError, ToolchainMissing, UsageError
-from outblas.core.install_hint import install_hint
+from outblas.core.errors import OutblasError, UsageError
+from outblas.core.install_hint import needed
 from outblas.core.problem import Problem
 from outblas.core.version import __version__
 from outblas_lab.mcp.guide_resources import EXAMPLE, RESOURCES, GuideResource
@@ -44,10 +44,7 @@ def require_sdk() -> None:
     Raises:
         ToolchainMissing: it is not.
     """
-    try:
-        import mcp.server.mcpserver  # noqa: F401
-    except ImportError as error:
-        raise ToolchainMissing("the MCP SDK is not installed", "package mcp", install_hint("mcp")) from error
+    needed("mcp.server.mcpserver", "the MCP SDK, package mcp from 2.3 on", "mcp")
 
 
 def serve(session: ToolSession) -> None:

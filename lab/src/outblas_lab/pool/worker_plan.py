@@ -14,8 +14,8 @@ from typing import Any
 
 from outblas.core.child_process import JOIN_TIMEOUT_S, ChildProcess
 from outblas.core.config import KernelConfig
-from outblas.core.errors import DeviceError, ToolchainMissing, UsageError, unknown_name
-from outblas.core.install_hint import install_hint
+from outblas.core.errors import DeviceError, UsageError, unknown_name
+from outblas.core.install_hint import needed
 from outblas.core.roofline import Gpu
 from outblas.runtime.device import Device, gpu_count, parse_device, require_gpus
 from outblas.tune.judged_workers import DEFAULT_JUDGING, Judging, Workers
@@ -240,7 +240,7 @@ class RayTransport:
     """
 
     def __init__(self, spec: EvaluatorSpec, size: int | None, gpus: int, address: str = "auto") -> None:
-        self._ray = _ray()
+        self._ray = needed("ray", "ray for --workers ray", "ray")
         self._leave = _join(self._ray, address)
         self._actors: dict[int, Any] = {}
         self._words: dict[Any, int] = {}
@@ -307,14 +307,6 @@ class RayTransport:
         if kind == "answer":
             self.send(worker, None)
         return Event(worker, kind, value)
-
-
-def _ray() -> Any:
-    try:
-        import ray
-    except ImportError as error:
-        raise ToolchainMissing("ray is not installed", "ray for --workers ray", install_hint("ray")) from error
-    return ray
 
 
 def _join(ray: Any, address: str) -> bool:

@@ -11,8 +11,7 @@ from contextlib import contextmanager
 from html import escape
 from typing import Any
 
-from outblas.core.errors import ToolchainMissing
-from outblas.core.install_hint import install_hint
+from outblas.core.install_hint import needed
 from outblas_lab.publish.palette import GREY, GRID, INK
 
 SOFT, QUIET = "#57606a", "#c4cad0"
@@ -61,10 +60,7 @@ def drawing() -> Iterator[None]:
     Raises:
         ToolchainMissing: Matplotlib is not installed.
     """
-    try:
-        import matplotlib
-    except ModuleNotFoundError as error:
-        raise ToolchainMissing("matplotlib is not installed", "Matplotlib", install_hint("report")) from error
+    matplotlib = needed("matplotlib", "Matplotlib", "report")
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_STYLE)

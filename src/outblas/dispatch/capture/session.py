@@ -13,8 +13,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from outblas.core.errors import OutblasError, ToolchainMissing, UsageError
-from outblas.core.install_hint import install_hint
+from outblas.core.errors import OutblasError, UsageError
+from outblas.core.install_hint import needed
 from outblas.dispatch.capture import threads
 from outblas.records.captured_products import CapturedProduct, CapturedProducts, CaptureFile
 from outblas.records.provenance import collect_provenance, gpu_and_driver
@@ -138,12 +138,10 @@ class capture:
         self._open, self._lock = False, threading.RLock()
 
     def _new_mode(self) -> AbstractContextManager[Any]:
-        try:
-            from outblas.dispatch.capture.torch_mode import ProductMode
-        except ImportError as error:
-            raise ToolchainMissing("torch is not installed", "torch", install_hint("gpu")) from error
-        mode: AbstractContextManager[Any] = ProductMode(self._note)
-        return mode
+        needed("torch", "torch", "gpu")
+        from outblas.dispatch.capture.torch_mode import ProductMode
+
+        return ProductMode(self._note)
 
 
 def _after_fork() -> None:

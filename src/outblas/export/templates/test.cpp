@@ -1,4 +1,9 @@
 @COMMENT@
+// Compile, by one of these:
+// nvcc -std=c++17 -o @NAME@_test @NAME@_test.cpp -lcuda
+// g++ -std=c++17 -I/usr/local/cuda/include -o @NAME@_test @NAME@_test.cpp -L/usr/local/cuda/lib64/stubs -lcuda
+// Run:
+// ./@NAME@_test @NAME@.cubin
 #include "@NAME@.h"
 
 #include <cmath>

@@ -7,8 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from outblas.core.errors import ToolchainMissing
-from outblas.core.install_hint import install_hint
+from outblas.core.install_hint import needed
 from outblas.core.stats import LOSS_BELOW
 from outblas_lab.publish.words import date_words
 
@@ -44,12 +43,7 @@ def templates() -> Any:
     Raises:
         ToolchainMissing: Jinja2 is not installed.
     """
-    try:
-        import jinja2
-    except ModuleNotFoundError as error:
-        raise ToolchainMissing(
-            "jinja2 is not installed", "Jinja2, which fills reports", install_hint("report")
-        ) from error
+    jinja2 = needed("jinja2", "Jinja2, which fills reports", "report")
     folder = Path(__file__).with_name("templates")
     made = jinja2.Environment(
         loader=jinja2.FileSystemLoader(folder),

@@ -49,7 +49,7 @@ def notes_of_replaced(directory: Path, results: Sequence[Result]) -> list[str]:
         if count:
             table = table_label(result.suite, result.rows[0])
             notes.append(
-                f"- {table}: of an earlier library; {count} of {len(result.rows)} rows have another kernel now"
+                f"- {table}: from an earlier library; {count} of {len(result.rows)} rows now have another kernel"
             )
     return notes
 
@@ -73,7 +73,7 @@ def notes_of_earlier_kernels(directory: Path) -> list[str]:
 def _dated_files(directory: Path) -> list[tuple[Path, str]]:
     """Return (file, date of its provenance) of the benches and of the JSON files that have one.
 
-    Those of shapes of no list lie in a folder beside this one.
+    Those of unlisted shapes are in a sibling folder.
     """
     found = [(path, str(read_meta(path)["provenance"]["date"])) for path in bench_files_of(directory)]
     for path, data in json_files_of(directory):
@@ -94,14 +94,14 @@ def _packaged_part(data: Mapping[str, Any]) -> Mapping[str, Any]:
 def replaced_words(directory: Path, rows: Sequence[Mapping[str, Any]]) -> str:
     """Return how many rows of a peer's result file timed another kernel than the packaged library has now, in words.
 
-    Example: ``"; 3 of 60 have another kernel in the library now"``. Nothing if none has, or without such a library.
+    Example: ``"; the library now has another kernel for 3 of 60"``. Nothing if none has, or without such a library.
 
     Args:
         rows: rows with ``problem``, a key, and ``config``, the name of a kernel for plain launches or None.
     """
     library = Library.packaged(Path(directory).name, missing_ok=True)
     count = sum(_plain_kernel(library, str(row["problem"])) != row["config"] for row in rows) if library.rows else 0
-    return f"; {count} of {len(rows)} have another kernel in the library now" if count else ""
+    return f"; the library now has another kernel for {count} of {len(rows)}" if count else ""
 
 
 def _plain_kernel(library: Library, key: str) -> str | None:
@@ -154,7 +154,7 @@ def _large_line(data: dict[str, Any]) -> str:
         f"{found['wins']} of {found['with_kernel']} kernels ({name}{_when(found['provenance'])})"
         for name, found in libraries
     ]
-    return f"- products from 1e11 FLOP on, each kernel alone, that win by 0.5% or more: {', '.join(each)}"
+    return f"- matmuls of 1e11 FLOP or more, each kernel timed alone, that win by 0.5% or more: {', '.join(each)}"
 
 
 CUTLASS_FORMAT = "outblas-cutlass-1"
@@ -166,7 +166,7 @@ def cutlass_means(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Return geometric means over the problems on which an instance of CUTLASS passed.
 
     Returns:
-        ``cutlass_over_baseline``, ``ours_over_baseline`` (a fall-back counts as 1 in older files, and as measured in
+        ``cutlass_over_baseline``, ``ours_over_baseline`` (a fallback counts as 1 in older files, and is timed in
         others) and ``ours_over_cutlass``.
 
     Raises:
@@ -204,8 +204,8 @@ def _cutlass_line(data: dict[str, Any]) -> str:
     return (
         f"- CUTLASS 3.x, the fastest of {instances} kernels of its collective builder on each of {len(both)} problems "
         f"of grid1000 (TN, fp16/fp32, offline, without PDL): {found['cutlass_over_baseline']:.3f}× the fastest "
-        f"baseline; the kernels that the library names have {found['ours_over_baseline']:.3f}× there and "
-        f"{found['ours_over_cutlass']:.3f}× CUTLASS, surely ahead on {ahead}{_when(data['provenance'])}"
+        f"baseline; the library's kernels reach {found['ours_over_baseline']:.3f}× there and "
+        f"{found['ours_over_cutlass']:.3f}× CUTLASS, significantly faster on {ahead}{_when(data['provenance'])}"
     )
 
 
@@ -215,7 +215,7 @@ INDUCTOR_FILE = "inductor_rival.json"
 
 
 def notes_of_inductor(directory: Path) -> list[str]:
-    """Return a line of Markdown for each suite that was timed beside torch.compile; an empty list without the file.
+    """Return a line of Markdown for each suite that was timed with torch.compile; an empty list without the file.
 
     Raises:
         RecordError: the file is there and cannot be used.
@@ -231,7 +231,7 @@ def _inductor_lines(data: dict[str, Any], directory: Path) -> str:
     counts = Counter(row["suite"] for row in data["rows"] if row["inductor"])
     return "\n".join(
         f"- torch.compile with max-autotune on {counts[suite]} problems of {suite} (TN, fp16/fp32, offline, "
-        f"without PDL): {found['inductor']:.3f}× the fastest baseline; the library's kernels have "
+        f"without PDL): {found['inductor']:.3f}× the fastest baseline; the library's kernels reach "
         f"{found['ours']:.3f}× there and {found['ours_over_inductor']:.3f}× torch.compile"
         f"{_when(data['provenance'])}{replaced_words(directory, rows[suite])}"
         for suite, found in data["means"].items()
@@ -256,8 +256,8 @@ def _accuracy_line(data: dict[str, Any]) -> str:
     names = {
         "torch": "torch.matmul by default",
         "torch_full": "torch.matmul with both switches off",
-        "outblas_kernel": "OutBLAS' kernels",
-        "outblas_fallback": "OutBLAS' fall-backs",
+        "outblas_kernel": "OutBLAS kernels",
+        "outblas_fallback": "OutBLAS fallbacks",
         "outblas_accurate": "`accurate=True`",
     }
     each = []
@@ -266,11 +266,11 @@ def _accuracy_line(data: dict[str, Any]) -> str:
         each.append(f"{sum(one['outside'] for one in found)} of {sum(one['n'] for one in found)} with {name}")
     costs = data["cost_of_full_precision"]
     shared = "; ".join(
-        f"{name} takes {costs[group][who]['geomean']:.3f}× the time on {costs[group][who]['n']} {group} products"
+        f"{name} takes {costs[group][who]['geomean']:.3f}× the time on {costs[group][who]['n']} {group} matmuls"
         for group in costs
         for who, name in (("torch", names["torch_full"]), ("outblas", f"OutBLAS with {names['outblas_accurate']}"))
     )
-    return f"- products outside the error bound of fp32 sums: {', '.join(each)}; {shared}{_when(data['provenance'])}"
+    return f"- matmuls outside the error bound of fp32 sums: {', '.join(each)}; {shared}{_when(data['provenance'])}"
 
 
 def notes_of_retune(directory: Path) -> list[str]:
@@ -291,4 +291,4 @@ def _retune_line(data: dict[str, Any]) -> str:
     each = ", ".join(f"{step} {seconds / 60:.1f}" for step, seconds in steps.items())
     made = data["provenance"]
     minutes = f"{sum(steps.values()) / 60:.1f} minutes of one {made['gpu']}"
-    return f"- {names}, tuned from nothing: {minutes} ({each}){_when(made)}"
+    return f"- {names}, tuned from scratch: {minutes} ({each}){_when(made)}"

@@ -120,7 +120,7 @@ def _ampere_text(data: dict[str, Any]) -> str:
         words, aim = _RIVALS[rival]
         bar = f"{aim:.2f}×" if limit == "163" else "–"
         cells.append([_LIMITS[limit], acc, words, mean.problems, f"{mean.ratio:.3f}×", bar, mean.ahead])
-    head = ["shared memory of a CTA", "sums", "rival", "problems", "OutBLAS / rival", "aim", "surely ahead on"]
+    head = ["shared memory per CTA", "sums", "rival", "problems", "OutBLAS / rival", "target", "significantly ahead"]
     return "\n".join([*table_lines(head, 3, cells), "", *_square_lines(rows), *_notes(data)])
 
 
@@ -130,8 +130,8 @@ def _square_lines(rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
         found = _ratios(row).get("163", {}).get("cutlass")
         if problem.mnk == _SQUARE and found:
             yield (
-                f"On {_SQUARE} with sums in {problem.acc} it has {found['ratio']:.3f}× the fastest CUTLASS 2.x; "
-                f"the aim is {_SQUARE_BAR:.2f}×."
+                f"On {_SQUARE} with {problem.acc} sums it has {found['ratio']:.3f}× the speed of the fastest CUTLASS "
+                f"2.x; the target is {_SQUARE_BAR:.2f}×."
             )
 
 
@@ -142,7 +142,7 @@ def _cuda_l2_text(data: dict[str, Any]) -> str:
         for words, means in _some(list(cuda_l2_groups(rows).items()))
         for pair, mean in means.items()
     ]
-    head = ["CUDA-L2's sums", "GPU time", "problems", "ratio of speed", "surely above 1 on"]
+    head = ["CUDA-L2's sums", "GPU time", "problems", "speed ratio", "significantly above 1"]
     timed = [row for row in rows if "ours_over_cuda_l2" in _ratios(row)]
     host = {name: geomean(row["host_us"][name] for row in timed) for name in timed[0]["host_us"]}
     kernels = [row["kernel"] for row in rows if row.get("kernel")]
@@ -151,14 +151,14 @@ def _cuda_l2_text(data: dict[str, Any]) -> str:
         for kernel in kernels
         if _has_other_sums(kernel)
     )
-    sums = "; ".join(f"{count} sum in {words}" for words, count in other.items()) or "none sums otherwise than claimed"
+    sums = "; ".join(f"{count} accumulate in {words}" for words, count in other.items()) or "all sum as claimed"
     waits, padded = sum(kernel["waits"] for kernel in kernels), sum(kernel["padded"] is not None for kernel in kernels)
     lines = [
         *table_lines(head, 2, cells),
         "",
         "Host time per call, geometric mean: " + ", ".join(f"{name} {us:.2f} µs" for name, us in host.items()) + ".",
-        f"By their machine code, of {len(kernels)} kernels {sums}. "
-        f"{waits} wait for the GPU in each call, and {padded} compute padded problems.",
+        f"According to their machine code, of {len(kernels)} kernels {sums}. "
+        f"{waits} wait for the GPU in each call. Padded problems: {padded}.",
         *_notes(data),
     ]
     return "\n".join(lines)
@@ -241,7 +241,7 @@ def transformer_table(folder: Path) -> str:
         *table_lines(["step", "mode", "torch", "tokens/s", *(_VARIANTS[name] for name in names)], 2, rows),
         "| geometric mean | | | | " + " | ".join(means) + " |",
         "",
-        f"{data['layers']} layers{', tuned before' if 'tuned' in data else ''}, context {data['context']}, "
+        f"{data['layers']} layers{', after tuning' if 'tuned' in data else ''}, context {data['context']}, "
         f"{data['rounds']} interleaved rounds; {made['gpu']}, "
         f"driver {made['driver']}, torch {made['toolchain']['torch']}, {made['date'][:10]}, "
         f"commit {made['commit'][:7]}.",
@@ -257,7 +257,7 @@ def _interval(variant: Mapping[str, Any] | None) -> str:
 
 
 def cutlass_table(folder: Path) -> str:
-    """Return CUTLASS beside OutBLAS by regime, or one line if it is not measured.
+    """Return CUTLASS and OutBLAS by regime, or one line if it is not measured.
 
     Raises:
         RecordError: the file is there and cannot be read.
@@ -282,9 +282,9 @@ def cutlass_table(folder: Path) -> str:
     lines = [
         *table_lines(head, 1, cells),
         "",
-        f"The worst problem for OutBLAS is {Problem.from_key(worst['problem']).mnk}: "
+        f"The worst problem for OutBLAS is {Problem.from_key(worst['problem']).mnk}, at "
         f"{worst['ours_over_cutlass']['ratio']:.3f}× CUTLASS. "
-        f"CUTLASS has the fastest of {len(data['instances'])} kernels of its collective builder"
+        f"CUTLASS runs the fastest of {len(data['instances'])} kernels of its collective builder"
         f"{replaced_words(folder, data['rows'])}. "
         f"{made['gpu']}, {made['date'][:10]}, commit {made['commit'][:7]}.",
     ]

@@ -56,8 +56,8 @@ def _lines(draws: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for protocol, group in groupby(draws, _protocol):
         members = list(group)
         counts = ", ".join(str(draw["below_098"]) for draw in members)
-        last = f"; the last {POOLED} together {_share(members[-POOLED:])}" if len(members) > POOLED else ""
-        yield f"- {protocol}: {counts} below {FAR_BELOW}, together {_share(members)}{last}"
+        last = f"; last {POOLED} draws: {_share(members[-POOLED:])}" if len(members) > POOLED else ""
+        yield f"- {protocol}: {counts} below {FAR_BELOW}, in total {_share(members)}{last}"
 
 
 def _protocol(draw: Mapping[str, Any]) -> str:
