@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ _MOST_CLUSTER = 16
 _LAUNCH_US = 2000.0
 
 
-class ProbeRunner:
+class ProbeRunner(AbstractContextManager["ProbeRunner"]):
     """Runs probes on one GPU; a context manager that holds the GPU's primary context and a buffer.
 
     Raises:
@@ -39,9 +40,6 @@ class ProbeRunner:
         self._buffer, self._buffer_bytes = 0, 0
         self._sink = int(check("cuMemAlloc", cu.cuMemAlloc(256)))
         self._functions: dict[Source, Any] = {}
-
-    def __enter__(self) -> ProbeRunner:
-        return self
 
     def __exit__(self, *_: object) -> None:
         cu = driver()
