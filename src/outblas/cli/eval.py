@@ -50,7 +50,7 @@ def evaluate(
         part("eval-file", "--file")(problem, file, base_dir, gpu_device_id, json_out)
         return
     common.check_mode(mode, target_qps, ("offline", "server"))
-    common.not_negative("--warmup-seconds", warmup_seconds)
+    common.positive("--warmup-seconds", warmup_seconds, or_zero=True)
     common.positive("--benchmark-seconds", benchmark_seconds)
     (gpu,) = require_gpus((gpu_device_id,))
 

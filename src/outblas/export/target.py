@@ -12,7 +12,7 @@ from outblas.core.config import LAUNCHES, KernelConfig, Launch, config_name
 from outblas.core.errors import OutblasError, UsageError
 from outblas.core.gpu_records import gpu_of_product
 from outblas.core.problem import Problem
-from outblas.core.rivals import RIVAL_WORDS
+from outblas.core.rivals import BASELINE_WORDS
 from outblas.core.roofline import Gpu
 from outblas.core.suites import Table
 from outblas.records.library import Library
@@ -64,7 +64,7 @@ class Target:
         p, c, origin = self.problem, self.choice, self.provenance
         b_text = "B stored N x K" if p.layout == "TN" else "B stored K x N"
         toolchain = origin.get("toolchain") or {}
-        rival = RIVAL_WORDS.get(self.row.baseline, self.row.baseline or "the baseline")
+        rival = BASELINE_WORDS.get(self.row.baseline, self.row.baseline or "the baseline")
         lines = [
             "SPDX-License-Identifier: Apache-2.0",
             "Made by outblas export. If you pass this file on, keep these lines and add the text of the licence.",
