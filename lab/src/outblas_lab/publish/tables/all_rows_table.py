@@ -200,10 +200,11 @@ def _lost_rivals(results: Sequence[Result]) -> Iterator[str]:
 def _below_the_floor(results: Sequence[Result]) -> Iterator[str]:
     """Yield a line with the number of rows whose time the check of free kernels would not believe."""
     gpus = [(result.rows, gpu_of_product(result.provenance["gpu"])) for result in results]
+    of = sum(len(rows) for rows, _ in gpus)
     count = sum(gpu is not None and _too_fast(row, gpu) for rows, gpu in gpus for row in rows)
     if count:
         yield (
-            f"- {count} of {sum(len(rows) for rows, _ in gpus)} rows take less than {PLAUSIBLE_SHARE:.0%} of the least plausible time and of "
+            f"- {count} of {of} rows take less than {PLAUSIBLE_SHARE:.0%} of the least plausible time and of "
             "the time of every rival"
         )
 
