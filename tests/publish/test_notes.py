@@ -80,45 +80,45 @@ def test_what_is_no_rival_stands_below_the_table(folder: Path) -> None:
 
 def test_wins_of_large_products_are_told_for_each_library(folder: Path) -> None:
     folder.mkdir()
-    assert notes.notes_of_large_products(folder) == []
+    assert notes.LARGE.lines(folder) == []
     libraries = {"packaged": {"wins": 3, "with_kernel": 4}, "before": {"wins": 1, "with_kernel": 9}}
     libraries = {name: {**found, "provenance": MADE} for name, found in libraries.items()}
-    path = folder / notes.LARGE_FILE
-    path.write_text(json.dumps({"format": notes.LARGE_FORMAT, "libraries": libraries}))
-    (line,) = notes.notes_of_large_products(folder)
+    path = folder / notes.LARGE.name
+    path.write_text(json.dumps({"format": notes.LARGE.form, "libraries": libraries}))
+    (line,) = notes.LARGE.lines(folder)
     assert line.endswith(f"0.5% or more: 1 of 9 kernels (before{WHEN}), 3 of 4 kernels (packaged{WHEN})")
     path.write_text(json.dumps({"format": "other"}))
     with pytest.raises(RecordError, match=r"benchmarks/large_products.py writes"):
-        notes.notes_of_large_products(folder)
+        notes.LARGE.lines(folder)
 
 
 def test_means_beside_torch_compile_are_told_for_each_suite(folder: Path) -> None:
     folder.mkdir()
-    assert notes.notes_of_inductor(folder) == []
+    assert notes.INDUCTOR.lines(folder) == []
     rows = [{"suite": "a", "inductor": {"ratio": 1.0}}, {"suite": "a", "inductor": None}]
     means = {"a": {"inductor": 0.5, "ours": 1.25, "ours_over_inductor": 2.5}}
-    path = folder / notes.INDUCTOR_FILE
-    made = {"format": notes.INDUCTOR_FORMAT, "provenance": MADE}
+    path = folder / notes.INDUCTOR.name
+    made = {"format": notes.INDUCTOR.form, "provenance": MADE}
     path.write_text(json.dumps({**made, "rows": rows, "means": means}))
-    (line,) = notes.notes_of_inductor(folder)
+    (line,) = notes.INDUCTOR.lines(folder)
     assert "on 1 problems of a " in line and "0.500× the fastest baseline" in line
     assert line.endswith(f"1.250× there and 2.500× torch.compile{WHEN}")
-    path.write_text(json.dumps({"format": notes.INDUCTOR_FORMAT, "means": means}))
+    path.write_text(json.dumps({"format": notes.INDUCTOR.form, "means": means}))
     with pytest.raises(RecordError, match=r"benchmarks/inductor_rival.py writes"):
-        notes.notes_of_inductor(folder)
+        notes.INDUCTOR.lines(folder)
 
 
 def test_products_outside_the_bound_are_added_up_over_dtypes(folder: Path) -> None:
     folder.mkdir()
-    assert notes.notes_of_accuracy(folder) == []
+    assert notes.ACCURACY.lines(folder) == []
     sides = ("torch", "torch_full", "outblas_kernel", "outblas_accurate")
     fp16 = {side: {"n": 10, "outside": number} for number, side in enumerate(sides)}
     bf16 = {**fp16, "outblas_fallback": {"n": 5, "outside": 4}}
     costs = {"torch": {"n": 3, "geomean": 1.25}, "outblas": {"n": 3, "geomean": 1.125}}
     found = {"by_dtype": {"fp16": fp16, "bf16": bf16}, "cost_of_full_precision": {"drawn": costs}}
-    made = {"format": notes.ACCURACY_FORMAT, "provenance": MADE}
-    (folder / notes.ACCURACY_FILE).write_text(json.dumps({**made, **found}))
-    (line,) = notes.notes_of_accuracy(folder)
+    made = {"format": notes.ACCURACY.form, "provenance": MADE}
+    (folder / notes.ACCURACY.name).write_text(json.dumps({**made, **found}))
+    (line,) = notes.ACCURACY.lines(folder)
     assert "0 of 20 with torch.matmul by default, 2 of 20 with torch.matmul with both switches off" in line
     assert "4 of 20 with OutBLAS kernels, 4 of 5 with OutBLAS fallbacks, 6 of 20 with `accurate=True`" in line
     assert "torch.matmul with both switches off takes 1.250× the time on 3 drawn products" in line

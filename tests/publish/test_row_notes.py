@@ -34,7 +34,7 @@ def test_a_kernel_that_failed_is_told() -> None:
 def test_a_rival_that_failed_is_told() -> None:
     (line,) = notes_of_rows([result({}, {"lt_auto_us": None}, {"lt_auto_us": None, "torch_us": None})])
     assert line == (
-        "- grid1000 TN fp16/fp32, offline: of 3 rows a rival has no time: cuBLASLt, autotuned in 2, torch.matmul in 1"
+        "- grid1000 TN fp16/fp32, offline: of 3 rows a rival has no time: autotuned cuBLASLt in 2, torch.matmul in 1"
     )
 
 

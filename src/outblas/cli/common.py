@@ -166,25 +166,19 @@ def command_line() -> str:
     return shlex.join(["outblas", *sys.argv[1:]])
 
 
-def positive(option: str, value: float) -> float:
+def positive(option: str, value: float, or_zero: bool = False) -> float:
     """Return ``value`` unchanged.
+
+    Args:
+        or_zero: allow 0.
 
     Raises:
         UsageError: the value is 0, negative, infinite or NaN.
     """
-    if not (math.isfinite(value) and value > 0):
-        raise UsageError(f"{option} is {value:g}", "a number above 0", f"pass a larger {option}")
-    return value
-
-
-def not_negative(option: str, value: float) -> float:
-    """Return ``value`` unchanged; 0 is allowed.
-
-    Raises:
-        UsageError: the value is negative, infinite or NaN.
-    """
-    if not (math.isfinite(value) and value >= 0):
-        raise UsageError(f"{option} is {value:g}", "a number of 0 or more", f"pass a larger {option}")
+    if not math.isfinite(value) or value < 0 or not (value or or_zero):
+        raise UsageError(
+            f"{option} is {value:g}", f"a number {'of 0 or more' if or_zero else 'above 0'}", f"pass a larger {option}"
+        )
     return value
 
 

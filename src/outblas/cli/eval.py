@@ -48,7 +48,7 @@ def evaluate(
         part("eval-file", "--file")(problem, file, base_dir, device)
         return
     common.check_mode(mode, target_qps, ("offline", "server"))
-    common.not_negative("--warmup-seconds", warmup_seconds)
+    common.positive("--warmup-seconds", warmup_seconds, or_zero=True)
     common.positive("--benchmark-seconds", benchmark_seconds)
     gpu = common.gpu_index(device)
 

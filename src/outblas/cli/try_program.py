@@ -48,7 +48,7 @@ def try_program(
     from outblas.core.stats import MIN_ROUNDS
 
     common.at_least("--pairs", pairs, MIN_ROUNDS)
-    common.not_negative("--tune", tune)
+    common.positive("--tune", tune, or_zero=True)
     if timeout is not None:
         common.positive("--timeout", timeout)
     if less_is_better and metric is None:

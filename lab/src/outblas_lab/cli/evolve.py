@@ -189,7 +189,7 @@ def _server(
             common.at_least(option, value, 1)
     retry_policy = RetryPolicy(common.positive("--timeout", timeout), common.positive("--stall", stall))
     if temperature is not None:
-        common.not_negative("--temperature", temperature)
+        common.positive("--temperature", temperature, or_zero=True)
     return ServerSettings(base_url, retry_policy, requests_per_minute, tokens_per_minute, temperature)
 
 

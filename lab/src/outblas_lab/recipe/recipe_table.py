@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from outblas.core.errors import RecordError
-from outblas.core.plain_files import read_json
+from outblas.core.plain_files import read_object
 
 FORMAT = 1
 KIND = "recipe"
@@ -26,12 +26,7 @@ def read_recipe(path: Path) -> dict[str, Any]:
         RecordError: it cannot be read, is of another kind or version, or lacks a field.
     """
     do = "make it again: outblas recipe"
-    try:
-        data = read_json(path)
-    except (OSError, ValueError) as error:
-        raise RecordError(f"{path} cannot be read ({error})", "a whole JSON file", do) from error
-    if not isinstance(data, dict) or (data.get("format"), data.get("kind")) != (FORMAT, KIND):
-        raise RecordError(f"{path} is of another kind or version", f"kind {KIND}, format {FORMAT}", do)
+    data = read_object(path, f"a file of kind {KIND}, format {FORMAT}", do, kind=KIND, format=FORMAT)
     missing = [name for name in _FIELDS if name not in data]
     if missing:
         raise RecordError(f"{path} lacks {', '.join(missing)}", "every field", do)

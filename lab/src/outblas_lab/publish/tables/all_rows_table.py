@@ -199,11 +199,12 @@ def _lost_rivals(results: Sequence[Result]) -> Iterator[str]:
 
 def _below_the_floor(results: Sequence[Result]) -> Iterator[str]:
     """Yield a line with the number of rows whose time the check of free kernels would not believe."""
-    of_gpu = [(row, gpu_of_product(result.provenance["gpu"])) for result in results for row in result.rows]
-    count = sum(gpu is not None and _too_fast(row, gpu) for row, gpu in of_gpu)
+    gpus = [(result.rows, gpu_of_product(result.provenance["gpu"])) for result in results]
+    of = sum(len(rows) for rows, _ in gpus)
+    count = sum(gpu is not None and _too_fast(row, gpu) for rows, gpu in gpus for row in rows)
     if count:
         yield (
-            f"- {count} of {len(of_gpu)} rows take less than {PLAUSIBLE_SHARE:.0%} of the least plausible time and of "
+            f"- {count} of {of} rows take less than {PLAUSIBLE_SHARE:.0%} of the least plausible time and of "
             "the time of every rival"
         )
 

@@ -6,15 +6,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from outblas.core.errors import OutblasError, RecordError, UsageError
-from outblas.core.plain_files import read_json
+from outblas.core.errors import UsageError
 from outblas.predict.any_shape import AnyShapeModel
 from outblas.records.result_rows import Row
 from outblas.records.results import read_result
+from outblas_lab.publish.summary import use_json
 
 #: Folder, beside those of the GPUs, with the bench of shapes that no list has.
 ANY_SHAPES = "any_shapes"
 NOT_MEASURED = "Not measured on this GPU."
+_MADE_BY = "outblas fit any-shape"
 
 
 def any_shape_text(folder: Path) -> str:
@@ -31,9 +32,10 @@ def any_shape_text(folder: Path) -> str:
     bench = stem.with_name(f"{folder.name}_bench.parquet")
     lines = []
     if figures.exists() and bench.exists():
-        lines.append(_used(figures, lambda data: _benched(data, read_result(bench).rows, figures, folder.name)))
+        rows = read_result(bench).rows
+        lines.append(use_json(figures, _MADE_BY, lambda data: _benched(data, rows, figures, folder.name)))
     if held_out.exists():
-        lines.append(_used(held_out, lambda data: _recorded(data, held_out, folder.name)))
+        lines.append(use_json(held_out, _MADE_BY, lambda data: _recorded(data, held_out, folder.name)))
     return "\n".join(lines) or NOT_MEASURED
 
 
@@ -46,19 +48,7 @@ def of_another_fit(figures: Path, gpu: str) -> bool:
     Raises:
         RecordError: the file cannot be read.
     """
-    return figures.exists() and bool(_used(figures, lambda data: "other" if data["fit"] != _packaged_fit(gpu) else ""))
-
-
-def _used(path: Path, text: Any) -> str:
-    """Return ``text(content of a JSON file)``; a RecordError if the file cannot be used."""
-    try:
-        return str(text(read_json(path)))
-    except (OSError, ValueError, KeyError, TypeError, IndexError, OutblasError) as error:
-        raise RecordError(
-            f"{path} cannot be read ({error!r})",
-            "what outblas fit any-shape writes",
-            "make it again, or restore the committed file",
-        ) from error
+    return figures.exists() and use_json(figures, _MADE_BY, lambda data: data["fit"] != _packaged_fit(gpu))
 
 
 def _packaged_fit(gpu: str) -> str:

@@ -22,7 +22,7 @@ from outblas_lab.pool.averages import (
 )
 from outblas_lab.publish.summary import VLLM, engine_rows
 from outblas_lab.publish.tables.any_shape_block import ANY_SHAPES, of_another_fit
-from outblas_lab.publish.tables.rival_tables import CUDA_L2_FILE, MODEL_STEPS, own_sums_ratios, read_model_steps
+from outblas_lab.publish.tables.rival_tables import CUDA_L2, MODEL_STEPS, own_sums_ratios, read_model_steps
 from outblas_lab.publish.tables.whole_models_table import WHOLE_MODELS, by_context, model_words, read_whole_models
 from outblas_lab.publish.words import mean_in_words, table_lines
 
@@ -87,16 +87,14 @@ def short_rows(folder: Path, results: Sequence[Result]) -> list[HeadlineRow]:
 
 def _cuda_l2(folder: Path) -> Iterator[HeadlineRow]:
     """Yield the ratio to CUDA-L2's kernels on their own problems, of those that sum as they claim."""
-    path = folder / CUDA_L2_FILE
+    path = folder / CUDA_L2.name
     if not path.exists():
         return
     data = read_json(path)
     ratios = own_sums_ratios(data["rows"])
-    made = data["provenance"]
-    yield HeadlineRow(
-        made["gpu"], "CUDA-L2's own problems", len(ratios), geomean(ratios), None, "CUDA-L2's kernels",
-        (made["driver"],), (made["date"][:10],), "results/other-kernels/", min(ratios), losses(ratios, FAR_BELOW),
-    )  # fmt: skip
+    yield _of_ratios(
+        data["provenance"], "CUDA-L2's own problems", ratios, "CUDA-L2's kernels", "results/other-kernels/"
+    )
 
 
 def _engine(folder: Path) -> Iterator[HeadlineRow]:
@@ -110,11 +108,8 @@ def _engine(folder: Path) -> Iterator[HeadlineRow]:
         for mode, use in uses.items():
             ratios = [cell["ratio"] for cell in entry["cells"].get(mode, {}).values()]
             if ratios:
-                yield HeadlineRow(
-                    made["gpu"], use.format(model_words(model)), len(ratios), geomean(ratios), None, "vLLM alone",
-                    (made["driver"],), (made["date"][:10],), "use/engines/#vllm-results", min(ratios),
-                    losses(ratios, FAR_BELOW),
-                )  # fmt: skip
+                page = "use/engines/#vllm-results"
+                yield _of_ratios(made, use.format(model_words(model)), ratios, "vLLM alone", page)
 
 
 def headline_table(rows: Sequence[HeadlineRow], folders: Sequence[Path] = (), linked: bool = True) -> str:
@@ -246,6 +241,16 @@ def _row_of(result: Result, use: str, figures: Row, page: str, bootstrap: Sequen
     )  # fmt: skip
 
 
+def _of_ratios(
+    made: Mapping[str, Any], use: str, ratios: Sequence[float], rival: str, page: str, days: tuple[str, ...] = ()
+) -> HeadlineRow:
+    """Return a row of speed-ups without FLOP, with the GPU, the driver and, unless given, the day of a provenance."""
+    return HeadlineRow(
+        made["gpu"], use, len(ratios), geomean(ratios), None, rival, (made["driver"],), days or (made["date"][:10],),
+        page, min(ratios), losses(ratios, FAR_BELOW),
+    )  # fmt: skip
+
+
 def unusual_words(data: Mapping[str, Any]) -> str:
     """Return what sets a model of a result file apart from the whole one with the packaged library; else nothing."""
     layers = data.get("layers", LAYERS)
@@ -261,20 +266,8 @@ def _model_steps(path: Path) -> Iterator[HeadlineRow]:
         steps = [step for step in data["steps"] if step["step"].startswith(kind) and step["mode"] == "graph"]
         if steps:
             ratios = [step["variants"]["outblas"]["speedup"][0] for step in steps]
-            made = data["provenance"]
-            yield HeadlineRow(
-                made["gpu"],
-                f"{kind} steps of Llama 3 8B{unusual_words(data)}",
-                len(steps),
-                geomean(ratios),
-                None,
-                "torch",
-                (made["driver"],),
-                (made["date"][:10],),
-                "results/whole-models/#decode-and-prefill-steps",
-                min(ratios),
-                losses(ratios, FAR_BELOW),
-            )
+            use = f"{kind} steps of Llama 3 8B{unusual_words(data)}"
+            yield _of_ratios(data["provenance"], use, ratios, "torch", "results/whole-models/#decode-and-prefill-steps")
 
 
 def _whole_models(path: Path) -> Iterator[HeadlineRow]:
@@ -293,16 +286,6 @@ def _whole_models(path: Path) -> Iterator[HeadlineRow]:
         found = [row["variants"].get(variant, {}).get(figure) for row in rows]
         if rows and None not in found:
             ratios = [ratio for ratio, _, _ in found]
-            yield HeadlineRow(
-                settings["gpu"],
-                f"{use} in {names} in transformers, bf16, context {context}{unusual}",
-                len(found),
-                geomean(ratios),
-                None,
-                rival,
-                (settings["driver"],),
-                tuple(each["date"][:10] for row in rows for each in row["provenance"]),
-                "results/whole-models/",
-                min(ratios),
-                losses(ratios, FAR_BELOW),
-            )
+            use = f"{use} in {names} in transformers, bf16, context {context}{unusual}"
+            days = tuple(each["date"][:10] for row in rows for each in row["provenance"])
+            yield _of_ratios(settings, use, ratios, rival, "results/whole-models/", days)

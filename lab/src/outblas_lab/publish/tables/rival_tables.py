@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,12 +11,11 @@ from outblas.core.errors import RecordError
 from outblas.core.plain_files import read_json
 from outblas.core.problem import Problem
 from outblas.core.stats import geomean
-from outblas_lab.publish.tables.notes import CUTLASS_FILE, cutlass_means, note_of, notes_of_cutlass, replaced_words
+from outblas_lab.publish.summary import use_json
+from outblas_lab.publish.tables.notes import CUTLASS, NotedFile, cutlass_means, replaced_words
 from outblas_lab.publish.words import regime_words, step_words, table_lines
 
-AMPERE_FORMAT, AMPERE_FILE = "outblas-ampere-peers-1", "ampere_peers.json"
 MODEL_STEPS = "model_steps.json"
-CUDA_L2_FORMAT, CUDA_L2_FILE = "outblas-cuda-l2-1", "cuda_l2.json"
 NOT_MEASURED = "Not measured yet."
 #: Shared memory of a CTA, KiB -> GPUs with it.
 _LIMITS = {"163": "163 KiB (A100)", "99": "99 KiB (A10, L40S, GeForce)"}
@@ -26,9 +25,9 @@ _RIVALS = {"cutlass": ("fastest CUTLASS 2.x", 1.00), "cuda_l2": ("CUDA-L2's A100
 _SQUARE, _SQUARE_BAR = "4096_4096_4096", 0.95
 _PAIRS = {
     "ours_over_cuda_l2": "OutBLAS / CUDA-L2",
-    "cuda_l2_over_lt_auto": "CUDA-L2 / cuBLASLt, autotuned",
+    "cuda_l2_over_lt_auto": "CUDA-L2 / autotuned cuBLASLt",
     "cuda_l2_over_torch": "CUDA-L2 / torch",
-    "ours_over_lt_auto": "OutBLAS / cuBLASLt, autotuned",
+    "ours_over_lt_auto": "OutBLAS / autotuned cuBLASLt",
     "ours_over_torch": "OutBLAS / torch",
 }
 
@@ -94,26 +93,17 @@ def _mean(ratios: Sequence[Mapping[str, Any]]) -> Mean:
     return Mean(geomean(each["ratio"] for each in ratios), len(ratios), sum(each["low"] > 1.0 for each in ratios))
 
 
-def ampere_table(results: Path) -> str:
-    """Return the table of Ampere's kernels for every GPU that has one, or one line if no file is there.
+def each_table(results: Path, file: NotedFile) -> str:
+    """Return the table of a file, :data:`AMPERE` or :data:`CUDA_L2`, for every GPU that has it; one line if none has.
 
     Raises:
         RecordError: a file cannot be used.
     """
-    return _each(results, AMPERE_FILE, AMPERE_FORMAT, "benchmarks/ampere_peers.py", _ampere_text)
-
-
-def cuda_l2_table(results: Path) -> str:
-    """Return the table of CUDA-L2's H100 kernels, as :func:`ampere_table`."""
-    return _each(results, CUDA_L2_FILE, CUDA_L2_FORMAT, "benchmarks/cuda_l2.py", _cuda_l2_text)
-
-
-def _each(results: Path, name: str, form: str, made_by: str, text: Callable[[dict[str, Any]], str]) -> str:
-    parts = ["\n".join(note_of(path, form, made_by, text)) for path in sorted(results.glob(f"*/{name}"))]
+    parts = ["\n".join(file.lines(path.parent)) for path in sorted(results.glob(f"*/{file.name}"))]
     return "\n\n".join(parts) or NOT_MEASURED
 
 
-def _ampere_text(data: dict[str, Any]) -> str:
+def _ampere_text(data: dict[str, Any], _: Path) -> str:
     rows = data["rows"]
     cells = []
     for limit, acc, rival, mean in _some(ampere_means(rows)):
@@ -135,7 +125,7 @@ def _square_lines(rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
             )
 
 
-def _cuda_l2_text(data: dict[str, Any]) -> str:
+def _cuda_l2_text(data: dict[str, Any], _: Path) -> str:
     rows = data["rows"]
     cells = [
         [words, _PAIRS[pair], mean.problems, f"{mean.ratio:.3f}×", mean.ahead]
@@ -190,6 +180,8 @@ def _failures(counts: Counter[str]) -> str:
     return f"{sum(counts.values())} builds or proofs failed: {'most often ' if len(counts) > 3 else ''}{named}."
 
 
+AMPERE = NotedFile("ampere_peers.json", "outblas-ampere-peers-1", "benchmarks/ampere_peers.py", _ampere_text)
+CUDA_L2 = NotedFile("cuda_l2.json", "outblas-cuda-l2-1", "benchmarks/cuda_l2.py", _cuda_l2_text)
 #: Variant of a step -> its column.
 _VARIANTS = {"outblas": "`enable()`", "outblas_fused": "residuals and gates fused"}
 _MODES = {"eager": "eager", "compile": "torch.compile", "graph": "CUDA graph"}
@@ -201,19 +193,14 @@ def read_model_steps(path: Path) -> dict[str, Any]:
     Raises:
         RecordError: the file cannot be read, or lacks a field.
     """
-    try:
-        data = read_json(path)
-        made = data["provenance"]
-        assert all(isinstance(made[field], str) for field in ("gpu", "driver", "date"))
+
+    def checked(data: dict[str, Any]) -> dict[str, Any]:
+        assert all(isinstance(data["provenance"][field], str) for field in ("gpu", "driver", "date"))
         for step in data["steps"]:
             float(step["variants"]["outblas"]["speedup"][0]), float(step["variants"]["torch"]["us"][0])
-    except (OSError, ValueError, KeyError, TypeError, IndexError, AssertionError) as error:
-        raise RecordError(
-            f"{path} cannot be read ({error!r})",
-            "the result of benchmarks/transformer/model_steps.py",
-            "measure again, or restore the committed file",
-        ) from error
-    return dict(data)
+        return dict(data)
+
+    return use_json(path, "benchmarks/transformer/model_steps.py", checked)
 
 
 def transformer_table(folder: Path) -> str:
@@ -262,10 +249,9 @@ def cutlass_table(folder: Path) -> str:
     Raises:
         RecordError: the file is there and cannot be read.
     """
-    line = notes_of_cutlass(folder)
-    if not line:
+    if not CUTLASS.lines(folder):
         return "Not measured on this GPU."
-    data = read_json(folder / CUTLASS_FILE)
+    data = read_json(folder / CUTLASS.name)
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for row in data["rows"]:
         if row["cutlass"] is not None:
