@@ -221,9 +221,13 @@ def test_the_kernels_in_c_plus_plus_remember_it(on: Override, device: Device, cu
 
 
 @pytest.mark.parametrize("exclude", [Exclusions(("5_24_16",)), Exclusions((), (ANY.family,))])
-def test_fused_products_are_torchs_operations(exclude: Exclusions, host: fused.FusedState, served: Served) -> None:
+def test_fused_products_are_torchs_operations(
+    exclude: Exclusions, host: fused.FusedState, served: Served, caplog: pytest.LogCaptureFixture
+) -> None:
     x, w, bias = numbers(5, 16), numbers(24, 16, seed=1), numbers(24, seed=2)
-    assert outblas.warm(x, w, bias, activation="silu") and outblas.warm(x, w, gated=True)
+    with caplog.at_level("INFO", logger="outblas"):
+        assert outblas.warm(x, w, bias, activation="silu") and outblas.warm(x, w, gated=True)
+    assert sum(f"5_24_16_TN_fp16_fp32: {config_name(ANY)} with " in text for text in caplog.messages) == 2
     launched = host.launched
     served.exclude = exclude
     served.forget_decisions()  # as a new device has none
