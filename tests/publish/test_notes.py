@@ -121,8 +121,8 @@ def test_products_outside_the_bound_are_added_up_over_dtypes(folder: Path) -> No
     (line,) = notes.ACCURACY.lines(folder)
     assert "0 of 20 with torch.matmul by default, 2 of 20 with torch.matmul with both switches off" in line
     assert "4 of 20 with OutBLAS kernels, 4 of 5 with OutBLAS fallbacks, 6 of 20 with `accurate=True`" in line
-    assert "torch.matmul with both switches off takes 1.250× the time on 3 drawn products" in line
-    assert line.endswith(f"OutBLAS with `accurate=True` takes 1.125× the time on 3 drawn products{WHEN}")
+    assert "torch.matmul with both switches off takes 1.250× the time on 3 drawn matmuls" in line
+    assert line.endswith(f"OutBLAS with `accurate=True` takes 1.125× the time on 3 drawn matmuls{WHEN}")
 
 
 def test_files_of_unlisted_shapes_count_too(folder: Path) -> None:
