@@ -13,14 +13,19 @@ import os
 import stat
 import zipfile
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from outblas.core.errors import RecordError
+from outblas.core.errors import OutblasError, RecordError
 
 _ROOT = 0
 #: Larger files are refused: no file of this package is that large. Bytes.
 _MOST_BYTES = 4 << 30
+_READ_ERRORS = (
+    ArithmeticError, AttributeError, LookupError, OSError, OutblasError, RecursionError, TypeError, ValueError,
+)  # fmt: skip
 #: Errors of :mod:`zipfile` at a damaged archive whose members are all stored or deflated.
 ZIP_ERRORS = (
     zipfile.BadZipFile, zlib.error, EOFError, LookupError, NotImplementedError, OSError, OverflowError, RuntimeError,
@@ -72,6 +77,15 @@ def read_object(path: Path, expected: str, do: str) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise RecordError(f"{path} cannot be read ({error})", expected, do) from error
     return found
+
+
+@contextmanager
+def as_record_error(wrong: str, expected: str, do: str) -> Iterator[None]:
+    """Turn an error of reading data within the ``with`` block into a RecordError; `wrong` goes before the error."""
+    try:
+        yield
+    except _READ_ERRORS as error:
+        raise RecordError(f"{wrong} ({type(error).__name__}: {error})", expected, do) from error
 
 
 def open_zip(data: bytes) -> zipfile.ZipFile:

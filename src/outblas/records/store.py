@@ -16,16 +16,16 @@ import math
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from outblas.core.config import Candidate, config_name
-from outblas.core.errors import OutblasError, RecordError, UsageError
+from outblas.core.errors import RecordError, UsageError
 from outblas.core.evaluation import Evaluation
 from outblas.core.journal import check_same_settings
-from outblas.core.plain_files import read_plain_file
+from outblas.core.plain_files import as_record_error, read_plain_file
 from outblas.core.problem import Problem
 from outblas.records.evaluation_json import evaluation_from_json, evaluation_to_json
 from outblas.records.provenance import utc_now
@@ -292,17 +292,11 @@ class Store:
     def _has_table(self, name: str) -> bool:
         return self._db.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (name,)).fetchone() is not None
 
-    @contextmanager
-    def _readable(self, what: str) -> Iterator[None]:
+    def _readable(self, what: str) -> AbstractContextManager[None]:
         """Turn errors of parsing within the ``with`` block into a RecordError that names ``what``."""
-        try:
-            yield
-        except (AttributeError, KeyError, TypeError, ValueError, RecursionError, OutblasError) as error:
-            raise RecordError(
-                f"store {self.path} holds {what} that cannot be read ({error})",
-                f"what schema version {VERSION} writes",
-                "the file was changed by hand or damaged; restore a copy or start another store",
-            ) from error
+        do = "the file was changed by hand or damaged; restore a copy or start another store"
+        wrong = f"store {self.path} holds {what} that cannot be read"
+        return as_record_error(wrong, f"what schema version {VERSION} writes", do)
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:

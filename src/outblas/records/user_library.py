@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from outblas.core.config import Launch, launch_allows
 from outblas.core.errors import OutblasError, RecordError, UsageError
 from outblas.core.files import lock_for_update, user_data_folder, write_json
-from outblas.core.plain_files import read_json
+from outblas.core.plain_files import as_record_error, read_json
 from outblas.records.library import Library
 from outblas.records.library_merge import intervals_outside, overlay_library, replace_intervals, replace_weights
 
@@ -304,17 +304,12 @@ class EqualKernels:
         Raises:
             RecordError: the file is missing or damaged.
         """
-        try:
+        wrong = f"the table of equal kernels {path} cannot be read"
+        with as_record_error(wrong, f"a file of format {FORMAT}", "install the package afresh"):
             data = read_json(Path(path))
             if data["format"] != FORMAT:
                 raise ValueError(f"format {data['format']!r}")
             return cls(_from_json(data), tuple(map(_from_json, data["equal"])))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise RecordError(
-                f"the table of equal kernels {path} cannot be read ({error})",
-                f"a file of format {FORMAT}",
-                "install the package afresh",
-            ) from error
 
     def save(self, path: str | os.PathLike[str] = TABLE_PATH) -> None:
         """Write the table as JSON; by default in place of the package's own.

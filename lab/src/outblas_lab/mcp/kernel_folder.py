@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from outblas.core.config import LAUNCHES, KernelConfig, config_name, config_to_json
-from outblas.core.errors import RecordError, UsageError
+from outblas.core.errors import UsageError
 from outblas.core.evaluation import Evaluation
 from outblas.core.evaluator import Evaluator
 from outblas.core.files import lock_run_folder, write_atomic, write_json
-from outblas.core.plain_files import read_json
+from outblas.core.plain_files import read_object
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.core.version import __version__
@@ -194,11 +194,8 @@ class KernelFolder(AbstractContextManager["KernelFolder"]):
         run = self.files.run
         if not run.exists():
             return {}
-        try:
-            data = read_json(run)
-        except (OSError, ValueError) as error:
-            raise RecordError(f"{run} cannot be read ({error})", "a whole JSON file", "choose another --run") from error
-        if not isinstance(data, dict) or data.get("kind") != KIND or data.get("format") != FORMAT:
+        data = read_object(run, "a whole JSON file", "choose another --run")
+        if data.get("kind") != KIND or data.get("format") != FORMAT:
             raise UsageError(
                 f"{run} is not of `outblas mcp`", f"kind {KIND}, format {FORMAT}, or evolve", "choose another --run"
             )

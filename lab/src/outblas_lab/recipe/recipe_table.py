@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from outblas.core.errors import RecordError
-from outblas.core.plain_files import read_json
+from outblas.core.plain_files import read_object
 
 FORMAT = 1
 KIND = "recipe"
@@ -26,11 +26,8 @@ def read_recipe(path: Path) -> dict[str, Any]:
         RecordError: it cannot be read, is of another kind or version, or lacks a field.
     """
     do = "make it again: outblas recipe"
-    try:
-        data = read_json(path)
-    except (OSError, ValueError) as error:
-        raise RecordError(f"{path} cannot be read ({error})", "a whole JSON file", do) from error
-    if not isinstance(data, dict) or (data.get("format"), data.get("kind")) != (FORMAT, KIND):
+    data = read_object(path, "a whole JSON file", do)
+    if (data.get("format"), data.get("kind")) != (FORMAT, KIND):
         raise RecordError(f"{path} is of another kind or version", f"kind {KIND}, format {FORMAT}", do)
     missing = [name for name in _FIELDS if name not in data]
     if missing:

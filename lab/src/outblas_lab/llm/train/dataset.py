@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from outblas.core.config import Candidate
-from outblas.core.errors import OutblasError, RecordError, UsageError
+from outblas.core.errors import RecordError, UsageError
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.gpu_records import reference_gpu
-from outblas.core.plain_files import read_plain_file
+from outblas.core.plain_files import as_record_error, read_plain_file
 from outblas.core.problem import Problem
 from outblas.kernels.config_text import config_from_json
 from outblas.records.evaluation_json import evaluation_from_json
@@ -146,17 +146,11 @@ def _json_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 yield number, row
 
 
-@contextmanager
-def _readable(path: Path, number: int) -> Iterator[None]:
+def _readable(path: Path, number: int) -> AbstractContextManager[None]:
     """Turn errors of reading a line within the ``with`` block into a RecordError that names it."""
-    try:
-        yield
-    except (AttributeError, KeyError, TypeError, ValueError, RecursionError, OutblasError) as error:
-        raise RecordError(
-            f"archive {path} has a line {number} that cannot be read ({error})",
-            "prompt and completion, problem and answer, or an evaluation",
-            "remove the line or name another archive",
-        ) from error
+    expected = "prompt and completion, problem and answer, or an evaluation"
+    wrong = f"archive {path} has a line {number} that cannot be read"
+    return as_record_error(wrong, expected, "remove the line or name another archive")
 
 
 def _of_evaluations(found: Iterable[Evaluation], language: Language, chat: bool) -> Iterator[dict[str, Any]]:

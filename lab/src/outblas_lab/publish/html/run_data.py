@@ -10,7 +10,7 @@ from typing import Any
 
 from outblas.core.errors import ConfigError, RecordError
 from outblas.core.gpu_records import gpu_of_product, reference_gpu
-from outblas.core.plain_files import read_json
+from outblas.core.plain_files import read_object
 from outblas.core.roofline import Gpu
 from outblas.core.stats import LOSS_BELOW
 from outblas.kernels.config_text import config_from_name
@@ -223,12 +223,4 @@ def _counters(path: Path) -> dict[tuple[str, str], dict[str, float]]:
 def _run_json(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
-    try:
-        data = read_json(path)
-    except (OSError, ValueError) as error:
-        raise RecordError(
-            f"{path} cannot be read", "a JSON object", "restore it or run `outblas tune` again"
-        ) from error
-    if not isinstance(data, dict):
-        raise RecordError(f"{path} holds a {type(data).__name__}", "a JSON object", "run `outblas tune` again")
-    return data
+    return read_object(path, "a JSON object", "restore it or run `outblas tune` again")

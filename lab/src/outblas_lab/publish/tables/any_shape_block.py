@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from outblas.core.errors import OutblasError, RecordError, UsageError
-from outblas.core.plain_files import read_json
+from outblas.core.errors import UsageError
+from outblas.core.plain_files import as_record_error, read_json
 from outblas.predict.any_shape import AnyShapeModel
 from outblas.records.result_rows import Row
 from outblas.records.results import read_result
@@ -51,14 +51,9 @@ def of_another_fit(figures: Path, gpu: str) -> bool:
 
 def _used(path: Path, text: Any) -> str:
     """Return ``text(content of a JSON file)``; a RecordError if the file cannot be used."""
-    try:
+    do = "make it again, or restore the committed file"
+    with as_record_error(f"{path} cannot be read", "what outblas fit any-shape writes", do):
         return str(text(read_json(path)))
-    except (OSError, ValueError, KeyError, TypeError, IndexError, OutblasError) as error:
-        raise RecordError(
-            f"{path} cannot be read ({error!r})",
-            "what outblas fit any-shape writes",
-            "make it again, or restore the committed file",
-        ) from error
 
 
 def _packaged_fit(gpu: str) -> str:

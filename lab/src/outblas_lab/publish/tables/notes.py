@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from outblas.core.config import config_name
-from outblas.core.errors import OutblasError, RecordError
-from outblas.core.plain_files import read_json
+from outblas.core.errors import RecordError
+from outblas.core.plain_files import as_record_error, read_json
 from outblas.core.problem import Problem
 from outblas.core.stats import geomean
 from outblas.core.suites import SUITES, Table
@@ -118,15 +118,12 @@ def note_of(path: Path, form: str, made_by: str, note: Callable[[dict[str, Any]]
     """
     if not path.exists():
         return []
-    try:
+    do = "measure again, or restore the committed file"
+    with as_record_error(f"{path} cannot be read", f"what {made_by} writes", do):
         data = read_json(path)
         if data["format"] != form:
             raise ValueError(f"it is not of format {form}")
         return note(data).splitlines()
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, OutblasError) as error:
-        raise RecordError(
-            f"{path} cannot be read ({error})", f"what {made_by} writes", "measure again, or restore the committed file"
-        ) from error
 
 
 def _when(made: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from outblas.core.errors import RecordError
-from outblas.core.plain_files import read_json
+from outblas.core.plain_files import as_record_error, read_json
 from outblas.core.problem import Problem
 from outblas.core.stats import geomean
 from outblas_lab.publish.tables.notes import CUTLASS_FILE, cutlass_means, note_of, notes_of_cutlass, replaced_words
@@ -201,18 +201,14 @@ def read_model_steps(path: Path) -> dict[str, Any]:
     Raises:
         RecordError: the file cannot be read, or lacks a field.
     """
-    try:
+    do = "measure again, or restore the committed file"
+    with as_record_error(f"{path} cannot be read", "the result of benchmarks/transformer/model_steps.py", do):
         data = read_json(path)
         made = data["provenance"]
-        assert all(isinstance(made[field], str) for field in ("gpu", "driver", "date"))
+        if not all(isinstance(made[field], str) for field in ("gpu", "driver", "date")):
+            raise TypeError("the provenance is no text")
         for step in data["steps"]:
             float(step["variants"]["outblas"]["speedup"][0]), float(step["variants"]["torch"]["us"][0])
-    except (OSError, ValueError, KeyError, TypeError, IndexError, AssertionError) as error:
-        raise RecordError(
-            f"{path} cannot be read ({error!r})",
-            "the result of benchmarks/transformer/model_steps.py",
-            "measure again, or restore the committed file",
-        ) from error
     return dict(data)
 
 

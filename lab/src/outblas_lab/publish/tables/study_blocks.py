@@ -9,8 +9,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from outblas.core.errors import RecordError
-from outblas.core.plain_files import read_json
+from outblas.core.plain_files import as_record_error, read_json
 from outblas.core.problem import Problem
 from outblas.kernels.config_text import config_from_name
 from outblas_lab.pool.averages import FAR_BELOW
@@ -32,14 +31,12 @@ def draws_block(path: Path) -> str:
     """
     if not path.exists():
         return "No draws are recorded."
-    try:
+    do = "run it again, or restore the file"
+    with as_record_error(f"{path} cannot be read", "what tools/drawn_history.py writes", do):
         data = read_json(path)
         if data["format"] != FORMAT:
             raise ValueError(f"it is not of format {FORMAT}")
         return "\n".join(_lines(data["draws"]))
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        wrong = f"{path} cannot be read ({type(error).__name__}: {error})"
-        raise RecordError(wrong, "what tools/drawn_history.py writes", "run it again, or restore the file") from error
 
 
 def _lines(draws: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -100,15 +97,13 @@ def equal_work_ratio(one: Mapping[str, Any], several: Mapping[str, Any]) -> floa
 
 
 def _scale_row(path: Path, words: str) -> list[object]:
-    try:
+    do = "measure again, or restore the file"
+    with as_record_error(f"{path} cannot be read", "what benchmarks/scale_out.py writes", do):
         data = read_json(path)
         one, several = data["one"], data["several"]
         cells = [f"{several['measurements']} {words} (`{path.as_posix()}`)", len(several["gpus"])]
         cells += [f"{figure(part):.1f}" for part in (one, several) for figure in (_seconds, _task_seconds)]
         return [*cells, f"**{equal_work_ratio(one, several):.2f}×**"]
-    except (OSError, ValueError, LookupError, TypeError, ArithmeticError) as error:
-        wrong = f"{path} cannot be read ({type(error).__name__}: {error})"
-        raise RecordError(wrong, "what benchmarks/scale_out.py writes", "measure again, or restore the file") from error
 
 
 def _seconds(part: Mapping[str, Any]) -> float:

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from outblas.core.errors import RecordError
-from outblas.core.plain_files import read_json
+from outblas.core.plain_files import read_json, read_object
 from outblas.core.stats import geomean
 from outblas_lab.publish.summary import VLLM
 from outblas_lab.publish.words import step_words, table_lines
@@ -75,11 +75,8 @@ def read_whole_models(path: Path) -> dict[str, Any]:
     Raises:
         RecordError: it cannot be read, has another format, or lacks a part.
     """
-    try:
-        data = read_json(path)
-    except (OSError, ValueError) as error:
-        raise RecordError(f"{path} cannot be read ({error})", "a result file", "give another file") from error
-    if not isinstance(data, dict) or data.get("format") != FORMAT or not data.keys() >= _PARTS:
+    data = read_object(path, "a result file", "give another file")
+    if data.get("format") != FORMAT or not data.keys() >= _PARTS:
         raise RecordError(f"{path} is no result of whole_models.py", f"format {FORMAT}", "measure it again")
     return data
 
