@@ -24,14 +24,12 @@ from outblas_lab.publish.summary import VLLM, engine_rows
 from outblas_lab.publish.tables.any_shape_block import ANY_SHAPES, of_another_fit
 from outblas_lab.publish.tables.rival_tables import CUDA_L2_FILE, MODEL_STEPS, own_sums_ratios, read_model_steps
 from outblas_lab.publish.tables.whole_models_table import WHOLE_MODELS, by_context, model_words, read_whole_models
-from outblas_lab.publish.words import mean_in_words, table_lines
+from outblas_lab.publish.words import ALL_RIVALS, mean_in_words, table_lines
 
 SITE = "https://outblas.github.io/outblas"
 #: Decoder layers of Llama 3 8B.
 LAYERS = 32
 SPLIT_LAYERS = "LLM layers split over GPUs, random M"
-#: Rivals of every bench, in words.
-ALL_RIVALS = "the fastest of torch, cuBLAS and autotuned cuBLASLt"
 #: (variant, figure, use, rival in words) of whole models.
 _OF_MODELS = (
     ("enable", "speedup", "`enable()`", "torch"),
@@ -92,11 +90,7 @@ def _cuda_l2(folder: Path) -> Iterator[HeadlineRow]:
         return
     data = read_json(path)
     ratios = own_sums_ratios(data["rows"])
-    made = data["provenance"]
-    yield HeadlineRow(
-        made["gpu"], "CUDA-L2's own problems", len(ratios), geomean(ratios), None, "CUDA-L2's kernels",
-        (made["driver"],), (made["date"][:10],), "results/cuda-l2/", min(ratios), losses(ratios, FAR_BELOW),
-    )  # fmt: skip
+    yield _of_ratios(data["provenance"], "CUDA-L2's own problems", ratios, "CUDA-L2's kernels", "results/cuda-l2/")
 
 
 def _engine(folder: Path) -> Iterator[HeadlineRow]:
@@ -110,11 +104,8 @@ def _engine(folder: Path) -> Iterator[HeadlineRow]:
         for mode, use in uses.items():
             ratios = [cell["ratio"] for cell in entry["cells"].get(mode, {}).values()]
             if ratios:
-                yield HeadlineRow(
-                    made["gpu"], use.format(model_words(model)), len(ratios), geomean(ratios), None, "vLLM alone",
-                    (made["driver"],), (made["date"][:10],), "use/engines/#how-much-does-vllm-gain", min(ratios),
-                    losses(ratios, FAR_BELOW),
-                )  # fmt: skip
+                page = "use/engines/#how-much-does-vllm-gain"
+                yield _of_ratios(made, use.format(model_words(model)), ratios, "vLLM alone", page)
 
 
 def headline_table(rows: Sequence[HeadlineRow], folders: Sequence[Path] = (), linked: bool = True) -> str:
@@ -132,12 +123,12 @@ def headline_table(rows: Sequence[HeadlineRow], folders: Sequence[Path] = (), li
         mean = mean_in_words(row.geomean, row.interval, row.bootstrap)
         weighted = "–" if row.flop_weighted is None else f"{row.flop_weighted:.3f}×"
         shown = f"[{use}]({SITE}/{row.page})" if linked else use
-        cells.append([_short(row.gpu), shown, row.problems, mean, weighted, f"{row.worst:.3f}×", row.below_098])
+        cells.append([short_name(row.gpu), shown, row.problems, mean, weighted, f"{row.worst:.3f}×", row.below_098])
     days = sorted({day for row in rows for day in row.days})
     when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
     drivers = ", ".join(sorted({driver for row in rows for driver in row.drivers}))
     gpus = " and ".join(dict.fromkeys(row.gpu for row in rows))
-    head = ["GPU", "use", "problems", "geometric mean", "FLOP-weighted", "worst", "below 0.98"]
+    head = ["GPU", "use", "problems or steps", "geometric mean", "FLOP-weighted", "worst", "below 0.98"]
     lines = [
         *table_lines(head, 2, cells),
         "",
@@ -169,14 +160,14 @@ def _on_compile(folders: Sequence[Path]) -> Iterator[str]:
         found = [[row["variants"].get(name, {}).get("us") for name in ("compile", "optimize")] for row in data["rows"]]
         both = [(theirs[0], ours[0]) for theirs, ours in found if theirs and ours]
         won, of = sum(theirs < ours for theirs, ours in both), len(data["rows"])
-        gpu = _short(data["settings"]["gpu"])
+        gpu = short_name(data["settings"]["gpu"])
         slower = f"slower in {won} of the {len(both)} whole-model steps timed with both on the {gpu} (of {of})"
         parts.append(slower if both else f"not timed on the {gpu}")
     if parts:
         yield f"`optimize()` beside torch.compile with max-autotune: {'; '.join(parts)}."
 
 
-def _short(gpu: str) -> str:
+def short_name(gpu: str) -> str:
     """Return a GPU's name for a table, e.g. ``H100`` for ``NVIDIA H100 80GB HBM3``."""
     return gpu.removeprefix("NVIDIA ").split(" ")[0]
 
@@ -247,6 +238,16 @@ def _row_of(result: Result, use: str, figures: Row, page: str, bootstrap: Sequen
     )  # fmt: skip
 
 
+def _of_ratios(
+    made: Mapping[str, Any], use: str, ratios: Sequence[float], rival: str, page: str, days: Sequence[str] = ()
+) -> HeadlineRow:
+    """Return the row of speed-ups without FLOP, of a run with ``gpu``, ``driver`` and, without `days`, ``date``."""
+    return HeadlineRow(
+        made["gpu"], use, len(ratios), geomean(ratios), None, rival, (made["driver"],),
+        tuple(days) or (made["date"][:10],), page, min(ratios), losses(ratios, FAR_BELOW),
+    )  # fmt: skip
+
+
 def unusual_words(data: Mapping[str, Any]) -> str:
     """Return what sets a model of a result file apart from the whole one with the packaged library; else nothing."""
     layers = data.get("layers", LAYERS)
@@ -262,20 +263,8 @@ def _model_steps(path: Path) -> Iterator[HeadlineRow]:
         steps = [step for step in data["steps"] if step["step"].startswith(kind) and step["mode"] == "graph"]
         if steps:
             ratios = [step["variants"]["outblas"]["speedup"][0] for step in steps]
-            made = data["provenance"]
-            yield HeadlineRow(
-                made["gpu"],
-                f"{kind} steps of Llama 3 8B{unusual_words(data)}",
-                len(steps),
-                geomean(ratios),
-                None,
-                "torch",
-                (made["driver"],),
-                (made["date"][:10],),
-                "results/transformer/",
-                min(ratios),
-                losses(ratios, FAR_BELOW),
-            )
+            use = f"{kind} steps of Llama 3 8B{unusual_words(data)}"
+            yield _of_ratios(data["provenance"], use, ratios, "torch", "results/transformer/")
 
 
 def _whole_models(path: Path) -> Iterator[HeadlineRow]:
@@ -290,20 +279,10 @@ def _whole_models(path: Path) -> Iterator[HeadlineRow]:
     names, settings = " and ".join(map(model_words, tables)), data["settings"]
     unusual = f", {settings['layers']} layers" if settings.get("layers") else ""
     unusual += ", tuned before" if settings["tune"] else ""
+    days = tuple(each["date"][:10] for row in rows for each in row["provenance"])
     for variant, figure, use, rival in _OF_MODELS:
         found = [row["variants"].get(variant, {}).get(figure) for row in rows]
         if rows and None not in found:
+            whole = f"{use} in {names} of transformers, bf16, context {context}{unusual}"
             ratios = [ratio for ratio, _, _ in found]
-            yield HeadlineRow(
-                settings["gpu"],
-                f"{use} in {names} of transformers, bf16, context {context}{unusual}",
-                len(found),
-                geomean(ratios),
-                None,
-                rival,
-                (settings["driver"],),
-                tuple(each["date"][:10] for row in rows for each in row["provenance"]),
-                "results/whole-models/",
-                min(ratios),
-                losses(ratios, FAR_BELOW),
-            )
+            yield _of_ratios(settings, whole, ratios, rival, "results/whole-models/", days)
