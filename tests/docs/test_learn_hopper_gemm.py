@@ -7,6 +7,7 @@ import json
 import re
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -51,6 +52,19 @@ def test_an_excerpt_is_a_whole_block(page: str, path: str, first: str, last: str
     assert text.count("{") == text.count("}") > 0
     assert shown[0].strip() and shown[-1].strip(), "an excerpt begins and ends with code"
     assert "void " in text or "for (" in text
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs" / "img" / "learn").glob("*.svg")), ids=lambda path: path.stem)
+def test_a_figure_has_a_title_and_a_margin(path: Path) -> None:
+    space = "{http://www.w3.org/2000/svg}"
+    figure = ElementTree.parse(path).getroot()
+    left, top, width, height = map(float, figure.get("viewBox", "").split())
+    background, *boxes = figure.findall(f"{space}rect")
+    assert figure.find(f"{space}text").text == figure.findtext(f"{space}title"), "readers see the title, too"
+    for box in boxes:
+        x, y, wide, high = (float(box.get(name)) for name in ("x", "y", "width", "height"))
+        assert left + 10 <= x and x + wide <= left + width - 10
+        assert top + 34 <= y and y + high <= top + height - 5
 
 
 def test_the_pages_have_the_tables_of_the_result_file(benchmark: Any) -> None:
