@@ -46,9 +46,22 @@ def test_the_cells_run_in_order(
         exec(compile(cell, "replay_demo.ipynb", "exec"), names)
     said = capsys.readouterr().out
     assert "2000 problems, 400 kernels" in said
+    assert "grid1000 " in said and "all products of a step of 8 rows" in said
+    assert "outblas_64_4096_64_tn_fp16_fp32_plain.cu" in said and "// Compile: nvcc " in said
     assert len(names["problems"]) == 4 and set(names["curves"]) == {*names["AGENTS"], "best recorded"}
     for agent in names["AGENTS"]:
         pairs = zip(names["curves"][agent], names["curves"]["best recorded"], strict=True)
         assert all(found <= limit * 1.0001 for found, limit in pairs), agent
         assert (names["folder"] / agent / "report.html").is_file()
     assert names["folder"].parent == tmp_path
+
+
+def test_jupyter_runs_it(tmp_path: Path) -> None:
+    nbclient: Any = pytest.importorskip("nbclient", reason="needs jupyter (extra examples)")
+    nbformat: Any = pytest.importorskip("nbformat")
+    notebook = nbformat.from_dict(NOTEBOOK)
+    nbformat.validate(notebook)
+    first = next(cell for cell in notebook.cells if cell.cell_type == "code")
+    first.source = first.source.replace(SETTINGS, "SAMPLE = 4 ")
+    nbclient.NotebookClient(notebook, timeout=240, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    assert any(output.output_type == "display_data" for cell in notebook.cells for output in cell.get("outputs", ()))
