@@ -142,7 +142,7 @@ def test_an_interrupted_run_resumes_and_its_file_becomes_the_table(
     assert "163 KiB, sums in fp16" in capsys.readouterr().out
     text = each_table(tmp_path, AMPERE)
     assert "| 163 KiB (A100) | fp32 | CUDA-L2's A100 kernel |" in text and "1.10×" in text
-    assert "On 4096_4096_4096 with sums in fp16 it has 0.900× the fastest CUTLASS 2.x" in text
+    assert "On 4096_4096_4096 with fp16 sums it has 0.900× the speed of the fastest CUTLASS 2.x" in text
     assert "Not timed, because a kernel ended the process: 16384" in text
     assert "NVIDIA H100, CUTLASS 4.2.0, 2026-01-02, commit 0123456." in text
 
