@@ -76,7 +76,7 @@ def test_the_note_is_there_only_where_cutlass_was_measured(tmp_path: Path) -> No
     (tmp_path / CUTLASS.name).write_text(json.dumps(data))
     (line,) = CUTLASS.lines(tmp_path)
     assert "0.900×" in line and "1.100×" in line and "of 2 kernels" in line and "2 problems" in line
-    assert "ahead on 1" in line and "2026-11-24" in line
+    assert "faster on 1" in line and "2026-11-24" in line
     for damage in (
         {"format": "x"},
         {"format": CUTLASS.form},
