@@ -56,10 +56,12 @@ def test_the_cells_run_in_order(
     assert names["folder"].parent == tmp_path
 
 
-def test_jupyter_runs_it(tmp_path: Path) -> None:
+def test_jupyter_runs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nbclient: Any = pytest.importorskip("nbclient", reason="needs jupyter (extra examples)")
     nbformat: Any = pytest.importorskip("nbformat")
-    notebook = nbformat.from_dict(NOTEBOOK)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([SOURCE_PATH, os.environ.get("PYTHONPATH", "")]))
+    notebook = nbformat.reads(json.dumps(NOTEBOOK), as_version=4)
     nbformat.validate(notebook)
     first = next(cell for cell in notebook.cells if cell.cell_type == "code")
     first.source = first.source.replace(SETTINGS, "SAMPLE = 4 ")
