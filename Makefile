@@ -10,6 +10,8 @@ INSTALL := $(BIN)/python tools/install.py
 RUN    ?= runs/demo
 # Whose recorded measurements the demo replays: h200 or h100.
 GPU    ?= h200
+# Number of problems that the demo tunes, drawn from grid1000; empty: all of them.
+SAMPLE ?=
 # What the rules of prose hold for.
 PROSE  := README.md CONTRIBUTING.md CHANGELOG.md SECURITY.md CODE_OF_CONDUCT.md docs src lab tests tools benchmarks examples hatch_build.py
 # What an editable install has to be repeated for: it builds the C extension, too.
@@ -37,7 +39,7 @@ help:
 	@echo "make clean   remove .venv, caches and builds"
 
 demo: $(VENV)/.base
-	$(BIN)/outblas tune --suite grid1000 --agent regressor --budget 8 --device replay:$(GPU) --run $(RUN)
+	$(BIN)/outblas tune --suite grid1000 --agent regressor --budget 8 --device replay:$(GPU) --run $(RUN) $(if $(SAMPLE),--sample $(SAMPLE))
 	$(BIN)/outblas report $(RUN)
 	@echo "Report: $(abspath $(RUN))/report.html"
 

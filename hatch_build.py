@@ -27,7 +27,7 @@ ROOT = Path(__file__).parent
 SOURCES = [str(ROOT / "src"), str(ROOT / "lab" / "src")]
 CUBINS_VARIABLE = "OUTBLAS_BUILD_CUBINS"
 CUBINS_CHOICES = ("auto", "require", "skip")
-#: The terminal of this process, whatever its output is connected to.
+#: The terminal of this process, also if its output is redirected.
 TERMINAL = "/dev/tty"
 
 

@@ -5,7 +5,7 @@ Command:
     python benchmarks/ampere_peers.py compile --checkout CUDA-L2 [--jobs 8]   # anywhere with nvcc, no GPU
     python benchmarks/ampere_peers.py measure                                 # on a Hopper GPU
 
-Result file: results/h100/ampere_peers.json; `outblas results --write` puts its table on docs/results/ampere-peers.md.
+Result file: results/h100/ampere_peers.json; `outblas results --write` puts its table on docs/results/other-kernels.md.
 Both steps take --carried, the folder of compiled kernels.
 
 The family is meant for an A100. A Hopper GPU stands in, because it runs the same machine instructions. Only kernels
@@ -52,7 +52,7 @@ from outblas.records.results import result_file
 from outblas.runtime.cubin import Cubin
 from outblas.workers.sandbox import factory_name
 from outblas_lab.jail.build import BuiltKernel
-from outblas_lab.publish.tables.rival_tables import AMPERE_FORMAT, ampere_means
+from outblas_lab.publish.tables.rival_tables import AMPERE, ampere_means
 
 H100 = packaged_gpu("h100")
 FAMILY, WHOSE = "sm80_pipelined_gemm", "a100"
@@ -176,7 +176,7 @@ def measure(arguments: Any) -> None:
 
     def content(found: list[dict[str, Any]]) -> dict[str, Any]:
         return {
-            "format": AMPERE_FORMAT,
+            "format": AMPERE.form,
             "provenance": peer_provenance(arguments, "benchmarks/ampere_peers.py"),
             "instances": {acc: len(each) for acc, each in names.items()},
             "rows": found,

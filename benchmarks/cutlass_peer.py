@@ -43,7 +43,7 @@ from outblas.judge.rounds import speedup
 from outblas.records.library import Library
 from outblas.records.results import result_file
 from outblas_lab.custom.templates.fill import CutlassSm90
-from outblas_lab.publish.tables.notes import CUTLASS_FORMAT, cutlass_means
+from outblas_lab.publish.tables.notes import CUTLASS, cutlass_means
 
 H200 = packaged_gpu("h200")
 
@@ -186,7 +186,7 @@ def measure(arguments: argparse.Namespace) -> None:
 
     def content(rows: list[dict[str, Any]]) -> dict[str, Any]:
         return {
-            "format": CUTLASS_FORMAT,
+            "format": CUTLASS.form,
             "provenance": peer_provenance(arguments, "benchmarks/cutlass_peer.py"),
             "instances": [instance.name for instance in INSTANCES],
             "rows": rows,

@@ -41,7 +41,7 @@ from outblas.records.library import Library
 from outblas.records.library_row import LibraryRow
 from outblas.records.provenance import collect_provenance, script_command
 from outblas.records.results import result_file
-from outblas_lab.publish.tables.notes import INDUCTOR_FORMAT
+from outblas_lab.publish.tables.notes import INDUCTOR
 
 H200 = packaged_gpu("h200")
 
@@ -158,7 +158,7 @@ def measure(count: int, out: Path) -> dict[str, Any]:
     def content(rows: list[dict[str, Any]]) -> dict[str, Any]:
         by_suite = {name: means([row for row in rows if row["suite"] == name]) for name in listed}
         about = collect_provenance(script_command("benchmarks/inductor_rival.py"))
-        result.update({"format": INDUCTOR_FORMAT, "provenance": about, "means": by_suite, "rows": rows})
+        result.update({"format": INDUCTOR.form, "provenance": about, "means": by_suite, "rows": rows})
         return result
 
     journaled_rows(out, settings, list(todo), rows_of, _line, content, lambda row: _key(row["suite"], row["problem"]))

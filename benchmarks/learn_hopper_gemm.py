@@ -3,7 +3,7 @@
 Command:
 
     python benchmarks/learn_hopper_gemm.py                   # on a GPU
-    python benchmarks/learn_hopper_gemm.py --pages-only      # anywhere: write the tables again from the result file
+    python benchmarks/learn_hopper_gemm.py --page-only       # anywhere: write the tables again from the result file
 
 Result file: results/<gpu>/learn_hopper_gemm.json.
 
@@ -48,7 +48,7 @@ CHAPTERS = {
     "production": "",
 }
 PROBLEMS = ("512_512_512", "2048_2048_2048", "8192_8192_8192")
-BEGIN, END = "<!-- speed:begin -->", "<!-- speed:end -->"
+BEGIN, END = "<!-- {} speed:begin -->", "<!-- {} speed:end -->"
 FORMAT = 1
 
 
@@ -114,15 +114,16 @@ def table(result: Mapping[str, Any], chapter: str) -> str:
 
 
 def page_with_table(text: str, result: Mapping[str, Any], chapter: str) -> str:
-    """Return a page's text with its chapter's table between the markers.
+    """Return the page's text with a chapter's table between the chapter's markers.
 
     Raises:
         OutblasError: the page does not have each marker once.
     """
-    if text.count(BEGIN) != 1 or text.count(END) != 1:
-        raise OutblasError(f"page {chapter} has no place for its table", f"{BEGIN} and {END}", "add the two lines")
-    before, rest = text.split(BEGIN)
-    return f"{before}{BEGIN}\n{table(result, chapter)}\n{END}{rest.split(END)[1]}"
+    begin, end = BEGIN.format(chapter), END.format(chapter)
+    if text.count(begin) != 1 or text.count(end) != 1:
+        raise OutblasError(f"chapter {chapter} has no place for its table", f"{begin} and {end}", "add the two lines")
+    before, rest = text.split(begin)
+    return f"{before}{begin}\n{table(result, chapter)}\n{end}{rest.split(end)[1]}"
 
 
 def main() -> None:
@@ -131,18 +132,19 @@ def main() -> None:
     parser.add_argument("--problems", nargs="+", default=list(PROBLEMS), help="M_N_K, all TN fp16 fp32")
     parser.add_argument("--rounds", type=int, default=15, help="interleaved rounds of each kernel")
     parser.add_argument("--out", type=Path, default=result_file("learn_hopper_gemm.json"), help="result file")
-    parser.add_argument("--pages", type=Path, default=Path("docs/kernels/learn-hopper-gemm"), help="chapters")
-    parser.add_argument("--pages-only", action="store_true", help="write the tables from the result file")
+    parser.add_argument("--page", type=Path, default=Path("docs/kernels/learn-hopper-gemm.md"), help="the tutorial")
+    parser.add_argument("--page-only", action="store_true", help="write the tables from the result file")
     arguments = parser.parse_args()
     try:
-        if not arguments.pages_only:
+        if not arguments.page_only:
             rows = measure([Problem(*map(int, mnk.split("_"))) for mnk in arguments.problems], arguments.rounds)
             about = collect_provenance(script_command("benchmarks/learn_hopper_gemm.py"))
             write_json(arguments.out, {"format": FORMAT, "provenance": about, "rows": rows})
         result = json.loads(arguments.out.read_text(encoding="utf-8"))
+        text = arguments.page.read_text(encoding="utf-8")
         for chapter in CHAPTERS:
-            page = arguments.pages / f"{chapter}.md"
-            write_atomic(page, page_with_table(page.read_text(encoding="utf-8"), result, chapter).encode())
+            text = page_with_table(text, result, chapter)
+        write_atomic(arguments.page, text.encode())
     except OutblasError as error:
         sys.exit(str(error))
 

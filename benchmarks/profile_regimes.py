@@ -3,7 +3,7 @@
 Command:
 
     python benchmarks/profile_regimes.py [--out results/<gpu>/ncu.json] [--ncu PATH]
-    outblas results --write        # the table of docs/kernels/counters.md, from that file
+    outblas results --write        # the table of docs/kernels/cost-model.md, from that file
 
 Result file: results/<gpu>/ncu.json. Needs a GPU and Nsight Compute.
 

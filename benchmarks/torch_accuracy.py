@@ -49,7 +49,7 @@ from outblas.records.provenance import collect_provenance, script_command, share
 from outblas.records.results import result_file
 from outblas.runtime.device import gpu_count, gpu_of_device
 from outblas.runtime.full_precision import full_precision_reductions, reduction_switches
-from outblas_lab.publish.tables.notes import ACCURACY_FORMAT
+from outblas_lab.publish.tables.notes import ACCURACY
 
 SEED, ROUNDS = 0, 11
 #: Products of one line of the journal.
@@ -214,7 +214,7 @@ def main(arguments: list[str] | None = None) -> None:
     except (OutblasError, RuntimeError) as error:
         sys.exit(f"error: {error}")
     switches = {"torch": reduction_switches(), "torch_full": dict.fromkeys(reduction_switches(), False)}
-    result = {"format": ACCURACY_FORMAT, "provenance": provenance, "switches": switches, **found}
+    result = {"format": ACCURACY.form, "provenance": provenance, "switches": switches, **found}
     write_json(options.out, result)
     print(f"time with full precision over the default: {found['cost_of_full_precision']}")
     for dtype, rows in found["by_dtype"].items():

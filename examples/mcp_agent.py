@@ -1,7 +1,7 @@
 """A scripted agent that asks ``outblas mcp``: from a naive kernel to an installed one, without a GPU.
 
     pip install . './lab[free,mcp]'
-    python examples/mcp_agent.py [--page docs/llm/mcp-session.md]
+    python examples/mcp_agent.py [--page docs/llm/mcp.md]
 
 It starts the server as a process, as a client does, and prints what it says and what comes back. ``--page`` writes that
 into a page, between its marks. The agent's choices are written below; only the answers are the server's. No GPU is

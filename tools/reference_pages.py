@@ -1,7 +1,7 @@
 """Write or check the reference pages that come from the code of the command line and of the tool server.
 
-``python tools/reference_pages.py --write`` writes cli.md, json.md and mcp-tools.md in docs/reference/. Without the
-option it checks them, and exits with 1 if one is stale.
+``python tools/reference_pages.py --write`` writes docs/reference/cli.md, docs/reference/json.md and the tools in
+docs/llm/mcp.md. Without the option it checks them, and exits with 1 if one is stale.
 """
 
 from __future__ import annotations
@@ -14,13 +14,44 @@ from typing import Any
 import typer
 
 from outblas.cli.command_table import parts
-from outblas.cli.documents import DOCUMENTS, Document
+from outblas.cli.documents import DOCUMENTS, Document, ResultDocument
 from outblas.cli.main import app
 from outblas_lab.cli.lab_documents import DOCUMENTS as LAB_DOCUMENTS
 from outblas_lab.mcp.guide_resources import RESOURCES
 from outblas_lab.mcp.kernel_tools import TOOLS
 
-REFERENCE = Path(__file__).resolve().parents[1] / "docs" / "reference"
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+BEGIN, END = "<!-- tools:begin -->\n", "<!-- tools:end -->\n"
+#: Command -> the names in its :class:`outblas.cli.documents.ResultDocument`, in words.
+RESULTS = {
+    "explain": "facts: `library`, `step_speedups` (rows of a step -> predicted speed-up), `tune` (command that tunes "
+    "what is in no library; null: nothing is missing). A row is a product at an M: `product`, `weight`, `times`, "
+    "`lacking` (sizes in no library), `m`, `by`, `speedup`, `gate_speedup` (null: no kernel has its gate)",
+    "export": "files: `written`. facts: `kernels`, `gpu`",
+    "contribute": "files: `contribution`. facts: `problems`, `kernels`, `faults`",
+    "report": "files: `report`",
+    "compare": "files: `result`. facts: `best` (agent with the least `mean_regret` over all splits), `level_with` "
+    "(agents that are not significantly worse). A row is an agent at a budget of a split: `split`, `agent`, `budget`, "
+    "`quality`, `low`, `high`, `found`, `regret`",
+    "train": "files: `policy`. facts: `steps` (of the best policy), `problems`",
+    "recipe": "files: `result`, `trainings`. facts: `problems`. A row is a reward, as in the result's `rows`",
+    "recording export": "files: `folder`, `card`, `sheet`. facts: `problems`, `candidates`, `megabytes`",
+    "evolve": "files: `best` (null: nothing was proven), `transcript`, `report`, `store`. facts: `ended` (why), "
+    "`spent`, `best` (problem -> its best kernel)",
+    "train-llm": "files: `model`, `log`; but for supervised training also `answers`, `kernels`. facts: `stage`, "
+    "`steps`, `taken` (steps of this call), `best_speedup` (null: nothing was timed)",
+    "export-t4": "files: `results`. facts: `problem`, `configs`",
+    "import-t4": "files: `evaluations` (null without --to). facts: `problem`, `configs`, `failed`, `best`, `best_us`; "
+    "with --device also `equal`, `recorded`, `recorded_best_us`",
+    "bench": "files: `result`. A row is as in `outblas-results`",
+    "record": "files: `recording`. facts: `problems`, `gpu`",
+    "profile": "files: `store`. facts: `new`, `held`. A row is a kernel: `problem`, `candidate`, and each counter",
+    "build-library": "files: `library`, `benches`. facts: `jobs`. With --check: files: `contribution`. facts: "
+    "`problems`, `faults`",
+    "fit catalogue": "files: `catalogue`. facts: `kernels`, `candidates`",
+    "fit model": "files: `model`. facts: `gpu`, `checks`",
+    "fit any-shape": "files: `written`. facts: `step`, and what it found: `counts` (words), `figures` or `passed`",
+}
 
 
 def cli_page() -> str:
@@ -56,7 +87,7 @@ def _command(command: Any, path: str) -> list[str]:
 def _options(command: Any) -> list[str]:
     lines = ["| option | default | meaning |", "| --- | --- | --- |"]
     for one in command.params:
-        if one.param_type_name != "option":
+        if one.param_type_name != "option" or one.hidden:
             continue
         names = ", ".join(f"`{name}`" for name in (*one.opts, *one.secondary_opts))
         default = "" if one.default in (None, False, (), []) or callable(one.default) else f"`{one.default}`"
@@ -72,7 +103,8 @@ def json_page() -> str:
     lines = [
         "# JSON output",
         "",
-        "One JSON document on stdout. Progress, warnings and errors stay on stderr.",
+        "Every command takes `--json`, except the server `mcp`. Stdout then has one JSON document and nothing else.",
+        "Progress, warnings, errors and the output of other programs go to stderr.",
         "An error prints no document: its one line is on stderr, and the exit status is 2.",
         "",
         "`schema` names the document and `version` its version.",
@@ -84,6 +116,9 @@ def json_page() -> str:
         lines += _fields(document, seen)
         for inner in seen:
             lines += ["", f"### {inner.__name__}", "", _text(inner), "", *_fields(inner, [])]
+        if document is ResultDocument:
+            lines += ["", "| command | names |", "| --- | --- |"]
+            lines += [f"| `outblas {name}` | {words} |" for name, words in RESULTS.items()]
     return "\n".join(lines) + "\n"
 
 
@@ -118,23 +153,18 @@ def _type(annotation: Any, seen: list[type[Any]]) -> str:
     return {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}.get(annotation, "any")
 
 
-def mcp_page() -> str:
-    """Return the page of the tools and resources of ``outblas mcp``, with each argument and its meaning."""
+def tools_text() -> str:
+    """Return the text on the tools and resources of ``outblas mcp``, with each argument and its meaning."""
     lines = [
-        "# MCP tools",
-        "",
-        "This page is generated from the code. [Tools for agents](../llm/mcp.md) explains how to use them.",
         "",
         "An answer is JSON. It has the keys of the tool, and `budget_left`.",
         "An argument that does not fit its schema gives an error that names it.",
         "Any other mistake gives three lines: the mistake, the expected input and the remedy.",
-        "",
-        "## Tools",
     ]
     for name, tool in TOOLS.items():
         lines += ["", f"### {name}", "", tool.description(), "", "| argument | default | meaning |"]
         lines += ["| --- | --- | --- |", *_arguments(tool.model_json_schema())]
-    lines += ["", "## Resources", "", "| address | type | meaning |", "| --- | --- | --- |"]
+    lines += ["", "### Resources", "", "| address | type | meaning |", "| --- | --- | --- |"]
     lines += [f"| `{one.uri}` | {one.mime_type} | {one.description} |" for one in RESOURCES]
     return "\n".join(lines) + "\n"
 
@@ -151,7 +181,13 @@ def _arguments(schema: dict[str, Any]) -> list[str]:
     return rows
 
 
-PAGES = {"cli.md": cli_page, "json.md": json_page, "mcp-tools.md": mcp_page}
+def mcp_page() -> str:
+    """Return docs/llm/mcp.md with the text on the tools between its markers."""
+    before, rest = (DOCS / "llm/mcp.md").read_text(encoding="utf-8").split(BEGIN)
+    return f"{before}{BEGIN}{tools_text()}\n{END}{rest.split(END)[1]}"
+
+
+PAGES = {"reference/cli.md": cli_page, "reference/json.md": json_page, "llm/mcp.md": mcp_page}
 
 
 def main() -> int:
@@ -159,11 +195,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="write the pages")
     write = parser.parse_args().write
-    stale = [name for name, page in PAGES.items() if not _is_current(REFERENCE / name, page())]
+    stale = [name for name, page in PAGES.items() if not _is_current(DOCS / name, page())]
     for name in stale:
         if write:
-            (REFERENCE / name).write_text(PAGES[name](), encoding="utf-8")
-        print(f"{'written' if write else 'stale'}: docs/reference/{name}")
+            (DOCS / name).write_text(PAGES[name](), encoding="utf-8")
+        print(f"{'written' if write else 'stale'}: docs/{name}")
     return 0 if write or not stale else 1
 
 

@@ -26,11 +26,12 @@ import argparse
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -43,7 +44,7 @@ from outblas.core.errors import CompileError, OutblasError, UsageError
 from outblas.core.problem import Problem
 from outblas.kernels.config_text import config_from_name
 from outblas.kernels.epilogue import NO_EPILOGUE, STACKED_GATE
-from outblas.kernels.kernel_hash import headers_sha, headers_sha_as_written, kernel_headers, kernels_sha
+from outblas.kernels.kernel_hash import _sha, headers_sha, kernel_headers, kernels_sha, without_comments
 from outblas.kernels.source import Source, make_source
 from outblas.records.library import Library
 from outblas.records.proved_kernels import unproved_intervals, unproved_tables
@@ -54,12 +55,12 @@ from outblas.runtime.cubin import Cubin
 from outblas.runtime.nvrtc import compile_many, nvrtc_version
 from outblas.runtime.sass import _code_sections
 from outblas_lab.build.cubin_build import ARCHITECTURE, any_shape_files, packaged_libraries, pairs_for_any_shape
-from outblas_lab.build.library_tables import with_kernels
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA, RESULTS, ANY_SHAPE = ROOT / "src" / "outblas" / "data", ROOT / "results", "src/outblas/data/any_shape"
 #: Key of the hash in a provenance, and of the lists of records beside it.
 HASH, RECORDS, REHASHED = "kernels", "restamped", "rehashed"
+_INCLUDE = re.compile(r'#[ \t]*include[ \t]*["<]([^">]+)[">]')
 #: What the older package is asked, in a process of its own: (problem, config) pairs in, their sources out.
 _ASK = """
 import importlib, json, sys
@@ -182,7 +183,7 @@ def compare(
 ) -> Compared:
     """Compare sources, and the cubins of those that differ; ``build`` gives a cubin or a CompileError each."""
     pairs = list(zip(names, before, now, strict=True))
-    differ = [pair for pair in pairs if pair[1].read_by_compiler() != pair[2].read_by_compiler()]
+    differ = [pair for pair in pairs if read_by_compiler(pair[1]) != read_by_compiler(pair[2])]
     whole = code = 0
     differences = []
     built = zip(build([old for _, old, _ in differ]), build([new for _, _, new in differ]), strict=True)
@@ -197,6 +198,31 @@ def compare(
         else:
             differences.append(f"{name}: another machine code ({old.registers} registers before, {new.registers} now)")
     return Compared(len(pairs) - len(differ), whole, code, tuple(differences))
+
+
+def read_by_compiler(source: Source) -> tuple[object, ...]:
+    """Return everything of the source that a compiler reads; equal values mean equal machine code.
+
+    Headers count if an ``#include`` reaches them, under whatever condition. Comments are left out.
+    """
+    known, todo, reached = dict(source.headers), [source.text], dict[str, str]()
+    while todo:
+        for name in _INCLUDE.findall(todo.pop()):
+            if name in known and name not in reached:
+                reached[name] = without_comments(known[name])
+                todo.append(known[name])
+    return source.entry, source.options, without_comments(source.text), tuple(sorted(reached.items()))
+
+
+def with_kernels(provenance: Mapping[str, Any], old: str, new: str) -> dict[str, Any]:
+    """Return a library's provenance in which a hash of kernel sources replaces one of equal kernels, in tables, too."""
+
+    def renamed(key: str, value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return with_kernels(value, old, new)
+        return new if (key, value) == ("kernels", old) else value
+
+    return {key: renamed(key, value) for key, value in provenance.items()}
 
 
 def stamped(provenance: Mapping[str, Any], record: Mapping[str, Any], kernels: str) -> dict[str, Any]:
@@ -224,6 +250,15 @@ def restamp(record: Mapping[str, Any], kernels: str, data: Path, results: Path) 
     for provenance, save in found.values():
         save(stamped(provenance, record, kernels))
     return list(found)
+
+
+def headers_sha_as_written(headers: Iterable[tuple[str, str]]) -> str:
+    """Return the SHA-256 (64 hex digits) of kernel files as written, comments included: the rule until version 0.2.0.
+
+    Args:
+        headers: (name as included, text) pairs; their order counts.
+    """
+    return _sha(list(headers))
 
 
 def rehash(headers: Sequence[tuple[str, str]], data: Path, results: Path) -> list[Path]:
@@ -258,11 +293,25 @@ def rehash(headers: Sequence[tuple[str, str]], data: Path, results: Path) -> lis
 
 
 def write_table(data: Path, now: KernelRelease, proved: KernelRelease, compared: str) -> Path:
-    """Write the table of equal kernels, made if need be; arguments as :meth:`EqualKernels.followed_by` has them."""
+    """Write the table of equal kernels, made if need be; arguments as :func:`extended` has them."""
     path = data / TABLE_PATH.name
     table = EqualKernels.load(path) if path.exists() else EqualKernels(now)
-    table.extended_by(now, proved, compared).save(path)
+    extended(table, now, proved, compared).save(path)
     return path
+
+
+def extended(table: EqualKernels, now: KernelRelease, proved: KernelRelease, compared: str) -> EqualKernels:
+    """Return the table for later kernels whose cubins were found equal to those of earlier kernels.
+
+    Args:
+        proved: the earlier kernels, as a library file of their release names them.
+        compared: hash of the earlier kernel files by the present rule. If this table is for that hash or for
+            ``now``, its entries are kept.
+    """
+    kept: Iterable[KernelRelease] = (*table.before, table.now) if now == table.now or table.now.sha == compared else ()
+    before = dict.fromkeys((*kept, proved))
+    before.pop(now, None)
+    return EqualKernels(now, tuple(before))
 
 
 def _of_other_kernels(kernels: str, data: Path, results: Path) -> dict[Path, tuple[Any, Callable[..., object]]]:

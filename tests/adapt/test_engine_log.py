@@ -22,8 +22,8 @@ def test_it_names_the_sizes_that_are_not_torchs_and_the_weights_that_stay() -> N
     }
     assert summary(weights) == (
         "outblas computes products of 2 of 3 weights (N x K): 6144 x 4096 bf16 at all M seen (1 to 256); "
-        "4096 x 14336 bf16 at M 1 to 8, 256; torch computes those of 128256 x 4096 bf16 (M 1 to 8 so far), where the "
-        "library has nothing faster"
+        "4096 x 14336 bf16 at M 1 to 8, 256; torch computes those of 128256 x 4096 bf16 (M 1 to 8 so far), where "
+        "nothing faster is known or allowed"
     )
 
 

@@ -15,7 +15,9 @@ from outblas.adapt.learning import learning_device, ready_contenders
 from outblas.adapt.learning.learn_product import BRIEF, THOROUGH
 from outblas.adapt.learning.learning_device import LearningDevice
 from outblas.adapt.learning.ready_contenders import WHILE_RUNNING, WHILE_SETTLING, find_ready, ready_cubin
+from outblas.core.config import config_name
 from outblas.core.problem import Problem
+from outblas.dispatch.exclusion import Exclusions
 from outblas.dispatch.unlisted_shapes import offered_kernels, predicted_kernels, promising_answers
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.kernels.legality import why_illegal
@@ -34,8 +36,10 @@ FIRST, ROUNDING = "id=1 splitk=1 reduction=0", "id=2 splitk=2 reduction=4"
 SAVE = """
 import sys
 from outblas.adapt.learning.learning_device import LearningDevice
+from outblas.core.config import config_name
 from outblas.core.gpu_records import packaged_records
 from outblas.core.problem import Problem
+from outblas.dispatch.exclusion import Exclusions
 from outblas.dispatch.unlisted_shapes import offered_kernels, predicted_kernels, promising_answers
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.records.library_row import LibraryChoice, LibraryRow
@@ -74,6 +78,9 @@ def test_a_winner_is_not_saved_where_the_user_wants_no_library(monkeypatch: pyte
     assert "not saved" in LearningDevice(0, None, H200).save(LibraryRow(PROBLEM, "torch"))
 
 
+NO_EXCLUSIONS = Exclusions()
+
+
 class Lt:
     """A cuBLASLt that proposes algorithms by their descriptions."""
 
@@ -87,8 +94,14 @@ class Lt:
         return self._answers[0] if self._answers else ""
 
 
-def found(lt: Lt, launch: Any = "plain", own: Any = None, most: tuple[int, int] = WHILE_RUNNING) -> Any:
-    steps, count = find_ready(PROBLEM, launch, H200, Library.packaged("h200"), lt, own, most), 0  # type: ignore[arg-type]
+def found(
+    lt: Lt,
+    launch: Any = "plain",
+    own: Any = None,
+    most: tuple[int, int] = WHILE_RUNNING,
+    exclude: Exclusions = NO_EXCLUSIONS,
+) -> Any:
+    steps, count = find_ready(PROBLEM, launch, H200, Library.packaged("h200"), lt, own, exclude, most), 0  # type: ignore[arg-type]
     while True:
         try:
             next(steps)
@@ -120,6 +133,17 @@ def test_only_what_is_ready_contends_the_unmeasured_choice_first(compiled: list[
     assert set(ready.cubins) == {own, likely[2], likely[4]}
     compiled += likely
     assert [len(found(Lt(FIRST), most=most).contenders) for most in (WHILE_RUNNING, WHILE_SETTLING)] == [4, 8]
+
+
+def test_an_excluded_kernel_does_not_contend(compiled: list[Any]) -> None:
+    likely = list(ready_contenders._likely_kernels(PROBLEM, "plain", H200, Library.packaged("h200"), None, FIRST))  # type: ignore[arg-type]
+    own, other = likely[:2]
+    compiled += [own, other]
+    ready = found(
+        Lt(FIRST), own=lambda *_: LibraryChoice(own, 1.2, 1.1, 1.3), exclude=Exclusions((), (config_name(own),))
+    )
+    assert [one.config for one in ready.contenders] == [other]
+    assert ready.unmeasured is None, "torch computes the product without learning"
 
 
 def test_other_answers_of_cublaslt_contend_and_inexact_ones_do_not(compiled: list[Any]) -> None:
@@ -181,7 +205,10 @@ def test_a_device_opens_a_bench_with_shared_kernels_and_enough_memory(
     loaded: list[Any] = []
     failing = None
     state = SimpleNamespace(
-        library=Library.packaged("h200"), lt=Lt(FIRST), shared_kernel=lambda problem, config, load: load()
+        library=Library.packaged("h200"),
+        lt=Lt(FIRST),
+        exclude=Exclusions(),
+        shared_kernel=lambda problem, config, load: load(),
     )
     clock = SimpleNamespace(limit=lambda *given: loaded.append(given))
     device = LearningDevice(0, None, H200)

@@ -163,7 +163,7 @@ def test_another_vllm_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_vllms_own_manager_runs_it() -> None:
-    """Needs vLLM, and no GPU: ``docs/develop/engines.md`` says how to have both."""
+    """Needs vLLM, and no GPU: ``docs/develop/torch-integration.md`` says how to have both."""
     pytest.importorskip("vllm")
     from vllm.compilation.passes.inductor_pass import pass_context
     from vllm.compilation.passes.pass_manager import PostGradPassManager

@@ -141,6 +141,13 @@ def test_without_a_kernel_that_uses_pdl_there_is_one_row_of_ours(gpu: FakeGpu, t
     assert "ours" in rows and "ours_pdl" not in rows
 
 
+def test_a_kernel_that_fails_its_proof_is_named_though_others_pass(gpu: FakeGpu, tmp_path: Path) -> None:
+    assert run(tmp_path)["refused"] == ""
+    wrong = eval_problem.shortlist_candidates(PROBLEM, H200)[0]
+    gpu.statuses[PROBLEM, wrong] = Status.WRONG
+    assert run(tmp_path)["refused"] == f"{config_name(wrong)}: wrong as ordered"
+
+
 def test_when_nothing_passes_it_says_so_and_writes_nothing(gpu: FakeGpu, tmp_path: Path) -> None:
     for config in eval_problem.shortlist_candidates(PROBLEM, H200):
         gpu.statuses[PROBLEM, config] = Status.WRONG

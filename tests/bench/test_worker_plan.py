@@ -96,7 +96,9 @@ def test_a_pooled_run_is_the_single_run(tmp_path: Path) -> None:
     device = {json.loads((run / "run.json").read_text())["device"] for run in (one, several)}
     assert device == {f"replay:{tmp_path / 'recording'}"}
     times = json.loads((several / "times.json").read_text())
-    assert {"driver", "worker 0: host", "worker 1: host"} <= times.keys() and "waiting" in times["driver"]["seconds"]
+    assert "waiting" in times["driver"]["seconds"]
+    # One worker may do all units of so short a run before the other has started.
+    assert times.keys() & {"worker 0: host", "worker 1: host"}
     assert not (one / "times.json").exists()
     again = CliRunner().invoke(app, [*arguments, str(several)])  # a finished run of a pool, taken up by one evaluator
     assert again.exit_code == 0, again.stderr

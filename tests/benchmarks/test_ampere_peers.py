@@ -16,7 +16,7 @@ from outblas.core.evaluation import Timing
 from outblas.core.problem import Problem
 from outblas.kernels.geometry import geometry
 from outblas.kernels.legality import why_illegal
-from outblas_lab.publish.tables.rival_tables import AMPERE_FILE, AMPERE_FORMAT, NOT_MEASURED, ampere_means, ampere_table
+from outblas_lab.publish.tables.rival_tables import AMPERE, NOT_MEASURED, ampere_means, each_table
 from support.gpus.known import H100
 
 LIMIT = {"163": 163 * 1024, "99": 99 * 1024}
@@ -129,18 +129,18 @@ def test_an_interrupted_run_resumes_and_its_file_becomes_the_table(
             yield lost if request.problem.m == 16384 else row(request.problem, 0.9 if square else 1.2, 1.5)
 
     monkeypatch.setattr(script, "rows_of", rows_of)
-    out = tmp_path / "h100" / AMPERE_FILE
+    out = tmp_path / "h100" / AMPERE.name
     arguments = ["measure", "--out", str(out), "--count", "8", "--carried", str(tmp_path), "--cutlass", "4.2.0"]
-    assert ampere_table(tmp_path) == NOT_MEASURED
+    assert each_table(tmp_path, AMPERE) == NOT_MEASURED
     with pytest.raises(KeyboardInterrupt):
         script.main(arguments)
     assert not out.exists()
     script.main(arguments)
     assert len(asked) == 17 and len(set(asked)) == 16, "finished rows are not measured again"
     data = json.loads(out.read_text())
-    assert data["format"] == AMPERE_FORMAT and data["instances"] == {"fp32": 1, "fp16": 1} and len(data["rows"]) == 16
+    assert data["format"] == AMPERE.form and data["instances"] == {"fp32": 1, "fp16": 1} and len(data["rows"]) == 16
     assert "163 KiB, sums in fp16" in capsys.readouterr().out
-    text = ampere_table(tmp_path)
+    text = each_table(tmp_path, AMPERE)
     assert "| 163 KiB (A100) | fp32 | CUDA-L2's A100 kernel |" in text and "1.10×" in text
     assert "On 4096_4096_4096 with sums in fp16 it has 0.900× the fastest CUTLASS 2.x" in text
     assert "Not timed, because a kernel ended the process: 16384" in text
@@ -156,7 +156,7 @@ def test_means_are_of_one_limit_and_accumulator(tmp_path: Path) -> None:
     assert found["163", "fp16", "cutlass"].ratio == pytest.approx(3.0)
     assert found["99", "fp32", "cutlass"] == pytest.approx((0.5, 2, 0)) and ("99", "fp32", "cuda_l2") not in found
     (tmp_path / "h100").mkdir()
-    for data in ({"format": "x"}, {"format": AMPERE_FORMAT, "rows": []}):
-        (tmp_path / "h100" / AMPERE_FILE).write_text(json.dumps(data))
+    for data in ({"format": "x"}, {"format": AMPERE.form, "rows": []}):
+        (tmp_path / "h100" / AMPERE.name).write_text(json.dumps(data))
         with pytest.raises(RecordError):
-            ampere_table(tmp_path)
+            each_table(tmp_path, AMPERE)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from outblas.core.evaluation import Timing
-from outblas_lab.publish.tables.rival_tables import CUDA_L2_FILE, NOT_MEASURED, cuda_l2_table
+from outblas_lab.publish.tables.rival_tables import CUDA_L2, NOT_MEASURED, each_table
 from support.gpus.known import H100, H200
 
 
@@ -115,17 +115,17 @@ def test_the_run_takes_the_layout_of_the_kernel_and_its_file_becomes_the_table(
     monkeypatch.setattr("outblas.runtime.device.gpu_of_device", lambda index: H100)
     provenance = {"gpu": "NVIDIA H100", "date": "2026-01-02T03:04", "commit": "0123456789"}
     monkeypatch.setattr(modules("rivals.peer_arguments"), "collect_provenance", lambda command: provenance)
-    out = tmp_path / "h100" / CUDA_L2_FILE
-    assert cuda_l2_table(tmp_path) == NOT_MEASURED
+    out = tmp_path / "h100" / CUDA_L2.name
+    assert each_table(tmp_path, CUDA_L2) == NOT_MEASURED
     script.main(["measure", "--count", "4", "--out", str(out), "--carried", str(tmp_path), "--cutlass", "4.2.1"])
     keys = [found["problem"] for found in json.loads(out.read_text())["rows"]]
     assert keys == [p.key for p in (problems[0], replace(problems[1], layout="NN"), *problems[2:])]
     assert "sums as claimed: ours over cuda l2: 2.000x on 2 problems" in capsys.readouterr().out
-    text = cuda_l2_table(tmp_path)
+    text = each_table(tmp_path, CUDA_L2)
     assert "| as claimed | OutBLAS / CUDA-L2 | 2 | 2.000× | 2 |" in text
     assert "| others | OutBLAS / CUDA-L2 | 1 | 2.000× | 1 |" in text and "CUDA-L2 / torch | 1 | 0.750× | 0 |" in text
     assert "| ---: |\n| as claimed |" in text, "the lines of a table follow each other"
-    assert "By their machine code, of 3 kernels 1 sum in fp16 where CUDA-L2 claims fp32." in text
+    assert "According to their machine code, of 3 kernels 1 accumulate in fp16 where CUDA-L2 claims fp32." in text
     assert "3 wait for the GPU" in text
     assert "1 builds or proofs failed: `cuda_l2` on 1." in text and "cuda_l2 2.00 µs" in text
 

@@ -17,7 +17,7 @@ from outblas.core.problem import Problem
 from outblas_lab.custom.examples.example_kernels import example
 from outblas_lab.custom.free_kernel import FreeKernel
 from outblas_lab.jail.evaluation_file import load
-from outblas_lab.publish.tables.notes import CUTLASS_FILE, CUTLASS_FORMAT, cutlass_means, notes_of_cutlass
+from outblas_lab.publish.tables.notes import CUTLASS, cutlass_means
 from support.gpus.known import H200
 
 
@@ -70,22 +70,22 @@ def test_means_count_a_fall_back_as_the_baseline_and_leave_out_what_cutlass_cann
 
 
 def test_the_note_is_there_only_where_cutlass_was_measured(tmp_path: Path) -> None:
-    assert notes_of_cutlass(tmp_path) == []
+    assert CUTLASS.lines(tmp_path) == []
     data: dict[str, Any] = {"provenance": {"date": "2026-11-24T00:00:00+00:00", "commit": "0" * 40}}
-    data |= {"format": CUTLASS_FORMAT, "instances": ["x", "y"], "rows": [row(0.9, 1.1, 1.2), row(0.9, 1.1, 0.95)]}
-    (tmp_path / CUTLASS_FILE).write_text(json.dumps(data))
-    (line,) = notes_of_cutlass(tmp_path)
+    data |= {"format": CUTLASS.form, "instances": ["x", "y"], "rows": [row(0.9, 1.1, 1.2), row(0.9, 1.1, 0.95)]}
+    (tmp_path / CUTLASS.name).write_text(json.dumps(data))
+    (line,) = CUTLASS.lines(tmp_path)
     assert "0.900×" in line and "1.100×" in line and "of 2 kernels" in line and "2 problems" in line
     assert "ahead on 1" in line and "2026-11-24" in line
     for damage in (
         {"format": "x"},
-        {"format": CUTLASS_FORMAT},
-        {"format": CUTLASS_FORMAT, "instances": [], "rows": [{}]},
+        {"format": CUTLASS.form},
+        {"format": CUTLASS.form, "instances": [], "rows": [{}]},
         [],
     ):
-        (tmp_path / CUTLASS_FILE).write_text(json.dumps(damage))
+        (tmp_path / CUTLASS.name).write_text(json.dumps(damage))
         with pytest.raises(RecordError):
-            notes_of_cutlass(tmp_path)
+            CUTLASS.lines(tmp_path)
 
 
 #: Microseconds of a fake GPU; other kernels fail. The last is hopeless, and not timed directly.
@@ -181,7 +181,7 @@ def test_the_peer_resumes_and_writes_what_the_note_reads(
     monkeypatch.setattr(peer, "Peer", Measured)
     monkeypatch.setattr("outblas.runtime.device.gpu_of_device", lambda index: H200)
     arguments = argparse.Namespace(
-        out=tmp_path / CUTLASS_FILE, count=3, carried=tmp_path / "carried", cutlass="4.2.0", step="measure"
+        out=tmp_path / CUTLASS.name, count=3, carried=tmp_path / "carried", cutlass="4.2.0", step="measure"
     )
     with pytest.raises(KeyboardInterrupt):
         peer.measure(arguments)
@@ -198,4 +198,4 @@ def test_the_peer_resumes_and_writes_what_the_note_reads(
         1.25
     )
     assert "ours over cutlass: 1.250" in capsys.readouterr().out
-    assert "0.800×" in notes_of_cutlass(tmp_path)[0]
+    assert "0.800×" in CUTLASS.lines(tmp_path)[0]

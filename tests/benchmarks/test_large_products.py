@@ -15,7 +15,7 @@ from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow
 from outblas.records.results import read_result
 from outblas_lab.pool import run_bench
-from outblas_lab.publish.tables.notes import LARGE_FORMAT
+from outblas_lab.publish.tables.notes import LARGE
 from support.fake_gpu import install
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -55,7 +55,7 @@ def test_products_without_a_kernel_are_not_timed_and_other_entries_stay(
     assert found["before"] == {"wins": 3} and found["mine"]["problems"] == 187 and found["mine"]["with_kernel"] == 1
     assert " of 1 kernels win by 0.5%" in capsys.readouterr().out
     assert script.main(["--library", str(tmp_path / "none.json")]) == 2
-    assert script.FORMAT == LARGE_FORMAT
+    assert LARGE.form == script.FORMAT
 
 
 def test_a_bench_in_blocks_is_counted_and_another_is_refused(

@@ -196,7 +196,7 @@ def _lose(data: dict[str, Any], change: str) -> Any:
 def test_a_damaged_file_is_one_clear_line(data: dict[str, Any], tmp_path: Path, change: str) -> None:
     path = tmp_path / "ncu.json"
     path.write_text(json.dumps(_lose(data, change)))
-    with pytest.raises(RecordError, match="another version" if change == "format" else "is damaged") as error:
+    with pytest.raises(RecordError, match="its format is" if change == "format" else "is damaged") as error:
         read_counters(path)
     assert "\n" not in str(error.value)
 
@@ -212,7 +212,7 @@ def test_what_is_no_such_file_is_refused(tmp_path: Path, text: str) -> None:
 def test_notes_that_do_not_show_the_file_are_stale(data: dict[str, Any], tmp_path: Path) -> None:
     from support.bench_fixture import write_bench
 
-    folder, notes = tmp_path / "results" / "h200", tmp_path / "docs" / "kernels" / "counters.md"
+    folder, notes = tmp_path / "results" / "h200", tmp_path / "docs" / "kernels" / "cost-model.md"
     write_bench(folder / "grid.parquet")
     begin, end = "<!-- ncu:begin -->", "<!-- ncu:end -->"
     notes.parent.mkdir(parents=True)

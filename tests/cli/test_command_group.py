@@ -6,6 +6,7 @@ import logging
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -125,11 +126,37 @@ def test_a_check_of_published_figures_says_its_outcome(
     assert ("checked: " in result.stdout) == (not stale) and all(line in result.stderr for line in stale)
 
 
-def test_a_resumed_run_says_what_it_kept(tmp_path: Path, recording: str) -> None:
+def test_a_finished_run_says_so_and_shows_no_progress(tmp_path: Path, recording: str) -> None:
     arguments = ["tune", "--mnk", MNK, "--device", f"replay:{recording}", "--agent", "random"]
     arguments += ["--budget", "3", "--run", str(tmp_path / "run")]
     assert "resuming" not in outblas(*arguments).stderr
-    assert "measurements of" in outblas(*arguments).stderr
+    (line,) = outblas(*arguments).stderr.splitlines()
+    assert line == f"run {tmp_path / 'run'} is finished: 1 problem; nothing to do"
+    (tmp_path / "run" / "result.parquet").unlink()
+    (line,) = outblas(*arguments).stderr.splitlines()
+    assert line.endswith("nothing to do") and (tmp_path / "run" / "result.parquet").is_file()
+
+
+def test_a_resumed_run_shows_progress_of_what_is_new(
+    tmp_path: Path, recording: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def interrupted(what: str) -> Iterator[common.ProgressFn]:
+        def update(done: int, total: int, note: object = "") -> None:
+            if done == 2:
+                raise KeyboardInterrupt
+
+        yield update
+
+    arguments = ["tune", "--mnk", MNK, "--device", f"replay:{recording}", "--agent", "random"]
+    arguments += ["--budget", "3", "--run", str(tmp_path / "run")]
+    with monkeypatch.context() as patched:
+        patched.setattr(common, "progress_bar", interrupted)
+        assert outblas(*arguments).exit_code == 130
+    resumed = outblas(*arguments)
+    assert resumed.exit_code == 0 and "is finished" not in resumed.stderr
+    kept, shown = resumed.stderr.splitlines()[1:]
+    assert kept.startswith("resuming: 2 measurements of ") and shown.startswith("tune: 3/3")
 
 
 def test_an_unknown_name_proposes_the_nearest() -> None:

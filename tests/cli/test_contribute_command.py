@@ -14,6 +14,7 @@ from outblas.tune import live_evaluator
 from support.cli_fixture import assert_refused, outblas
 from support.fake_gpu import FakeGpu
 from support.gpus.fake_driver import DEVICES, plug_in
+from support.json_output import document
 
 
 @pytest.fixture(name="tuned")
@@ -44,6 +45,9 @@ def test_what_is_packed_passes_the_check(tuned: Path, tmp_path: Path) -> None:
     checked = outblas("build-library", "--check", str(target))
     assert checked.exit_code == 0, checked.stderr
     assert checked.stdout.startswith("NVIDIA A100-SXM4-80GB: 1 problems, record a100-sxm4-80gb")
+    packed = document("contribute", "--run", str(tuned), "--out", str(target), "--json")
+    assert packed["files"] == {"contribution": str(target)} and packed["facts"]["faults"] == []
+    assert document("build-library", "--check", str(target), "--json")["facts"] == {"problems": 1, "faults": []}
 
 
 def test_only_a_contribution_is_replaced(tuned: Path, tmp_path: Path) -> None:

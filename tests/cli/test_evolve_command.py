@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from outblas.cli.main import app
 from outblas_lab.cli import evolve
 from outblas_lab.llm.budget import Budget, Cost, SpendingAccount
+from support.json_output import document
 from support.llm_kernels import PROBLEM, answer, kernel, passed, record
 from support.llm_server import Say, serving
 
@@ -89,6 +90,35 @@ def test_it_says_what_comes_and_where_it_went(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "best" / f"{PROBLEM.key}.cu").read_text() == kernel(3).text
     code, said = CliRunner().invoke(app, ["report", str(tmp_path / "run"), "--out", str(tmp_path / "p.html")]), ""
     assert code.exit_code == 0 and (tmp_path / "p.html").is_file()
+
+
+@pytest.mark.parametrize("device", ["compile", "recording"])
+def test_a_device_that_runs_nothing_says_so_before_the_first_request(
+    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    screen, shown = io.StringIO(), list[str]()
+    monkeypatch.setattr(evolve, "err", Console(file=screen, width=200))
+
+    def reply(request: object, number: int) -> Say:
+        shown.append(screen.getvalue())
+        return Say("no kernel")
+
+    where = "compile" if device == "compile" else record(tmp_path / "r.jsonl", passed(kernel(0), 3.9))
+    with serving(reply) as server:
+        options = ("--model", "m", "--base-url", server.url, "--device", where, "--budget", "1 requests")
+        code, said = run("--mnk", PROBLEM.mnk, *options, "--run", tmp_path / "run")
+    assert code == 0, said
+    assert "will be compiled, and not be proven or timed" in shown[0]
+
+
+def test_what_an_evolution_found_is_a_document(tmp_path: Path) -> None:
+    recording = record(tmp_path / "r.jsonl", passed(kernel(0), 3.9))
+    with serving(lambda request, number: Say(answer(kernel(0).text))) as server:
+        options = ("--model", "m", "--base-url", server.url, "--device", str(recording), "--budget", "1 requests")
+        words = ("--mnk", PROBLEM.mnk.replace("_", ","), *options, "--run", str(tmp_path / "run"))
+        found = document("evolve", *words, "--json")
+    assert found["files"]["best"] == str(tmp_path / "run" / "best") and found["facts"]["spent"]["requests"] == 1
+    assert found["facts"]["best"][PROBLEM.key]["us"] == 3.9
 
 
 def test_what_is_left_is_told_by_the_rate_of_this_session() -> None:

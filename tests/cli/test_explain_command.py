@@ -50,6 +50,23 @@ def test_a_gate_is_a_kernel_where_one_was_measured_to_be_faster(file: str, monke
     assert line in result.stdout.splitlines()
 
 
+def test_an_excluded_kernel_is_not_promised(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    choice = LibraryChoice(Sm90WgmmaConfig(64, 64), 1.25, 1.2, 1.3)
+    monkeypatch.setattr(Library, "gate", lambda self, problem: choice)
+    monkeypatch.setenv("OUTBLAS_EXCLUDE", "8_*_*,sm90_wgmma_gemm")
+    result = outblas("explain", "--model", file, "--rows", "8", "--dtype", "bf16", "--device", "replay:h200")
+    assert result.exit_code == 0
+    lines = result.stdout.splitlines()
+    assert "  with SiLU of its gate: M 8: a pass more" in lines
+    assert all(": M 8: torch 1.000" in line for line in lines if " times): " in line)
+    assert "all products of a step of 8 rows: 1.000 times as fast, predicted" in lines
+    row = Library.packaged("h200").lookup(Problem(1, 4096, 14336))
+    assert row is not None and row.plain is not None
+    asked = Problem(9, 512, 512), H200, Library("h200", ()), lambda *_: row.plain
+    monkeypatch.setenv("OUTBLAS_EXCLUDE", row.plain.config.family)
+    assert served(*asked).by == "torch"
+
+
 def test_the_command_that_tunes_is_for_a_shell_and_has_the_same_options(
     file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

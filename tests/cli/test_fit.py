@@ -121,7 +121,7 @@ def test_the_fit_goes_into_the_package(tmp_path: Path, monkeypatch: pytest.Monke
     packaged, of_answers = (fit_any_shape_run.packaged_folder(name) for name in ("any_shape", "answers"))
     assert {file.name for file in packaged.iterdir()} == {file.name for file in of_answers.iterdir()} >= {"h200.npz"}
     assert asked == [([cells, trials, *sorted([*beside, others])], proved, packaged), (answers, of_answers)]
-    assert done.stdout == "9 kernels\n8 kernels\na margin\n"
+    assert done.stdout == f"9 kernels\n8 kernels\na margin\nwritten: {packaged}\nwritten: {of_answers}\n"
 
 
 def test_what_further_steps_record_goes_into_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +148,7 @@ def test_a_kernel_that_fails_a_proof_is_the_exit_status(
 ) -> None:
     monkeypatch.setattr(any_shape_run, "prove", lambda out: passed)
     done = fit("any-shape", "prove", "--work", str(tmp_path), "--proved", "proved.json")
-    assert (done.exit_code, done.stdout) == (status, "written to proved.json\n")
+    assert (done.exit_code, done.stdout) == (status, "written: proved.json\n")
 
 
 def test_others_are_benched_than_were_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +159,7 @@ def test_others_are_benched_than_were_recorded(tmp_path: Path, monkeypatch: pyte
     ((problems, *files),) = asked
     assert files == [out, summary] and problems == any_shape_run.shapes(300, any_shape_run.BENCHED)
     assert any_shape_run.BENCHED != any_shape_run.RECORDED
-    assert '"shapes": 300' in done.stdout and f"result: {out}\nfigures: {summary}\n" in done.stdout
+    assert '"shapes": 300' in done.stdout and f"written: {out}\nwritten: {summary}\n" in done.stdout
 
 
 def test_a_slice_of_the_problems_is_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,7 +172,7 @@ def test_a_slice_of_the_problems_is_scored(tmp_path: Path, monkeypatch: pytest.M
     done = fit("any-shape", "evaluate", "--every", "97", "--work", str(tmp_path), *tables, "--held-out", str(out))
     assert done.exit_code == 0, (done.stderr, done.exception)
     found = json.loads(out.read_text())
-    assert found["every"] == 97 and f"figures: {out}" in done.stdout
+    assert found["every"] == 97 and f"written: {out}" in done.stdout
     for split in ("problems", "weights", "suites"):
         rows = found[split]["today"]
         sources = {row["source"] for row in rows}

@@ -13,6 +13,7 @@ import pytest
 from outblas.cli.checks import health
 from outblas.cli.checks.health import Check, diagnose
 from outblas.core.errors import ToolchainMissing
+from outblas.core.install_hint import CPU_TORCH
 from outblas_lab.cli import lab_checks
 from outblas_lab.jail import canary
 from outblas_lab.jail.canary import AttackOutcome
@@ -101,6 +102,23 @@ def test_torch_without_cuda_is_a_fault_beside_a_gpu(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(health.importlib, "import_module", lambda name: torch)
     assert health._torch(need=True).ok is False
     assert health._torch(need=False).ok is None
+
+
+def test_torch_for_cuda_without_a_gpu_is_weighed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the wheels that torch brought, each once, and not with those that something else brought."""
+    sizes = {"torch": 1.5e9, "nvidia-cublas": 0.75e9, "cuda-toolkit": 0.0, "triton": 0.5e9, "nvidia-other": 9e9}
+    needed = {
+        "torch": ["sympy>=1.13", "cuda-toolkit[cublas]==13.0; extra == 'x'", "triton==3.7; platform_system == 'Linux'"],
+        "cuda-toolkit": ["nvidia-cublas==13.0.*; extra == 'cublas'", "nvidia-absent"],
+    }
+    monkeypatch.setattr(health, "_version", lambda name: "2.0" if name in sizes else None)
+    monkeypatch.setattr(health.metadata, "files", lambda name: [SimpleNamespace(size=sizes[name])])
+    monkeypatch.setattr(health.metadata, "requires", lambda name: needed.get(name))
+    torch = SimpleNamespace(version=SimpleNamespace(cuda="13.0"), cuda=SimpleNamespace(is_available=lambda: True))
+    monkeypatch.setattr(health.importlib, "import_module", lambda name: torch)
+    check = health._torch(need=False)
+    assert check.ok is None and "2.8 GB that serve no GPU here" in check.found and CPU_TORCH in check.do
+    assert health._torch(need=True) == Check("torch", True, "2.0, CUDA 13.0")
 
 
 def test_torch_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:

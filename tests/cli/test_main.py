@@ -117,8 +117,9 @@ def test_list_prints_the_names_that_commands_take() -> None:
         ([*EVAL, "--benchmark-seconds", "0"], ["--benchmark-seconds is 0"]),
         ([*EVAL, "--benchmark-seconds", "inf"], ["--benchmark-seconds is inf"]),
         ([*EVAL, "--warmup-seconds", "-1"], ["--warmup-seconds is -1"]),
-        ([*EVAL, "--gpu-device-id", "-1"], ["GPU indices"]),
-        ([*EVAL, "--gpu-device-id", "one"], ["--gpu-device-id", "outblas eval --help"]),
+        ([*EVAL, "--device", "cuda:-1"], ["device 'cuda:-1'", "cuda:N"]),
+        ([*EVAL, "--device", "replay:h200"], ["--device replay:h200", "a GPU"]),
+        ([*EVAL, "--gpu_device_id", "one"], ["--gpu_device_id", "a valid integer", "outblas eval --help"]),
         ([*EVAL, "--colour"], ["--colour"]),
         (["eval"], ["--mnk"]),
         (["evaluate"], ["evaluate"]),
@@ -126,11 +127,12 @@ def test_list_prints_the_names_that_commands_take() -> None:
         (["bench", "--mode", "fast"], ["mode 'fast'"]),
         (["bench", "--mode", "server"], ["--target-qps"]),
         (["bench", "--layout", "tt"], ["layout"]),
-        (["bench", "--sample", "0"], ["sample of 0", "1 to 1000"]),
+        (["bench", "--sample", "0"], ["--sample is 0", "1 to 1000"]),
         (["tune", "--mnk", "64_64_64", "--sample", "5"], ["--sample with --mnk"]),
         (["bench", "--rounds", "3"], ["--rounds is 3", "7 or more"]),
         (["bench", "--gpus", "0,zero"], ["--gpus"]),
         (["bench", "--gpus", "0,0"], ["GPU indices"]),
+        (["bench", "--gpus", ""], ["--gpus ''", "integers"]),
         (["bench", "--library", "no_such_file.json"], ["no_such_file.json"]),
         (["record", "--suite", "x"], ["suite 'x'"]),
         (["record", "--acc", "int8"], ["accumulator"]),
@@ -158,7 +160,7 @@ def test_a_gpu_demanded_where_there_is_none_is_one_line(arguments: Sequence[str]
     assert_refused(outblas(*arguments), "no CUDA GPU", "replay:h200")
 
 
-@pytest.mark.parametrize("arguments", [[*EVAL, "--gpu-device-id", "2"], ["tune", "--device", "cuda:7"]])
+@pytest.mark.parametrize("arguments", [[*EVAL, "--device", "cuda:2"], ["tune", "--device", "cuda:7"]])
 def test_a_gpu_index_that_is_not_there_is_one_line(arguments: Sequence[str], two_gpus: None) -> None:
     assert_refused(outblas(*arguments), "was not found", "0 to 1")
 
@@ -250,7 +252,7 @@ def test_eval_passes_its_arguments_on_and_prints_what_comes_back(
     calls = calls_of(monkeypatch, "outblas.tune.eval_problem", "run_eval", {"rows": rows, "file": "results/x.json"})
     result = outblas(
         *EVAL, "--acc", "FP32", "--layout", "nn", "--mode", "server", "--target-qps", "100", "--warmup-seconds", "0",
-        "--benchmark-seconds", "0.5", "--base-dir", str(tmp_path), "--gpu-device-id", "1",
+        "--benchmark-seconds", "0.5", "--base-dir", str(tmp_path), "--device", "cuda:1",
     )  # fmt: skip
     assert result.exit_code == 0, result.stderr
     assert list(calls[0].values()) == [Problem(64, 4096, 64, "NN"), "server", 100.0, 0.0, 0.5, tmp_path, 1]
@@ -348,7 +350,7 @@ def test_record_passes_its_arguments_on(two_gpus: None, monkeypatch: pytest.Monk
     calls = calls_of(monkeypatch, "outblas_lab.pool.record_suite", "run_record")
     monkeypatch.setattr("outblas.kernels.catalogue.catalogue", lambda name: (f"all of {name}",))
     monkeypatch.setattr("outblas.runtime.device.gpu_of_device", lambda index: H200)
-    result = outblas("record", "--layout", "nn", "--out", str(tmp_path), "--gpu-device-id", "1")
+    result = outblas("record", "--layout", "nn", "--out", str(tmp_path), "--device", "cuda:1")
     assert result.exit_code == 0, result.stderr
     call = calls[0]
     assert (len(call["problems"]), call["suite"], call["out_dir"], call["gpu_index"]) == (1000, "grid1000", tmp_path, 1)

@@ -161,9 +161,9 @@ def leads_somewhere(document: Path, target: str) -> bool:
 
 def test_a_link_to_nothing_is_found() -> None:
     readme, site = ROOT / "README.md", "https://outblas.github.io/outblas/"
-    for there in ("LICENSE", f"{site}start/install/", f"{site}", "https://github.com/outblas/outblas/blob/main/src"):
+    for there in ("LICENSE", f"{site}use/install/", f"{site}", "https://github.com/outblas/outblas/blob/main/src"):
         assert leads_somewhere(readme, there), there
-    for gone in ("LICENCE.txt", f"{site}start/nothing/", "https://github.com/outblas/outblas/tree/main/nothing"):
+    for gone in ("LICENCE.txt", f"{site}use/nothing/", "https://github.com/outblas/outblas/tree/main/nothing"):
         assert not leads_somewhere(readme, gone), gone
 
 

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from outblas_lab.compare import compare_run
+from outblas_lab.compare.compare_result import FIRST_CHOICE
 from outblas_lab.compare.compare_run import ScoreRequest
 from support.cli_fixture import assert_refused, outblas, recording_fixture  # noqa: F401
 from support.helpers import synthetic_recording
+from support.json_output import document
 
 AGENT = """
 from outblas.tune.agents.base import Agent, unexplored
@@ -43,6 +45,7 @@ def test_a_score_is_a_table_and_then_a_document(score: list[str]) -> None:
     shown = outblas(*score)
     assert shown.exit_code == 0, shown.stderr
     assert "split seed 0" in shown.stdout and "mine.py" in shown.stdout and "noise floor" in shown.stdout
+    assert FIRST_CHOICE in shown.stdout
     document = json.loads(outblas(*score, "--json").stdout)
     assert document["schema"] == "outblas-score" and document["split_seed"] == 0
     assert [(s["agent"].rsplit("/", 1)[-1], s["measurements"]) for s in document["scores"]] == [
@@ -91,9 +94,11 @@ def test_the_recipe_prints_its_table_and_writes_its_result(recording: str, tmp_p
     words = ["recipe", "--recording", recording, "--shapes", "2", "--episodes", "4", "--budget", "2", "--judged", "2"]
     result = outblas(*words, "--seeds", "1", "--run", str(tmp_path / "run"), "--out", str(out))
     assert result.exit_code == 0, result.stderr
-    assert "wrong chosen" in result.stdout and "published" in result.stdout and "gated" in result.stdout
+    assert "wrong choices" in result.stdout and "published" in result.stdout and "gated" in result.stdout
     assert "modelled" in result.stdout and str(out) in result.stdout
     assert json.loads(out.read_text())["settings"]["episodes"] == 4
+    again = document(*words, "--seeds", "1", "--run", str(tmp_path / "run"), "--out", str(out), "--json")
+    assert [row["reward"] for row in again["rows"]] == ["additive", "gated"] and again["files"]["result"] == str(out)
 
 
 def test_wrong_options_of_the_recipe_are_refused(recording: str, tmp_path: Path) -> None:

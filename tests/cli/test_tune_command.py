@@ -101,7 +101,7 @@ def test_a_run_is_not_resumed_on_another_kind_of_gpu(
     assert outblas(*tune_arguments(recording, run)).exit_code == 0
     before = (run / "run.json").read_bytes()
     with monkeypatch.context() as patch:
-        patch.setattr("outblas_lab.recordings.recordings_for_search.ReplayEvaluator", Other)
+        patch.setattr("outblas_lab.recordings.recordings_for_search.replay", Other)
         assert_refused(outblas(*tune_arguments(recording, run)), "other settings (gpu)", "gpu='h200'", "another --run")
     assert (run / "run.json").read_bytes() == before
     older = {key: value for key, value in json.loads(before).items() if key != "gpu"}

@@ -48,6 +48,10 @@ WRONG: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "suite and weights": (["tune", "--linear", "4096_4096", "--suite", "llm"], ("--suite", "--linear")),
     "sources of one GPU": (["compare", "--learn-from", "own"], ("--learn-from without --across",)),
     "missing option": (["export"], ("--mnk",)),
+    "problems in two ways": (["export", "--mnk", "64_64_64", "--suite", "llm"], ("2 of --mnk", "pass exactly one")),
+    "sample that is a word": (["tune", "--sample", "five"], ("--sample", "expected a valid integer.")),
+    "a global option behind the command": (["tune", "-q"], ("put -q before the command: outblas -q tune ...",)),
+    "the same in a group": (["fit", "model", "--quiet"], ("before the command: outblas --quiet fit model ...",)),
     "misspelt command": (["tunne"], ("tunne", "tune")),
 }
 

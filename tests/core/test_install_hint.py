@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from outblas.core.errors import ToolchainMissing
-from outblas.core.install_hint import install_hint, needed
+from outblas.core.install_hint import CPU_TORCH, install_hint, needed
 from support.helpers import ROOT
 
 HOME = ROOT / "src" / "outblas" / "core" / "install_hint.py"
@@ -30,6 +30,29 @@ def test_the_command_names_each_package_with_its_extras(extras: tuple[str, ...],
 
 def test_the_command_can_be_of_another_python() -> None:
     assert install_hint("gpu", pip="/venv/bin/python -m pip") == "/venv/bin/python -m pip install 'outblas[gpu]'"
+
+
+def hint_on(monkeypatch: pytest.MonkeyPatch, *extras: str, torch: bool, gpu: bool) -> str:
+    with monkeypatch.context() as machine:
+        machine.setattr("importlib.util.find_spec", lambda name: torch or None)
+        machine.setattr("os.path.exists", lambda path: gpu and path == "/dev/nvidiactl")
+        return install_hint(*extras)
+
+
+@pytest.mark.parametrize("extra", ["rl", "train-llm"])
+def test_without_a_gpu_the_cpu_build_of_torch_comes_first(extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    hint = hint_on(monkeypatch, extra, torch=False, gpu=False)
+    assert hint.startswith(CPU_TORCH) and hint.endswith(f"then pip install 'outblas-lab[{extra}]'")
+
+
+@pytest.mark.parametrize(
+    ("extras", "torch", "gpu"),
+    [(("rl",), True, False), (("rl",), False, True), (("gpu", "rl"), False, False), (("llm",), False, False)],
+)
+def test_elsewhere_pip_chooses_the_build(
+    extras: tuple[str, ...], torch: bool, gpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "whl/cpu" not in hint_on(monkeypatch, *extras, torch=torch, gpu=gpu)
 
 
 def composed_elsewhere(folder: Path) -> list[str]:

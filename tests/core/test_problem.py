@@ -120,6 +120,7 @@ def test_no_text_is_more_than_refused(text: str) -> None:
 
 def test_x_separates_extents_too() -> None:
     assert Problem.from_mnk("64x4096x32") == Problem(64, 4096, 32)
+    assert Problem.from_mnk("64,4096,32") == Problem(64, 4096, 32)
 
 
 @pytest.mark.parametrize("key", ["64_64_64_TN_fp16", "64_64_64_TN_fp16_fp32_none", "64_64_TN_64_fp16_fp32"])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -50,6 +52,71 @@ def command(tmp_path: Path, *program: str, options: Sequence[str] = ()) -> list[
     return [sys.executable, "-m", "outblas", "capture", "--out", out, *options, "--", *program]
 
 
+#: Imports torch once. Then it runs the recorder's module in a fork of itself for each line of its input. A line is a
+#: JSON list: the folder, the arguments, and a signal to send once the program has printed "ready" (0: none).
+#: The answer is the exit status of the fork, negative for a signal.
+WARM = """
+import json, os, runpy, sys, time
+import torch, outblas.records.captured_products
+for line in sys.stdin:
+    folder, arguments, number = json.loads(line)
+    sys.stdout.flush()
+    pid = os.fork()
+    if not pid:
+        break
+    while number and b"ready" not in open(os.path.join(folder, "stdout"), "rb").read():
+        time.sleep(0.01)
+    if number:
+        os.kill(pid, number)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+else:
+    os._exit(0)
+os.chdir(folder)
+for number, name in enumerate(("stdin", "stdout", "stderr")):
+    os.dup2(os.open(name, (os.O_RDONLY, os.O_WRONLY)[number > 0]), number)
+sys.stdin = open(0, closefd=False)
+sys.argv = ["run_program", *arguments]
+runpy.run_module("outblas.dispatch.capture.run_program", run_name="__main__", alter_sys=True)
+"""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The end of a program: its exit status, negative for a signal, and its output."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Capture = Callable[..., Ended]
+
+
+@pytest.fixture(scope="module")
+def warm() -> Iterator[subprocess.Popen[str]]:
+    """An interpreter that has imported torch, which takes two seconds of processor time in each of the others."""
+    run = [sys.executable, "-c", WARM]
+    with subprocess.Popen(run, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        yield process
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+@pytest.fixture(name="capture")
+def capture_fixture(warm: subprocess.Popen[str], tmp_path: Path) -> Capture:
+    """Runs a program as `outblas capture` does once it has read its own options, in a process that has torch."""
+
+    def run(*program: str, out: str = "p.json", number: int = 0) -> Ended:
+        for name in ("stdin", "stdout", "stderr"):
+            (tmp_path / name).write_bytes(b"")
+        assert warm.stdin is not None and warm.stdout is not None
+        print(json.dumps([str(tmp_path), ["--out", out, "--", *program], number]), file=warm.stdin, flush=True)
+        status = int(warm.stdout.readline())
+        return Ended(status, (tmp_path / "stdout").read_text(), (tmp_path / "stderr").read_text())
+
+    return run
+
+
 def test_a_program_runs_as_alone_and_its_record_replaces_an_empty_file(tmp_path: Path) -> None:
     (tmp_path / "p.json").touch()
     run = command(tmp_path, sys.executable, "program/serve.py", "exit", "--out", "-x")
@@ -79,28 +146,21 @@ def test_an_exception_leaves_its_traceback_and_the_record_which_replaces_the_las
     assert CapturedProducts.load(tmp_path / "p.json").problems() == {Problem(16, 32, 64, "NN"): 1}
 
 
-def test_a_capture_that_saw_nothing_keeps_the_record_that_was_there(tmp_path: Path) -> None:
+def test_a_capture_that_saw_nothing_keeps_the_record_that_was_there(capture: Capture, tmp_path: Path) -> None:
     CapturedProducts({SEEN: 3}).save(tmp_path / "p.json")
-    for program in (("-c", "pass"), ("-m", "no_such_module"), ("no_such_script.py",)):
-        run = command(tmp_path, sys.executable, *program)
-        done = subprocess.run(run, cwd=tmp_path, env=environment(), capture_output=True, text=True)
-        words = "no file 'no_such_script.py'" if program[0][0] != "-" else "no half-precision product was seen"
+    run = command(tmp_path, sys.executable, "no_such_script.py")
+    missing = subprocess.run(run, cwd=tmp_path, env=environment(), capture_output=True, text=True)
+    nothing = "no half-precision product was seen"
+    ends = [(missing, "no file 'no_such_script.py'"), (capture("-c", "pass"), nothing)]
+    for done, words in (*ends, (capture("-m", "no_such_module"), nothing)):
         assert words in done.stderr and "Traceback" not in done.stderr, done.stderr
-        assert CapturedProducts.load(tmp_path / "p.json").counts == {SEEN: 3}
+    assert CapturedProducts.load(tmp_path / "p.json").counts == {SEEN: 3}
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
-def test_a_signal_ends_it_as_it_would_and_leaves_the_record(tmp_path: Path, number: int) -> None:
-    run = command(tmp_path, sys.executable, "program/serve.py", "wait")
-    with subprocess.Popen(
-        run, cwd=tmp_path, env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process:
-        assert process.stdout is not None
-        while process.stdout.readline() != b"ready\n":
-            assert process.poll() is None
-        process.send_signal(number)
-        process.wait(60)
-        assert process.returncode == -number
+def test_a_signal_ends_it_as_it_would_and_leaves_the_record(capture: Capture, tmp_path: Path, number: int) -> None:
+    command(tmp_path)
+    assert capture("program/serve.py", "wait", number=number).returncode == -number
     assert sum(CapturedProducts.load(tmp_path / "p.json").counts.values()) == 1
 
 
@@ -222,11 +282,11 @@ NOW = "sys.stdout.flush(); import os; os._exit"
     [("", 2), ("sys.exit(0)", 2), ("sys.exit(3)", 3), ("1 / 0", 1), (f"{NOW}(0)", 2), (f"{NOW}(3)", 3)],
 )
 def test_a_lost_record_shows_in_the_exit_status_of_a_program_that_succeeded(
-    end: str, status: int, tmp_path: Path
+    end: str, status: int, capture: Capture, tmp_path: Path
 ) -> None:
+    (tmp_path / "d").mkdir()
     code = f"import pathlib, shutil, sys; shutil.rmtree('d'); pathlib.Path('d').touch(); print('ran'); {end}"
-    run = [sys.executable, "-m", "outblas", "capture", "--out", "d/x.json", "--", sys.executable, "-c", code]
-    done = subprocess.run(run, cwd=tmp_path, env=environment(), capture_output=True, text=True)
+    done = capture("-c", code, out="d/x.json")
     assert (done.returncode, done.stdout) == (status, "ran\n") and "error: " in done.stderr, done.stderr
 
 
@@ -241,11 +301,10 @@ ENDINGS = {
 
 
 @pytest.mark.parametrize("end", ENDINGS)
-def test_an_end_without_exit_handlers_leaves_the_record(end: str, tmp_path: Path) -> None:
+def test_an_end_without_exit_handlers_leaves_the_record(end: str, capture: Capture, tmp_path: Path) -> None:
     status, count = ENDINGS[end]
     code = f"import os, sys, torch; x = torch.ones(64, 64).half(); torch.mm(x, x); {end}"
-    run = command(tmp_path, sys.executable, "-c", code)
-    done = subprocess.run(run, cwd=tmp_path, env=environment(), capture_output=True, text=True)
+    done = capture("-c", code)
     assert done.returncode == status, done.stderr
     assert CapturedProducts.load(tmp_path / "p.json").problems() == {Problem(64, 64, 64, "NN"): count}
     replaced = "exec" in end and "fork" not in end

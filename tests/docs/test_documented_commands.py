@@ -32,7 +32,7 @@ NEEDS = {
     "template": "a name that the reader fills in",
 }
 _FENCE = re.compile(
-    r"(?:<!-- needs: (?P<needs>[a-z]+) -->\n)?"
+    r"(?:<!-- needs: (?P<needs>[a-z]+) -->\n|<!-- slow: (?P<slow>[\w./]+) -->\n)?"
     r"(?P<indent> *)```(?P<language>console|python)\n(?P<text>.*?)\n(?P=indent)```",
     re.S,
 )
@@ -47,6 +47,7 @@ class Block:
         line: line of the block's first command, from 1.
         language: ``console`` or ``python``.
         needs: a key of :data:`NEEDS`, empty if the block runs anywhere.
+        slow: the quicker tests that see nearly as much as a block of long commands; empty if it is quick.
         text: the block without its fences and indent.
     """
 
@@ -54,6 +55,7 @@ class Block:
     line: int
     language: str
     needs: str
+    slow: str
     text: str
 
     def commands(self) -> list[str]:
@@ -74,21 +76,15 @@ def blocks(page: Path) -> Iterator[Block]:
     for found in _FENCE.finditer(source):
         text = "\n".join(line.removeprefix(found["indent"]) for line in found["text"].splitlines())
         line = source.count("\n", 0, found.start("text")) + 1
-        yield Block(str(page.relative_to(ROOT)), line, found["language"], found["needs"] or "", text)
+        yield Block(
+            str(page.relative_to(ROOT)), line, found["language"], found["needs"] or "", found["slow"] or "", text
+        )
 
 
 ALL = {page: list(blocks(page)) for page in pages()}
 RUNNABLE = {page: [one for one in found if not one.needs] for page, found in ALL.items()}
-#: Pages whose commands take long -> the quicker tests that see nearly as much.
-SLOW = {
-    "compare": "tests/search/test_compare_run.py",
-    "data-set": "tests/search/test_score_run.py",
-    "enable-torch": "tests/benchmarks/test_llama_example.py",
-    "kernel-tuner": "tests/search/test_kernel_tuner.py",
-    "train": "tests/llm/test_stages.py",
-    "train-ppo": "tests/learn/test_train.py",
-    "tune-your-program": "tests/dispatch/test_run_program.py",
-}
+QUICK = {page: [one for one in found if not one.slow] for page, found in RUNNABLE.items()}
+LONG = {page: found for page, found in RUNNABLE.items() if found != QUICK[page]}
 #: Below the time limit of a test.
 SECONDS_PER_COMMAND = 280
 
@@ -146,29 +142,36 @@ def _runs(command: list[str], block: Block, shown: str, workspace: Path) -> None
 
 
 def _adapted(command: str, page: Path) -> str:
-    """Return the README's demo without its installation; of any other ``make`` target only that it exists."""
+    """Return the README's demo on fewer problems, without its installation; any other ``make`` target is only named."""
     if command == "make demo" and page.name == "README.md":
-        return f"{command} --old-file {shlex.quote(sys.prefix)}/.base"
+        return f"{command} SAMPLE=100 --old-file {shlex.quote(sys.prefix)}/.base"
     return command.replace("make", "make --dry-run", 1) if command.startswith("make ") else command
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(
-    "page",
-    [
-        pytest.param(page, id=page.stem, marks=[pytest.mark.slow] if page.stem in SLOW else [])
-        for page, found in RUNNABLE.items()
-        if found
-    ],
-)
-def test_the_commands_of_a_page_run_one_after_the_other(page: Path, workspace: Path) -> None:
-    for block in RUNNABLE[page]:
+def _run_blocks(found: list[Block], page: Path, workspace: Path) -> None:
+    for block in found:
         if block.language == "python":
             pytest.importorskip("torch")
             _runs([sys.executable, "-c", block.text], block, block.text.splitlines()[0], workspace)
             continue
         for command in block.commands():
             _runs(["bash", "-c", _adapted(command, page)], block, command, workspace)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "page",
+    [page for page, found in RUNNABLE.items() if any(not block.slow for block in found)],
+    ids=lambda one: one.stem,
+)
+def test_the_quick_commands_of_a_page_run_one_after_the_other(page: Path, workspace: Path) -> None:
+    _run_blocks(QUICK[page], page, workspace)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", LONG, ids=lambda page: page.stem)
+def test_all_commands_of_a_page_run_one_after_the_other(page: Path, workspace: Path) -> None:
+    _run_blocks(LONG[page], page, workspace)
 
 
 @pytest.mark.parametrize(
@@ -178,9 +181,9 @@ def test_a_block_names_a_known_need_or_none(block: Block) -> None:
     assert block.needs in ("", *NEEDS)
 
 
-@pytest.mark.parametrize("name", SLOW)
-def test_a_slow_page_runs_commands_that_quicker_tests_see(name: str) -> None:
-    assert (ROOT / SLOW[name]).is_file() and any(found and page.stem == name for page, found in RUNNABLE.items())
+def test_a_slow_block_names_quicker_tests() -> None:
+    slow = [block.slow for found in LONG.values() for block in found if block.slow]
+    assert slow and all((ROOT / path).is_file() for path in slow)
 
 
 @pytest.mark.parametrize("page", ALL, ids=lambda page: page.stem)

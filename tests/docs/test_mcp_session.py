@@ -1,4 +1,4 @@
-"""The transcript in docs/llm/mcp-session.md is what examples/mcp_agent.py prints."""
+"""The transcript in docs/llm/mcp.md is what examples/mcp_agent.py prints."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.helpers import ROOT, SOURCE_PATH
 
 pytest.importorskip("mcp", reason="the MCP SDK is not installed: pip install './lab[mcp]'")
 pytest.importorskip("pyarrow", reason="pyarrow is not installed: pip install '.[tune]'")
-PAGE = ROOT / "docs" / "llm" / "mcp-session.md"
+PAGE = ROOT / "docs" / "llm" / "mcp.md"
 
 
 @pytest.fixture(name="example")

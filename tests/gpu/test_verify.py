@@ -11,7 +11,7 @@ from outblas.core.problem import Problem  # noqa: E402
 from outblas.judge.baselines import CublasGemm  # noqa: E402
 from outblas.judge.gates import CellProver, prove  # noqa: E402
 from outblas.judge.gpu_clock import GpuClock  # noqa: E402
-from outblas.judge.reference import ERROR_C, needed_c  # noqa: E402
+from outblas.judge.reference import ERROR_C  # noqa: E402
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig  # noqa: E402
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig  # noqa: E402
 from outblas.kernels.proof_shapes import proof_shapes  # noqa: E402
@@ -19,6 +19,7 @@ from outblas.kernels.source import make_source  # noqa: E402
 from outblas.runtime.launch import load  # noqa: E402
 from outblas.runtime.nvrtc import compile_source  # noqa: E402
 from support.gpus.known import H200  # noqa: E402
+from support.helpers import needed_c  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 KINDS = [("TN", "fp16", "fp32"), ("NN", "bf16", "fp32"), ("TN", "fp16", "fp16")]

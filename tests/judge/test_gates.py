@@ -15,8 +15,9 @@ from outblas.core.problem import Problem  # noqa: E402
 from outblas.judge.gates import CellProver, check_cell, prove  # noqa: E402
 from outblas.judge.operands import CANARY, Operands  # noqa: E402
 from outblas.judge.proof_inputs import integer_inputs, normal_inputs, special_inputs  # noqa: E402
-from outblas.judge.reference import ERROR_C, Reference, b_as_k_by_n, error_bound, fp64_product, magnitudes, needed_c  # noqa: E402
+from outblas.judge.reference import ERROR_C, Reference, b_as_k_by_n, error_bound, fp64_product, magnitudes  # noqa: E402
 from support.cheat_tools import Honest  # noqa: E402
+from support.helpers import needed_c  # noqa: E402
 
 
 def half_accumulated(problem, a, b):

@@ -14,7 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from outblas.core.problem import Problem  # noqa: E402
 from outblas.judge import reference  # noqa: E402
 from outblas.judge.proof_inputs import normal_inputs  # noqa: E402
-from outblas.judge.reference import Reference, allow_tf32, error_bound, magnitudes, needed_c  # noqa: E402
+from outblas.judge.reference import Reference, allow_tf32, error_bound, magnitudes  # noqa: E402
+from support.helpers import needed_c  # noqa: E402
 
 #: dtype, acc, K, and by hand: factor of |C|, of |A| |B|, of Q, and what is added.
 BOUNDS = [

@@ -201,7 +201,8 @@ def test_a_speedup_wants_both_sides(timed, baselines):
 
 
 def test_near_the_best_of_their_kind():
-    rule = rounds.behind_the_best_of_their_kind(1.03, {"p1": "plain", "p2": "plain", "x1": "pdl", "x2": "pdl"})
+    kinds = {"p1": "plain", "p2": "plain", "x1": "pdl", "x2": "pdl"}
+    rule = rounds.slower_than_their_kind(1.03, kinds, rivals=False)
     assert rule({"p1": 100.0, "p2": 103.0, "x1": 50.0, "x2": 51.6, "torch": 10.0}) == {"x2"}
     assert rule({"p2": 103.0, "torch": 10.0}) == set()
 

@@ -10,8 +10,7 @@ from outblas.core.config import KernelConfig
 from outblas.core.problem import Problem
 from outblas.kernels.families.sm80_direct_gemm import FAMILY as DIRECT_FAMILY
 from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
-from outblas.runtime.sass import disassembled_facts
-from support.disassembly import Together, cases, disassembled
+from support.disassembly import Together, cases, disassembled, disassembled_facts
 from support.kernels.compiled_kernels import KINDS, P, build, covering
 
 pytest.importorskip("cuda.bindings")

@@ -17,8 +17,8 @@ from outblas.kernels.geometry import geometry
 from outblas.kernels.legality import why_illegal
 from outblas.kernels.source import make_source
 from outblas.runtime.nvrtc import compile_source
-from outblas.runtime.sass import _code_sections, disassembled_facts
-from support.disassembly import Together, cases, disassembled
+from outblas.runtime.sass import _code_sections
+from support.disassembly import Together, cases, disassembled, disassembled_facts
 from support.gpus.known import H200
 from support.helpers import half_of_pairs
 from support.kernels.compiled_kernels import KINDS, build, covering

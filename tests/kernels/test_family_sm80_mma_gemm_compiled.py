@@ -12,7 +12,7 @@ from outblas.core.problem import Problem
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.source import make_source
 from outblas.runtime.nvrtc import compile_source
-from outblas.runtime.sass import disassembled_facts
+from support.disassembly import disassembled_facts
 from support.kernels.compiled_kernels import KINDS, P, build
 
 pytest.importorskip("cuda.bindings")

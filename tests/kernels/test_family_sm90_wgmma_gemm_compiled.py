@@ -12,8 +12,7 @@ from outblas.core.problem import Problem
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.kernels.source import make_source
 from outblas.runtime.nvrtc import compile_source
-from outblas.runtime.sass import disassembled_facts
-from support.disassembly import Code, Together, cases
+from support.disassembly import Code, Together, cases, disassembled_facts
 from support.kernels.compiled_kernels import KINDS, P, build
 
 pytest.importorskip("cuda.bindings")

@@ -18,7 +18,6 @@ from outblas.kernels import kernel_hash
 from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig
 from outblas.kernels.kernel_hash import (
     headers_sha,
-    headers_sha_as_written,
     kernel_headers,
     kernels_sha,
     without_comments,
@@ -186,11 +185,6 @@ def test_a_kernel_compiles_to_the_same_bytes_from_the_plain_form() -> None:
     source = make_source(Problem(64, 64, 512), Sm80DirectConfig(16, 8))
     short = replace(source, headers=tuple((name, without_comments(text)) for name, text in source.headers))
     assert compile_source(short, cache=None).image == compile_source(source, cache=None).image
-
-
-def test_the_old_rule_counts_every_blank() -> None:
-    assert headers_sha_as_written([("a", "x ")]) != headers_sha_as_written([("a", "x")])
-    assert headers_sha([("a", "x ")]) == headers_sha([("a", "x")])
 
 
 def test_the_hash_is_of_names_within_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

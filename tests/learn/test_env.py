@@ -16,11 +16,12 @@ from gymnasium.utils.env_checker import check_env  # noqa: E402
 from outblas.core.config import launch_of  # noqa: E402
 from outblas.core.errors import UsageError  # noqa: E402
 from outblas.core.evaluation import Evaluation, Status  # noqa: E402
-from outblas.predict.features import CANDIDATE_FEATURES  # noqa: E402
+from outblas.predict.features import CANDIDATE_FEATURES, SWITCHES, candidate_features  # noqa: E402
 from outblas_lab.recordings.recording import Recording  # noqa: E402
 from outblas_lab.recordings.recording_files import STATUS_CODES  # noqa: E402
 from outblas_lab.recordings.replay import ReplayEvaluator  # noqa: E402
 from outblas_lab.train.env import COUNTERS, STATE_INPUTS, TuningEnv  # noqa: E402
+from outblas_lab.train.policy import CandidateView  # noqa: E402
 from outblas_lab.train.reward import reward  # noqa: E402
 from support.helpers import random_policy, synthetic_recording  # noqa: E402
 
@@ -32,9 +33,54 @@ def make(recording: Recording = RECORDING, budget: int = 4, **more: Any) -> Tuni
     return TuningEnv(ReplayEvaluator(recording), recording.catalogue, **given)
 
 
-@pytest.mark.filterwarnings("ignore:.*Box observation space.*")
+@pytest.mark.filterwarnings("error")
 def test_gymnasium_checks_it() -> None:
     check_env(make(), skip_render_check=True)
+
+
+@pytest.mark.filterwarnings("error")
+def test_gymnasium_makes_it_by_its_id() -> None:
+    env = gymnasium.make("outblas_lab.train.env:outblas/Tuning-v0", budget=3)
+    made, packaged = env.unwrapped, Recording.load("h200")
+    assert isinstance(made, TuningEnv) and env.spec.id == "outblas/Tuning-v0" and made.budget == 3
+    assert made.catalogue == packaged.catalogue and made.evaluator.source == "replay:h200"
+    check_env(made)
+    _, info = env.reset(seed=1)
+    assert info["problem"] in {problem.key for problem in packaged.problems}
+
+
+def test_made_with_a_recording_it_has_its_problems_and_candidates() -> None:
+    env = gymnasium.make("outblas_lab.train.env:outblas/Tuning-v0", evaluator=ReplayEvaluator(RECORDING)).unwrapped
+    assert env.catalogue == RECORDING.catalogue
+    assert {env.reset(seed=seed)[1]["problem"] for seed in range(200)} == {p.key for p in RECORDING.problems}
+
+
+@pytest.mark.parametrize("guess", [0.0, 1e6])
+def test_every_entry_is_within_finite_bounds(guess: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the regressor guesses times that no kernel has: flags are 0 to 1, all others are clipped."""
+    env, view = make(), CandidateView.inputs
+
+    def absurd(self: Any, *tried: Any) -> Any:
+        table, search = view(self, *tried)
+        return table + np.float32(guess) * (np.arange(table.shape[1]) == len(CANDIDATE_FEATURES)), search
+
+    monkeypatch.setattr(CandidateView, "inputs", absurd)
+    for box in env.observation_space.values():
+        assert np.isfinite(box.low).all() and np.isfinite(box.high).all() and (box.low < box.high).all()
+    assert env.observation_space["candidates"].high[0, -1] == 1 and env.observation_space["state"].low[0] == 0
+    for seed in range(20):
+        seen, _ = env.reset(seed=seed)
+        assert env.observation_space.contains(seen)
+        seen, *_ = env.step(np.int64(np.flatnonzero(env.action_masks())[0]))
+        assert env.observation_space.contains(seen)
+
+
+def test_a_switch_of_a_packaged_candidate_is_0_or_1() -> None:
+    columns = [CANDIDATE_FEATURES.index(name) for name in SWITCHES]
+    for name in ("h200", "h100"):
+        recording = Recording.load(name)
+        found = candidate_features(recording.problems[0], recording.catalogue, recording.gpu)[:, columns]
+        assert set(np.unique(found)) <= {0.0, 1.0}
 
 
 def test_the_mask_is_what_was_recorded_of_the_launch_option_less_what_was_tried() -> None:

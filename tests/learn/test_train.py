@@ -29,13 +29,14 @@ from outblas_lab.agents.surrogate import Surrogate  # noqa: E402
 from outblas_lab.recordings.recording import Recording  # noqa: E402
 from outblas_lab.recordings.recording_files import CHOICE_CODES, STATUS_CODES  # noqa: E402
 from outblas_lab.recordings.replay import ReplayEvaluator  # noqa: E402
+from outblas_lab.train import env as tuning_env  # noqa: E402
 from outblas_lab.train import regression, train_ppo  # noqa: E402
 from outblas_lab.train.env import TuningEnv  # noqa: E402
 from outblas_lab.train.network import CandidatePolicy  # noqa: E402
 from outblas_lab.train.policy import Policy  # noqa: E402
 from outblas_lab.train.policy_quality import recorded_searches, search_qualities  # noqa: E402
 from outblas_lab.train.regression import RegressSettings, train_regressor  # noqa: E402
-from outblas_lab.train.train_ppo import PpoSettings, TrainingRun, train  # noqa: E402
+from outblas_lab.train.train_ppo import PpoSettings, TrainingRun, steps_done, train  # noqa: E402
 from outblas_lab.train.training_part import TrainingPart  # noqa: E402
 from support.gpus.known import H200  # noqa: E402
 from support.helpers import synthetic_recording  # noqa: E402
@@ -172,17 +173,21 @@ def test_a_training_that_was_stopped_goes_on(
         if steps >= 256:
             raise Stop
 
-    with pytest.raises(Stop):
+    with monkeypatch.context() as older, pytest.raises(Stop):
+        older.setattr(tuning_env, "ENTRY_BOUND", np.inf)  # a release without bounds of the observation
         train(part(recording, learn), SMALL, TrainingRun(tmp_path), stop)
+    assert 256 <= steps_done(TrainingRun(tmp_path)) < SMALL.steps
     regressor = (tmp_path / "regressor.npz").read_bytes()
     steps: list[int] = []
     policy = train(part(recording, learn), SMALL, TrainingRun(tmp_path), lambda n, total, said: steps.append(n))
     assert (tmp_path / "regressor.npz").read_bytes() == regressor, "the regressor is not trained again"
     assert steps and steps[0] >= 128 and steps[-1] >= SMALL.steps
     assert json.loads(policy.about)["settings"]["lr"] == SMALL.lr
-    done: list[int] = []
-    train(part(recording, learn), SMALL, TrainingRun(tmp_path), lambda n, total, said: done.append(n))
-    assert not done, "a training that is done is only read"
+    assert steps_done(TrainingRun(tmp_path)) >= SMALL.steps and steps_done(TrainingRun(tmp_path / "none")) == 0
+    with monkeypatch.context() as only_read:
+        only_read.setattr(train_ppo, "make_learner", None)  # a finished training has nothing to learn
+        again = train(part(recording, learn), SMALL, TrainingRun(tmp_path))
+    assert again.about == policy.about
     with lock_folder(tmp_path), pytest.raises(RecordError, match="in use by another process"):
         train(part(recording, learn), SMALL, TrainingRun(tmp_path))
     with pytest.raises(UsageError, match="other settings"):
@@ -193,6 +198,31 @@ def test_a_training_that_was_stopped_goes_on(
         with pytest.raises(RecordError, match=f"{name} cannot be read"):
             train(part(recording, learn), SMALL, TrainingRun(tmp_path))
         (tmp_path / name).write_bytes(whole)
+
+
+def test_the_command_says_that_a_training_is_finished_and_what_ppo_added(
+    recording: Recording, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train_ppo, "RECIPE", replace(SMALL, steps=128))
+    recording.write(tmp_path / "recording")
+    run = tmp_path / "run"
+
+    def command(*more: str) -> str:
+        words = ["train", "--recording", str(tmp_path / "recording"), "--run", str(run), *more]
+        found = CliRunner().invoke(app, words)
+        assert found.exit_code == 0, found.output
+        return found.output
+
+    first = command()
+    assert "% after 3 measurements" not in first and "% after 1, " in first and "% after 2 measurements" in first
+    assert "finished" not in first
+    again = command()
+    assert f"finished: {run} had its 128 steps already" in again and "speed on held-out" not in again
+    policy = Policy.load(run / "policy.npz")
+    for steps, words in ((0, "no step of PPO improved"), (96, "the checkpoint after 96 steps")):
+        replace(policy, about=json.dumps(json.loads(policy.about) | {"steps": steps})).save(run / "policy.npz")
+        assert words in command()
+    assert "finished" not in command("--steps", "256")
 
 
 def test_a_process_that_is_killed_while_it_saves_leaves_the_checkpoint_before(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The README's table: what a fall-back counts as, and the interval between starts."""
+"""The README's table: fallbacks, and the interval between starts."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_the_headline_names_the_half_from_which_the_gain_comes(tmp_path: Path) -
         path = write_result([whole(row) for row in rows], {**META, "suite": "drawn"}, tmp_path / "drawn.parquet")
         return headline_table(headline_rows(tmp_path, [read_result(path)]))
 
-    said = "The gain of random shapes comes from the unaligned ones."
+    said = "The gain on random shapes comes from the unaligned ones."
     assert said in text(slow, fast) and said not in text(fast, slow)
 
 
@@ -97,7 +97,7 @@ def test_torch_compile_stands_beside_optimize(tmp_path: Path) -> None:
 
     parts = {"models": {}, "tuned": [], "bars": [], "settings": {"gpu": "NVIDIA H200"}, "format": FORMAT}
     rows = [step(compile=1.0, optimize=2.0), step(compile=2.0, optimize=1.0), step(compile=1.0), step(optimize=3.0)]
-    told = "`optimize()` beside torch.compile with max-autotune:"
+    told = "`optimize()` compared with torch.compile in mode max-autotune:"
 
     def text(steps: list[dict[str, Any]]) -> str:
         (tmp_path / "h200").mkdir(exist_ok=True)
@@ -105,7 +105,7 @@ def test_torch_compile_stands_beside_optimize(tmp_path: Path) -> None:
         path = write_result(make_rows((64,), pdls=(False,)), META, tmp_path / "grid.parquet")
         return headline_table(headline_rows(tmp_path, [read_result(path)]), [tmp_path / "h200"])
 
-    assert f"{told} slower in 1 of the 2 whole-model steps timed with both on the H200 (of 4)." in text(rows)
+    assert f"{told} slower in 1 of the 2 model steps timed with both on the H200 (of 4 steps)." in text(rows)
     assert f"{told} not timed on the H200." in text(rows[3:])
 
 
@@ -117,9 +117,9 @@ def table_of(rows: list[dict[str, Any]], folder: Path) -> str:
 def test_measured_fall_backs_and_starts_are_told(tmp_path: Path) -> None:
     rows = [{**row, "ran": "torch 2"} for row in make_rows((64, 128), pdls=(False,)) if not row["fallback"]]
     one = table_of(rows, tmp_path)
-    assert "A fall-back counts as measured." in one and "counts as 1" not in one and "Starts:" not in one
+    assert "Timed fallbacks are included." in one and "counted as 1" not in one and "*Starts*:" not in one
     three = table_of([{**row, "by_start": [row["published"]] * 3} for row in rows], tmp_path)
-    assert "Starts: the range of the means of single starts of the machine." in three
+    assert "*Starts*: lowest and highest mean of a single machine boot." in three
     (line,) = [line for line in three.splitlines() if "grid1000*" in line]
     assert line.count("–") == 1 and "× (starts " in line
 
@@ -135,7 +135,7 @@ def test_the_use_has_the_number_of_problems_that_were_timed(tmp_path: Path) -> N
     [
         ({"layers": 32}, "decode steps of Llama 3 8B, over torch]"),
         ({"layers": 4}, "decode steps of Llama 3 8B, 4 of its 32 layers, over torch]"),
-        ({"layers": 32, "tuned": {}}, "decode steps of Llama 3 8B, tuned before, over torch]"),
+        ({"layers": 32, "tuned": {}}, "decode steps of Llama 3 8B, after tuning, over torch]"),
     ],
 )
 def test_a_part_of_a_model_and_a_tuned_one_are_told(more: dict[str, Any], words: str, tmp_path: Path) -> None:
@@ -145,4 +145,4 @@ def test_a_part_of_a_model_and_a_tuned_one_are_told(more: dict[str, Any], words:
     data = {"context": 2, "rounds": 3, "provenance": made, "steps": steps, **more}
     (tmp_path / "model_steps.json").write_text(json.dumps(data))
     assert words in headline_table(headline_rows(tmp_path, []))
-    assert transformer_table(tmp_path).count(f"{more['layers']} layers, tuned before") == ("tuned" in more)
+    assert transformer_table(tmp_path).count(f"{more['layers']} layers, after tuning") == ("tuned" in more)

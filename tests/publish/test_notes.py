@@ -72,57 +72,57 @@ def test_what_is_no_rival_stands_below_the_table(folder: Path) -> None:
     row = {**summarise_result(result)[0], "geomean_torch_full": 1.25, "geomean_lt_edges": 1.5}
     row["less_clock"] = {"us": 2.88, "geomean": 1.125}
     text = markdown_table([row])
-    assert "1.250× over torch.matmul with its two switches of reduced-precision reductions off" in text
-    assert "the clock's own 2.9 µs are in every time; less these, 1.125×" in text
-    assert "1.500× over cuBLASLt with programmatic edges on its captured nodes, which is not safe" in text
+    assert "1.250× over torch.matmul with both reduced-precision switches off" in text
+    assert "every time includes 2.9 µs of timer overhead; 1.125× without it" in text
+    assert "1.500× over cuBLASLt with (unsafe) programmatic edges on its captured nodes" in text
     assert "switches" not in markdown_table(summarise_result(result))
 
 
 def test_wins_of_large_products_are_told_for_each_library(folder: Path) -> None:
     folder.mkdir()
-    assert notes.notes_of_large_products(folder) == []
+    assert notes.LARGE.lines(folder) == []
     libraries = {"packaged": {"wins": 3, "with_kernel": 4}, "before": {"wins": 1, "with_kernel": 9}}
     libraries = {name: {**found, "provenance": MADE} for name, found in libraries.items()}
-    path = folder / notes.LARGE_FILE
-    path.write_text(json.dumps({"format": notes.LARGE_FORMAT, "libraries": libraries}))
-    (line,) = notes.notes_of_large_products(folder)
+    path = folder / notes.LARGE.name
+    path.write_text(json.dumps({"format": notes.LARGE.form, "libraries": libraries}))
+    (line,) = notes.LARGE.lines(folder)
     assert line.endswith(f"0.5% or more: 1 of 9 kernels (before{WHEN}), 3 of 4 kernels (packaged{WHEN})")
     path.write_text(json.dumps({"format": "other"}))
     with pytest.raises(RecordError, match=r"benchmarks/large_products.py writes"):
-        notes.notes_of_large_products(folder)
+        notes.LARGE.lines(folder)
 
 
 def test_means_beside_torch_compile_are_told_for_each_suite(folder: Path) -> None:
     folder.mkdir()
-    assert notes.notes_of_inductor(folder) == []
+    assert notes.INDUCTOR.lines(folder) == []
     rows = [{"suite": "a", "inductor": {"ratio": 1.0}}, {"suite": "a", "inductor": None}]
     means = {"a": {"inductor": 0.5, "ours": 1.25, "ours_over_inductor": 2.5}}
-    path = folder / notes.INDUCTOR_FILE
-    made = {"format": notes.INDUCTOR_FORMAT, "provenance": MADE}
+    path = folder / notes.INDUCTOR.name
+    made = {"format": notes.INDUCTOR.form, "provenance": MADE}
     path.write_text(json.dumps({**made, "rows": rows, "means": means}))
-    (line,) = notes.notes_of_inductor(folder)
+    (line,) = notes.INDUCTOR.lines(folder)
     assert "on 1 problems of a " in line and "0.500× the fastest baseline" in line
     assert line.endswith(f"1.250× there and 2.500× torch.compile{WHEN}")
-    path.write_text(json.dumps({"format": notes.INDUCTOR_FORMAT, "means": means}))
+    path.write_text(json.dumps({"format": notes.INDUCTOR.form, "means": means}))
     with pytest.raises(RecordError, match=r"benchmarks/inductor_rival.py writes"):
-        notes.notes_of_inductor(folder)
+        notes.INDUCTOR.lines(folder)
 
 
 def test_products_outside_the_bound_are_added_up_over_dtypes(folder: Path) -> None:
     folder.mkdir()
-    assert notes.notes_of_accuracy(folder) == []
+    assert notes.ACCURACY.lines(folder) == []
     sides = ("torch", "torch_full", "outblas_kernel", "outblas_accurate")
     fp16 = {side: {"n": 10, "outside": number} for number, side in enumerate(sides)}
     bf16 = {**fp16, "outblas_fallback": {"n": 5, "outside": 4}}
     costs = {"torch": {"n": 3, "geomean": 1.25}, "outblas": {"n": 3, "geomean": 1.125}}
     found = {"by_dtype": {"fp16": fp16, "bf16": bf16}, "cost_of_full_precision": {"drawn": costs}}
-    made = {"format": notes.ACCURACY_FORMAT, "provenance": MADE}
-    (folder / notes.ACCURACY_FILE).write_text(json.dumps({**made, **found}))
-    (line,) = notes.notes_of_accuracy(folder)
+    made = {"format": notes.ACCURACY.form, "provenance": MADE}
+    (folder / notes.ACCURACY.name).write_text(json.dumps({**made, **found}))
+    (line,) = notes.ACCURACY.lines(folder)
     assert "0 of 20 with torch.matmul by default, 2 of 20 with torch.matmul with both switches off" in line
-    assert "4 of 20 with OutBLAS' kernels, 4 of 5 with OutBLAS' fall-backs, 6 of 20 with `accurate=True`" in line
-    assert "torch.matmul with both switches off takes 1.250× the time on 3 drawn products" in line
-    assert line.endswith(f"OutBLAS with `accurate=True` takes 1.125× the time on 3 drawn products{WHEN}")
+    assert "4 of 20 with OutBLAS kernels, 4 of 5 with OutBLAS fallbacks, 6 of 20 with `accurate=True`" in line
+    assert "torch.matmul with both switches off takes 1.250× the time on 3 drawn matmuls" in line
+    assert line.endswith(f"OutBLAS with `accurate=True` takes 1.125× the time on 3 drawn matmuls{WHEN}")
 
 
 def test_files_of_unlisted_shapes_count_too(folder: Path) -> None:
@@ -148,7 +148,7 @@ def test_a_peers_rows_of_other_kernels_than_the_library_has_now_are_counted(
     timed = [config_name(config), None, "another", "another"]
     peer = [{"problem": p.key, "config": name} for p, name in zip(problems, timed, strict=True)]
     assert notes.replaced_words(folder, peer[:2]) == ""
-    assert notes.replaced_words(folder, peer) == "; 2 of 4 have another kernel in the library now"
+    assert notes.replaced_words(folder, peer) == "; the library now has another kernel for 2 of 4"
 
 
 def test_the_packaged_part_of_a_file_of_several_libraries_has_its_date(folder: Path) -> None:

@@ -28,13 +28,13 @@ def test_rows_of_which_all_was_timed_have_no_note() -> None:
 def test_a_kernel_that_failed_is_told() -> None:
     wrong = {"status": "wrong", "fallback": True, "config": "", "published": 1.0}
     (line,) = notes_of_rows([result({}, wrong, {**wrong, "status": "hang"}, wrong)])
-    assert line.endswith("of 4 rows the library's kernel failed and is no figure: wrong in 2, hang in 1")
+    assert line.endswith("of 4 rows the library's kernel failed and has no result: wrong in 2, hang in 1")
 
 
 def test_a_rival_that_failed_is_told() -> None:
     (line,) = notes_of_rows([result({}, {"lt_auto_us": None}, {"lt_auto_us": None, "torch_us": None})])
     assert line == (
-        "- grid1000 TN fp16/fp32, offline: of 3 rows a rival has no time: cuBLASLt, autotuned in 2, torch.matmul in 1"
+        "- grid1000 TN fp16/fp32, offline: of 3 rows a rival has no time: autotuned cuBLASLt in 2, torch.matmul in 1"
     )
 
 

@@ -26,7 +26,7 @@ def test_work_that_only_the_one_gpu_did_is_no_speed_up() -> None:
 
 def test_the_page_has_the_files_ratio_on_equal_work_and_not_that_of_the_times() -> None:
     data = json.loads((ROOT / "results/h200/scale_out_free.json").read_text(encoding="utf-8"))
-    page = (ROOT / "docs/develop/several-gpus.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/develop/build-the-library.md").read_text(encoding="utf-8")
     (line,) = [line for line in page.splitlines() if "scale_out_free.json" in line]
     wall = data["several"]["evaluate_seconds"]
     tasks = sum(data["several"]["ledger"][f"worker {i}: host"]["seconds"]["task"] for i in (0, 1))

@@ -41,12 +41,12 @@ def folder_fixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_line_has_both_times_the_ratio_and_the_range_of_pairs(folder: Path) -> None:
     page = vllm_block(folder)
-    assert "| Llama 3 8B: batch | vLLM, ms a step | with OutBLAS | ratio | pairs | 95% interval |" in page
+    assert "| Llama 3 8B: batch | vLLM, ms per step | with OutBLAS | ratio | pairs | 95% interval |" in page
     assert "| 1 | 5.000 | 4.250 | 1.181 | 1.111 to 1.250 | 0.558 to 2.491 |" in page
     assert page.count("| geometric mean | | | **1.181** | | |") == 1, "a mean of one cell is a cell"
-    assert "| Llama 3 8B, tuned: batch | vLLM, ms a step |" in page and "| 1 | 5.000 | 2.500 | 2.000 |" in page
+    assert "| Llama 3 8B, tuned: batch | vLLM, ms per step |" in page and "| 1 | 5.000 | 2.500 | 2.000 |" in page
     assert "| 1x2048 | 40,000 | 40,000 | 1.000 |" in page
-    assert "vLLM 40.5 s, 90.0 GB of GPU memory and 4,096 MiB" in page and "2026-11-30, commit 01234567" in page
+    assert "vLLM 40.5 s, 90.0 GB of GPU memory, 4,096 MiB" in page and "2026-11-30, commit 01234567" in page
 
 
 def test_the_headline_begins_with_steps_and_whole_requests_by_the_packaged_library(folder: Path) -> None:
@@ -77,7 +77,7 @@ def test_a_file_without_a_field_is_one_line(folder: Path, lost: str) -> None:
     data = json.loads((folder / VLLM).read_text())
     del data[lost]
     (folder / VLLM).write_text(json.dumps(data))
-    with pytest.raises(RecordError, match=r"vllm\.json lacks a field"):
+    with pytest.raises(RecordError, match=r"vllm\.json cannot be read"):
         engine_rows(folder)
 
 

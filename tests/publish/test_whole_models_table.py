@@ -69,7 +69,7 @@ def test_the_tables_have_the_figures_of_the_file(tmp_path: Path) -> None:
     speed, price = cells(text, "`optimize(model)`, `enable()`")
     assert speed == ["120 (1.200×)", "120 (0.980×)", "1.084×", "1.100×"] and price[2] == "6.0"
     speed, price = cells(text, "torch.compile, max-autotune")
-    assert speed == ["110 (1.100×)", "–", "one cell: 1.100× (decode, batch 8)", "–"]
+    assert speed == ["110 (1.100×)", "–", "1.100× (only decode, batch 8)", "–"]
     assert price[2] == "1.5 (1 of 2 steps)"
     assert "over torch.compile" not in text
     assert "- Left out: torch.compile, max-autotune, llama_8b, prefill, 500 tokens, context 0: out of memory" in text
@@ -83,7 +83,7 @@ def test_a_compiled_model_is_compared_with_torch_compile(tmp_path: Path) -> None
     data["models"]["llama_8b"]["startup_s"]["compile_enable"] = {}
     text = block(tmp_path, data)
     assert "| mean | over merged | over torch.compile |" in text
-    means = ["one cell: 1.200× (decode, batch 8)", "–", "one cell: 1.050× (decode, batch 8)"]
+    means = ["1.200× (only decode, batch 8)", "–", "1.050× (only decode, batch 8)"]
     assert cells(text, "torch.compile, `enable()`")[0] == ["115 (1.200×)", "–", *means]
     assert cells(text, "torch")[0] == ["1,234", "5,000", "–", "–", "–"]
 
@@ -96,7 +96,7 @@ def test_the_default_mode_has_rows_and_a_column_of_its_own(tmp_path: Path) -> No
     text = block(tmp_path, data)
     assert "| mean | over merged | over torch.compile, default |" in text
     assert cells(text, "torch.compile, default")[0][-1] == "–"
-    assert cells(text, "torch.compile, default, `enable()`")[0][-1] == "one cell: 1.070× (decode, batch 8)"
+    assert cells(text, "torch.compile, default, `enable()`")[0][-1] == "1.070× (only decode, batch 8)"
     data["rows"][0]["variants"]["compile_enable"] = figures(1.2, 115.0, speedup_over_compile=[1.05, 1.0, 1.1])
     assert "| over merged | over torch.compile | over torch.compile, default |" in block(tmp_path, data)
 
@@ -119,19 +119,19 @@ def test_each_context_has_a_table_with_the_prefill_steps(tmp_path: Path) -> None
 
 def test_the_products_share_is_of_steps_that_were_measured_without_them(tmp_path: Path) -> None:
     data = content()
-    assert not cells(block(tmp_path, data), "products in torch's step")
+    assert not cells(block(tmp_path, data), "matmul share of torch's time")
     first, second = data["rows"]
     first["variants"]["torch"]["us"] = [200.0, 199.0, 201.0]
     first["variants"]["without_products"] = {**figures(4.0, 1.0), "us": [50.0, 49.0, 51.0], "logits": None}
     second["left_out"]["without_products"] = "out of memory"
     text = block(tmp_path, data)
-    assert cells(text, "products in torch's step") == [["75%", "–", "–", "–"]]
+    assert cells(text, "matmul share of torch's time") == [["75%", "–", "–", "–"]]
     assert "- Left out: without_products, llama_8b, prefill, 500 tokens, context 0: out of memory" in text
 
 
 @pytest.mark.parametrize("data", [[], {"format": "another"}, {"format": FORMAT}])
 def test_other_files_are_refused(data: Any, tmp_path: Path) -> None:
-    with pytest.raises(RecordError, match="is no result"):
+    with pytest.raises(RecordError, match="expected a result of whole_models.py"):
         block(tmp_path, data)
     with pytest.raises(RecordError, match="tiny models"):
         block(tmp_path, content(hidden="tiny"))
@@ -146,7 +146,7 @@ def test_the_headline_has_the_means_of_all_models_with_the_longest_context(tmp_p
     (tmp_path / WHOLE_MODELS).write_text(json.dumps(data))
     over_torch, over_merged = headline_rows(tmp_path, [])
     assert over_torch.geomean == pytest.approx((1.2 * 0.98) ** 0.5) and over_torch.problems == 2
-    assert over_torch.use == "`optimize()` in Llama 3 8B of transformers, bf16, context 512, 8 layers, tuned before"
+    assert over_torch.use == "`optimize()` in Llama 3 8B in transformers, bf16, context 512, 8 layers, after tuning"
     assert over_merged.geomean == pytest.approx(1.1) and "merged weights" in over_merged.rival
     assert (over_torch.gpu, over_torch.drivers, set(over_torch.days)) == ("a GPU", ("1",), {"2026-12-01"})
 

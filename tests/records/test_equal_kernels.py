@@ -31,20 +31,6 @@ def test_it_holds_for_what_it_was_written_for_and_no_other() -> None:
     assert table.are_equal(OTHER, OTHER), "equal anyway"
 
 
-def test_it_grows_by_what_was_compared() -> None:
-    first = EqualKernels(OLD)
-    assert first.extended_by(MIDDLE, OLD, "a") == EqualKernels(MIDDLE, (OLD,))
-    grown = EqualKernels(MIDDLE, (OLD,)).extended_by(NOW, MIDDLE, "b")
-    assert grown == EqualKernels(NOW, (OLD, MIDDLE))
-    assert grown.extended_by(NOW, MIDDLE, "b") == grown, "done twice"
-    assert grown.extended_by(NOW, KernelRelease("0.0.9", "z"), "z").before == (OLD, MIDDLE, ("0.0.9", "z"))
-
-
-def test_what_was_equal_to_other_kernels_goes() -> None:
-    """The compared commit has other kernels than those of the table."""
-    assert EqualKernels(MIDDLE, (OLD,)).extended_by(OTHER, KernelRelease("0.3.0", "x"), "x").before == (("0.3.0", "x"),)
-
-
 def test_it_is_kept_as_a_file(tmp_path: Path) -> None:
     table = EqualKernels(NOW, (OLD, MIDDLE))
     table.save(tmp_path / "table.json")

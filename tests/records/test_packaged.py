@@ -274,7 +274,7 @@ def test_the_published_benches_are_of_the_packaged_library(
         assert min(row["published"] for row in result.rows if not row["fallback"]) >= 0.99
         return
     if head["mode"] != "offline":  # a sample; where the library has changed since, the tables' notes say so
-        assert count_replaced_rows(result, library) == 0 or f"{head['mode']}: of an earlier library" in notes
+        assert count_replaced_rows(result, library) == 0 or f"{head['mode']}: from an earlier library" in notes
         return
     assert list(dict.fromkeys(Problem.from_json(row) for row in result.rows)) == suite(result.suite, *kind)
     for row in result.rows:
@@ -284,7 +284,7 @@ def test_the_published_benches_are_of_the_packaged_library(
         assert row["fallback"] or choice is not None
         if choice is not None and row["config"] != config_name(choice.config):  # chosen and judged in another suite
             assert (found.problem, launch_of_row(row), config_name(choice.config)) in judged
-            assert f"- {table_label(result.suite, head)}: of an earlier library" in notes
+            assert f"- {table_label(result.suite, head)}: from an earlier library" in notes
 
 
 def test_a_bench_of_an_earlier_library_is_said_to_be_so(tmp_path: Path, library: Library) -> None:
@@ -298,7 +298,7 @@ def test_a_bench_of_an_earlier_library_is_said_to_be_so(tmp_path: Path, library:
     rows[ours[0]]["config"] = rows[ours[0]]["config"].replace("bm=", "bm=9")
     rows[ours[1]] |= {"fallback": True, "config": "", "speedup": None, "published": 1.0, "ran": None, "by_start": None}
     read = [read_result(write_result(rows, result.meta, directory / path.name))]
-    of = f"of an earlier library; 2 of {len(rows)} rows have another kernel now"
+    of = f"from an earlier library; 2 of {len(rows)} rows now have another kernel"
     assert notes_of_replaced(directory, read) == [f"- grid1000 TN fp16/fp32, offline: {of}"]
     assert notes_of_replaced(directory.rename(tmp_path / "b1"), read) == [], "no library of that GPU to compare with"
 

@@ -14,8 +14,8 @@ from outblas.kernels.source import Source  # noqa: E402
 from outblas.runtime import sass  # noqa: E402
 from outblas.runtime.cubin import SassFacts  # noqa: E402
 from outblas.runtime.nvrtc import Cubin, compile_source  # noqa: E402
-from outblas.runtime.sass import check_static, disassembled_facts, facts_of_opcodes, other_products, sass_facts  # noqa: E402
-from support.disassembly import Together, cases  # noqa: E402
+from outblas.runtime.sass import check_static, other_products, sass_facts  # noqa: E402
+from support.disassembly import Together, cases, disassembled_facts, facts_of_opcodes, opcodes_of  # noqa: E402
 
 pytestmark = pytest.mark.long
 
@@ -206,7 +206,7 @@ def test_decoder_agrees_with_nvdisasm(probes: Together[str], name: str) -> None:
 def test_opcodes_are_the_same_alone_and_behind_other_kernels(probes: Together[str]) -> None:
     for name in ("tma", "local sm_90", "mma sm_90a m16n8k16 f16 f32", "wgmma n64 f16 f32 shared"):
         cubin, code = probes[name]
-        assert sass._disassemble(cubin.image) == code.opcodes
+        assert opcodes_of(cubin.image) == code.opcodes
         assert disassembled_facts(cubin.image) == sass_facts(cubin.image)
 
 
@@ -216,7 +216,7 @@ def test_other_products_are_counted_as_nvdisasm_shows_them(name: str) -> None:
     image = build(text, arch=arch)[1].image
     found = other_products(image)
     try:
-        opcodes = sass._disassemble(image)
+        opcodes = opcodes_of(image)
     except ToolchainMissing as missing:
         pytest.skip(str(missing))
     first, _, rest = mnemonic.partition(".")

@@ -140,12 +140,13 @@ def listing_of(problem: Problem, config: KernelConfig) -> list[str]:
     """Opcodes; the kernel is held to the static gate on the way."""
     pytest.importorskip("cuda.bindings")
     from outblas.runtime.nvrtc import compile_source
-    from outblas.runtime.sass import _disassemble, check_static
+    from outblas.runtime.sass import check_static
+    from support.disassembly import opcodes_of
 
     source = make_source(problem, config)
     cubin = compile_source(source, cache=None)
     assert check_static(cubin.facts, source, cubin) is None, config
-    return _disassemble(cubin.image)
+    return opcodes_of(cubin.image)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids="_".join)

@@ -32,7 +32,7 @@ from outblas_lab.build.build_run import (
 )
 from outblas_lab.build.build_work import BuildFolder
 from outblas_lab.build.finalists import finalists
-from outblas_lab.publish.tables.notes import notes_of_retune
+from outblas_lab.publish.tables.notes import RETUNE
 from outblas_lab.recordings.recording import Recording
 from support.build_library_fixture import (  # noqa: F401
     ALL,
@@ -238,10 +238,10 @@ def test_what_a_library_from_nothing_took_is_told_with_the_results(script: Any, 
     run(script, work, "tune")
     seconds = {"tune grid1000:TN:fp16:fp32": 90.0, "borrow grid1000:TN:fp16:fp32": 60.0, "bench x": 600.0}
     publish_seconds(work, seconds)
-    assert notes_of_retune(work.path) == [], "nothing says that it began with nothing"
+    assert RETUNE.lines(work.path) == [], "nothing says that it began with nothing"
     publish_seconds(replace(work, from_nothing=True), seconds)
-    (line,) = notes_of_retune(work.path)
-    assert line.startswith("- grid1000 TN fp16/fp32, tuned from nothing: 2.5 minutes of one ")
+    (line,) = RETUNE.lines(work.path)
+    assert line.startswith("- grid1000 TN fp16/fp32, tuned from scratch: 2.5 minutes of one ")
     dated = r" \(tune 1\.5, borrow 1\.0\), \d{4}-\d\d-\d\d, commit \w+$"
     assert re.search(dated, line), "an old figure says when it was measured"
     kept = json.loads((work.path / "retune.json").read_text())
@@ -249,7 +249,7 @@ def test_what_a_library_from_nothing_took_is_told_with_the_results(script: Any, 
     for damage in ({"format": "other"}, {"seconds": []}, {"tables": ["grid1000"]}):
         (work.path / "retune.json").write_text(json.dumps({**kept, **damage}))
         with pytest.raises(RecordError, match="retune"):
-            notes_of_retune(work.path)
+            RETUNE.lines(work.path)
 
 
 def test_a_gpu_begins_with_the_finalists_of_another_ones_build(

@@ -37,6 +37,7 @@ from outblas_lab.train.reward import reward
 from support.fake_gpu import PROVENANCE
 from support.gpus.known import H200
 from support.helpers import ROOT, failed_evaluation, passed_evaluation, synthetic_recording
+from support.json_output import document
 
 #: A fake ncu. It writes its launches to $OUTBLAS_ASKED, and a table with a mark and a kernel for each entry. The L2 hit
 #: rate is the number of the entry. With $OUTBLAS_SAYS it prints that text instead.
@@ -247,7 +248,7 @@ def test_without_ncu_or_a_gpu_or_on_another_gpu_it_says_so(
     with pytest.raises(UsageError, match="measured on NVIDIA H200, and this GPU is NVIDIA H100"):
         profiled(run, tool=tool.path)
     monkeypatch.setattr(device, "gpu_count", lambda: 0)
-    for words, named in (("no CUDA GPU was found", "cuda:0"), ("a recording has no counters", "replay:h200")):
+    for words, named in (("no CUDA GPU was found", "cuda:0"), ("expected a GPU", "replay:h200")):
         result = CliRunner().invoke(app, ["profile", "--run", str(run), "--device", named])
         assert result.exit_code == 2 and words in result.stderr and len(result.stderr.strip().splitlines()) == 1
 
@@ -289,6 +290,10 @@ def test_the_command_prints_a_line_for_each_and_the_report_shows_them(
     assert len(lines) == 1 + 4 + 1 and lines[-1].startswith("4 profiled now, 0 before")
     for number, (line, problem) in enumerate(zip(lines[1:], RECORDING.problems, strict=False)):
         assert problem.key in line and f" {number}.0%" in line and "wait 1.50" in line
+    found = document(*arguments, "--json")
+    assert found["facts"] == {"new": 0, "held": 4} and [one["problem"] for one in found["rows"]][:1] == [
+        RECORDING.problems[0].key
+    ]
     page = write_report(run, run / "after.html").read_text()
     assert "Hardware counters" in page and page.count("wait 1.50") == 4
 

@@ -181,7 +181,7 @@ def test_bad_numbers_are_refused_before_any_training(
 
 def test_a_result_of_another_kind_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "recipe.json"
-    for text, said in (("{", "cannot be read"), ('{"format": 1}', "another kind"), (_bare(), "lacks provenance")):
+    for text, said in (("{", "cannot be read"), ('{"format": 1}', "its kind is None"), (_bare(), "lacks provenance")):
         path.write_text(text)
         with pytest.raises(RecordError, match=said):
             read_recipe(path)

@@ -9,16 +9,20 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import pytest
 
-from outblas.runtime.cubin import Cubin
-from outblas.runtime.sass import _INSTRUCTION, _code_sections, find_nvdisasm
+from outblas.core.errors import CompileError
+from outblas.runtime.cubin import Cubin, SassFacts
+from outblas.runtime.sass import _code_sections, _facts, find_nvdisasm
 
 Key = TypeVar("Key", bound=Hashable)
+#: A line of disassembly: offset, optional predicate, opcode with modifiers.
+_INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)")
 _BYTES = 16
 _LINE = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(.*?)\s*;", re.M)
 
@@ -105,3 +109,48 @@ def cases(request: pytest.FixtureRequest, function: str) -> list[dict[str, Any]]
         for item in request.session.items
         if item.path == request.path and getattr(item, "originalname", "") == function
     ]
+
+
+def disassembled_facts(image: bytes) -> SassFacts:
+    """Return the same facts from nvdisasm, one process per cubin: the reference for :func:`sass_facts`.
+
+    Raises:
+        ToolchainMissing: nvdisasm was not found.
+        CompileError: nvdisasm cannot read the image.
+    """
+    return facts_of_opcodes(opcodes_of(image))
+
+
+def facts_of_opcodes(opcodes: Iterable[str]) -> SassFacts:
+    """Return the facts of a sequence of opcodes such as ``HMMA.16816.F32.BF16``.
+
+    Example: ``["HGMMA.64x128x16.F32", "LDL.64"]`` gives ``hgmma`` 1, ``ldl`` 1, all other counts 0 and ``accumulators``
+    ``("fp32",)``. A matrix instruction without ``F32`` counts as ``fp16``.
+    """
+    counts: Counter[str] = Counter()
+    widths: set[str] = set()
+    for opcode in opcodes:
+        base, *modifiers = opcode.split(".")
+        counts[base] += 1
+        if base in ("HGMMA", "HMMA", "QGMMA"):
+            widths.add("fp32" if "F32" in modifiers else "fp16")
+    return _facts(counts, widths)
+
+
+def opcodes_of(image: bytes) -> list[str]:
+    """Return the opcodes with modifiers, in order."""
+    return _INSTRUCTION.findall(disassemble(image))
+
+
+def disassemble(image: bytes) -> str:
+    """Return nvdisasm's output, a text with one label or instruction per line. Raises as :func:`disassembled_facts`."""
+    tool = find_nvdisasm()
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(image)
+        file.flush()
+        done = subprocess.run([tool, "-c", "-raw", "-ndf", file.name], capture_output=True, text=True)
+    if done.returncode:
+        raise CompileError(
+            f"nvdisasm failed ({done.returncode}): {done.stderr.strip()[:200]}", "a readable cubin", "recompile it"
+        )
+    return done.stdout

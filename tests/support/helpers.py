@@ -185,3 +185,22 @@ def store(path: Path, **runs: list[Evaluation]) -> Path:
             made.begin(run, {})
             made.extend(run, evaluations)
     return path
+
+
+def needed_c(problem: Problem, a: Any, b: Any, result: Any) -> float:
+    """Return the smallest c with which ``result`` is within the bound of the proof, at least 0.0.
+
+    A result is right if this is at most 4 for fp32 accumulation, or at most 8 for fp16.
+
+    Args:
+        a: (M, K).
+        b: B as stored.
+        result: what a kernel wrote, (M, N).
+    """
+    from outblas.judge.reference import error_bound, fp64_product, magnitudes
+
+    reference = fp64_product(problem, a, b)
+    magnitude, q = magnitudes(problem, a, b)
+    base = error_bound(problem, reference, magnitude, q, c=0.0)
+    unit = error_bound(problem, reference, magnitude, q, c=1.0) - base
+    return max(0.0, float((((result.double() - reference).abs() - base) / unit.clamp_min(1e-300)).max()))

@@ -334,7 +334,7 @@ def test_one_command_draws_runs_and_reports(
 
 
 def test_the_page_has_each_draw_as_its_file_says() -> None:
-    page = (ROOT / "docs/develop/mutation-run.md").read_text()
+    page = (ROOT / "docs/develop/testing.md").read_text()
     files = sorted((ROOT / "results/mutation").glob("*.json"))
     assert files and page.count("(`results/mutation/") == len(files)
     for file in files:

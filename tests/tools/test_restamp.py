@@ -22,7 +22,7 @@ from outblas.core.errors import CompileError, RecordError, UsageError  # noqa: E
 from outblas.core.problem import Problem  # noqa: E402
 from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig  # noqa: E402
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig  # noqa: E402
-from outblas.kernels.kernel_hash import headers_sha, headers_sha_as_written, kernels_sha  # noqa: E402
+from outblas.kernels.kernel_hash import headers_sha, kernels_sha  # noqa: E402
 from outblas.kernels.source import Source, make_source  # noqa: E402
 from outblas.records.library import Library  # noqa: E402
 from outblas.records.library_row import LibraryChoice, LibraryRow  # noqa: E402
@@ -36,6 +36,8 @@ P = Problem(64, 64, 512)
 SOURCES = [make_source(P, c) for c in (Sm80DirectConfig(16, 8), Sm80MmaConfig(64, 64))]
 #: The same kernels, from texts that a compiler reads differently.
 EARLIER = [replace(source, text=f"#define EARLIER 1\n{source.text}") for source in SOURCES]
+OLD, MIDDLE, NOW = KernelRelease("0.1.0", "a"), KernelRelease("0.1.0", "b"), KernelRelease("0.2.0", "b")
+OTHER = KernelRelease("0.3.0", "c")
 NAMED = KernelRelease("0.0.9", "as that release says")
 RECORD = {"since": "c" * 40, "compared": 2, "kernels_of_that_commit": "old"}
 
@@ -207,9 +209,9 @@ HEADERS = [("a.cuh", "int x;  // why\n")]
 
 
 @pytest.fixture(name="recorded")
-def recorded_fixture(tmp_path: Path) -> Path:
+def recorded_fixture(script: Any, tmp_path: Path) -> Path:
     """A folder with libraries of these kernel files by the old rule, by the present one, and of none that it names."""
-    hashes = {"h100": headers_sha_as_written(HEADERS), "h200": headers_sha(HEADERS)}
+    hashes = {"h100": script.headers_sha_as_written(HEADERS), "h200": headers_sha(HEADERS)}
     for name, kernels in hashes.items():
         Library(name, (), {"gpu": name, "kernels": kernels}).save(tmp_path / "libraries" / f"{name}.json")
     return tmp_path
@@ -223,9 +225,11 @@ def test_a_recorded_hash_by_the_old_rule_is_written_by_the_new_one(script: Any, 
     assert script.rehash(HEADERS, recorded, recorded / "results") == [table, path]
     library = Library.load(path)
     assert library.provenance["kernels"] == headers_sha(HEADERS) and library.provenance["gpu"] == "h100"
-    assert [r["replaced"] for r in library.provenance["rehashed"]] == [headers_sha_as_written(HEADERS)]
+    assert [r["replaced"] for r in library.provenance["rehashed"]] == [script.headers_sha_as_written(HEADERS)]
     assert other.read_bytes() == before, "it has the hash already"
-    now, old = (KernelRelease(__version__, sha) for sha in (headers_sha(HEADERS), headers_sha_as_written(HEADERS)))
+    now, old = (
+        KernelRelease(__version__, sha) for sha in (headers_sha(HEADERS), script.headers_sha_as_written(HEADERS))
+    )
     assert EqualKernels.load(table) == EqualKernels(now, (old,))
     assert script.rehash(HEADERS, recorded, recorded / "results") == [], "done before"
 
@@ -233,7 +237,7 @@ def test_a_recorded_hash_by_the_old_rule_is_written_by_the_new_one(script: Any, 
 def test_a_published_result_that_names_its_kernels_is_rehashed(script: Any, recorded: Path) -> None:
     unnamed = without_kernels(recorded / "results" / "h200" / "unnamed.parquet")
     before, told = unnamed.read_bytes(), read_result(unnamed)
-    about = {**told.meta, "provenance": {**told.provenance, "kernels": headers_sha_as_written(HEADERS)}}
+    about = {**told.meta, "provenance": {**told.provenance, "kernels": script.headers_sha_as_written(HEADERS)}}
     named = write_result(told.rows, about, unnamed.with_name("named.parquet"))
     assert named in script.rehash(HEADERS, recorded, recorded / "results")
     assert read_result(named).provenance["kernels"] == headers_sha(HEADERS) and read_result(named).rows == told.rows
@@ -285,3 +289,24 @@ def test_new_kernels_begin_a_table_if_all_was_proved_with_them(script: Any, tmp_
     proved = {name: {"proved": {"kernels": kernels_sha()}}}
     script.begin_table([replace(other, provenance={**other.provenance, "tables": proved})], path)
     assert EqualKernels.load(path) == EqualKernels(KernelRelease(__version__, kernels_sha()))
+
+
+def test_the_old_rule_counts_every_blank(script: Any) -> None:
+    assert script.headers_sha_as_written([("a", "x ")]) != script.headers_sha_as_written([("a", "x")])
+    assert headers_sha([("a", "x ")]) == headers_sha([("a", "x")])
+
+
+def test_it_grows_by_what_was_compared(script: Any) -> None:
+    first = EqualKernels(OLD)
+    assert script.extended(first, MIDDLE, OLD, "a") == EqualKernels(MIDDLE, (OLD,))
+    grown = script.extended(EqualKernels(MIDDLE, (OLD,)), NOW, MIDDLE, "b")
+    assert grown == EqualKernels(NOW, (OLD, MIDDLE))
+    assert script.extended(grown, NOW, MIDDLE, "b") == grown, "done twice"
+    assert script.extended(grown, NOW, KernelRelease("0.0.9", "z"), "z").before == (OLD, MIDDLE, ("0.0.9", "z"))
+
+
+def test_what_was_equal_to_other_kernels_goes(script: Any) -> None:
+    """The compared commit has other kernels than those of the table."""
+    assert script.extended(EqualKernels(MIDDLE, (OLD,)), OTHER, KernelRelease("0.3.0", "x"), "x").before == (
+        ("0.3.0", "x"),
+    )

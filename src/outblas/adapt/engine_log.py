@@ -74,7 +74,7 @@ def summary(weights: Weights) -> str:
     served = {weight: _served(makers) for weight, makers in weights.items()}
     ours = [f"{weight} at {rows}" for weight, rows in served.items() if rows]
     others = [f"{weight} ({_seen(weights[weight])})" for weight, rows in served.items() if not rows]
-    stay = f"; torch computes those of {', '.join(others)}, where the library has nothing faster" if others else ""
+    stay = f"; torch computes those of {', '.join(others)}, where nothing faster is known or allowed" if others else ""
     if not ours:
         return "outblas changes nothing here" + stay
     return f"outblas computes products of {len(ours)} of {len(served)} weights (N x K): {'; '.join(ours)}{stay}"

@@ -8,27 +8,25 @@ from typing import Annotated
 import typer
 
 from outblas.cli import common
-from outblas.cli.common import GpuDeviceOption, JsonOption, err, out
+from outblas.cli.common import GpuOption, err, out
 
 
 def calibrate(
-    gpu_device_id: GpuDeviceOption = 0,
+    device: GpuOption = "cuda:0",
     out_file: Annotated[
         Path | None, typer.Option("--out", help="File of the record; by default in ~/.local/share/outblas/gpus.")
     ] = None,
-    json_out: JsonOption = False,
 ) -> None:
     """Measure this GPU's rates in under a minute and write its record (GPU).
 
     Floors, regimes, ranking and policy then use the measured rates in place of estimates.
     """
-    from outblas.runtime.device import forget_records, require_gpus
-
-    (index,) = require_gpus((gpu_device_id,))
+    index = common.gpu_index(device)
 
     from outblas.core.files import write_json
     from outblas.core.gpu_records import read_record, save_user_record
     from outblas.records.provenance import collect_provenance
+    from outblas.runtime.device import forget_records
     from outblas.tune.calibrate import calibration
 
     if out_file is not None:
@@ -37,11 +35,10 @@ def calibrate(
     record = calibration.calibrate(index, provenance, lambda line: err.print(line, markup=False))
     path = save_user_record(record) if out_file is None else write_json(out_file, record.to_json())
     forget_records()
-    if json_out:
-        from outblas.cli.documents import CalibrateDocument, print_document
+    if common.wants_json():
+        from outblas.cli.documents import CalibrateDocument
 
-        print_document(CalibrateDocument(gpu=record.gpu.name, path=str(path), record=record.to_json()))
-        return
+        common.print_document(CalibrateDocument(gpu=record.gpu.name, path=str(path), record=record.to_json()))
     out.print(f"{record.title}: record {path}", markup=False)
     if record.estimated:
         out.print(f"still estimated: {', '.join(record.estimated)}", markup=False)

@@ -10,7 +10,6 @@ from typing import Annotated
 import typer
 
 from outblas.cli import common
-from outblas.cli.common import JsonOption
 from outblas.core.errors import UsageError
 from outblas.core.files import try_folder
 from outblas.core.process_group import run_to_end
@@ -26,7 +25,6 @@ def capture(
         bool,
         typer.Option("--append", help="Add to the record that is there; else replace it, unless no product was seen."),
     ] = False,
-    json_out: JsonOption = False,
 ) -> None:
     """Run a Python program and record every half-precision matrix product, for `outblas tune --captured`.
 
@@ -49,7 +47,7 @@ def capture(
     command += [*(["--append"] if append else []), "--", *words]
     sys.stdout.flush()
     sys.stderr.flush()
-    if json_out:
+    if common.wants_json():
         raise typer.Exit(_print_document(run_to_end(command, counts_repeats=True).status, out_file))
     # In place of this process: streams, signals and exit status are the program's own.
     os.execv(python, command)
@@ -57,13 +55,13 @@ def capture(
 
 def _print_document(exit_code: int, file: Path) -> int:
     """Print the record of a program that has ended, and return the program's exit status."""
-    from outblas.cli.documents import CaptureDocument, CapturedProblem, print_document
+    from outblas.cli.documents import CaptureDocument, CapturedProblem
     from outblas.records.captured_products import CapturedProducts
 
     seen = CapturedProducts.load(file) if file.is_file() else CapturedProducts({})
     counts = sorted(seen.problems().items(), key=lambda item: -item[1])
     problems = [CapturedProblem(problem=problem.key, count=count) for problem, count in counts]
-    print_document(
+    common.print_document(
         CaptureDocument(file=str(file), exit_code=exit_code, problems=problems, not_served=seen.not_served())
     )
     return exit_code

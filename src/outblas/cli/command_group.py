@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import signal
 import sys
 import threading
@@ -127,8 +128,16 @@ def _is_help(error: Any) -> bool:
 
 
 def _usage_line(error: Any) -> str:
+    """Return the line on a wrong use. A global option behind the command is named with its place."""
     where = error.ctx.command_path if error.ctx is not None else "outblas"
-    return f"{' '.join(error.format_message().split())} See `{where} --help`."
+    option = getattr(error, "option_name", None)
+    if error.ctx is not None and error.ctx.parent is not None and option:
+        root = error.ctx.find_root()
+        if any(option in one.opts for one in root.command.params):
+            behind = where.removeprefix(root.command_path)
+            return f"{option} follows the command; put {option} before the command: outblas {option}{behind} ..."
+    message = re.sub(r"Input should be a valid (\w+).*", r"expected a valid \1.", error.format_message(), flags=re.S)
+    return f"{' '.join(message.split())} See `{where} --help`."
 
 
 def _fail(message: str) -> NoReturn:

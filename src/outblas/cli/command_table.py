@@ -19,12 +19,14 @@ class Command:
         resumable: names of commands that keep what an interrupted run has recorded. Those of a group have two words,
             e.g. ``recording score``.
         epilog: place of the text below its help; empty for none.
+        has_result: it prints a result, and has ``--json``.
     """
 
     place: str
     summary: str
     resumable: tuple[str, ...] = ()
     epilog: str = ""
+    has_result: bool = True
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 import os
+import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,9 +27,10 @@ from outblas.core.errors import EXIT_ERROR as EXIT_ERROR
 from outblas.core.errors import OutblasError, UsageError, unknown_name
 from outblas.core.lab_parts import part
 from outblas.core.problem import Problem
-from outblas.runtime.device import default_recording
+from outblas.runtime.device import default_recording, parse_device
 
 if TYPE_CHECKING:
+    from outblas.cli.documents import Document
     from outblas.tune.judged_workers import Workers
 
 
@@ -75,11 +79,10 @@ GpusOption = Annotated[str | None, typer.Option(help="GPUs of --workers local, s
 RayAddressOption = Annotated[
     str | None, typer.Option(help="Ray cluster: auto (the running one, the default), local, or host:port.")
 ]
-GpuDeviceOption = Annotated[int, typer.Option(help="CUDA index of the GPU.")]
+GpuOption = Annotated[str, typer.Option("--device", help="The GPU, cuda:N.")]
 LaunchOption = Annotated[str, typer.Option(help="Launch option of the kernels: plain, pdl or weights.")]
 LibraryOption = Annotated[Path | None, typer.Option(help="Library file; by default the packaged one.")]
 RecordingNameOption = Annotated[str, typer.Option("--recording", help="A packaged recording's name, or a folder.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout instead of text.")]
 QpsOption = Annotated[
     float | None,
     typer.Option(
@@ -91,6 +94,71 @@ QpsOption = Annotated[
 ]
 
 
+def with_json(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command with ``--json`` as its last option. With it, stdout has the document of the command alone."""
+
+    @functools.wraps(command)
+    def run(*arguments: Any, json_out: bool, **options: Any) -> None:
+        with _only_documents() if json_out else nullcontext():
+            command(*arguments, **options)
+
+    signature = inspect.signature(command, eval_str=True)
+    option = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout instead of text.")]
+    last = inspect.Parameter("json_out", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=option)
+    run.__signature__ = signature.replace(parameters=[*signature.parameters.values(), last])  # type: ignore[attr-defined]
+    return run
+
+
+#: Documents of the running command, each one line of JSON.
+_documents: list[str] = []
+
+
+@contextmanager
+def _only_documents() -> Iterator[None]:
+    """Leave text out, and send to stderr what else this process and its children write to stdout."""
+    sys.stdout.flush()
+    stdout = os.dup(1)
+    os.dup2(2, 1)
+    out.quiet = True
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        out.quiet = False
+        os.dup2(stdout, 1)
+        os.close(stdout)
+        sys.stdout.write("".join(f"{line}\n" for line in _documents))
+        _documents.clear()
+
+
+def wants_json() -> bool:
+    """Return True if the running command has ``--json``."""
+    return out.quiet
+
+
+def print_document(document: Document) -> None:
+    """Print a document on stdout, as one line of JSON that begins with ``{"version":1``, at the command's end."""
+    _documents.append(document.model_dump_json(by_alias=True))
+
+
+def print_result(
+    command: str, files: Mapping[str, object], rows: Iterable[Mapping[str, Any]] = (), **facts: Any
+) -> None:
+    """Print what a command wrote and found as its document; without ``--json`` print nothing.
+
+    Args:
+        command: words of the command, e.g. ``"recording export"``.
+        files: role -> path, or a list of paths.
+        rows: lines of the table, each as column -> value.
+        facts: counts and other figures by name.
+    """
+    if wants_json():
+        from outblas.cli.documents import ResultDocument
+
+        found = [dict(row) for row in rows]
+        print_document(ResultDocument(command=command, files=dict(files), facts=facts, rows=found))
+
+
 def command_line() -> str:
     """Return the command as typed, shell-quoted, for provenance. It begins with ``outblas`` whatever the program's
     path.
@@ -98,25 +166,19 @@ def command_line() -> str:
     return shlex.join(["outblas", *sys.argv[1:]])
 
 
-def positive(option: str, value: float) -> float:
+def positive(option: str, value: float, or_zero: bool = False) -> float:
     """Return ``value`` unchanged.
+
+    Args:
+        or_zero: allow 0.
 
     Raises:
         UsageError: the value is 0, negative, infinite or NaN.
     """
-    if not (math.isfinite(value) and value > 0):
-        raise UsageError(f"{option} is {value:g}", "a number above 0", f"pass a larger {option}")
-    return value
-
-
-def not_negative(option: str, value: float) -> float:
-    """Return ``value`` unchanged; 0 is allowed.
-
-    Raises:
-        UsageError: the value is negative, infinite or NaN.
-    """
-    if not (math.isfinite(value) and value >= 0):
-        raise UsageError(f"{option} is {value:g}", "a number of 0 or more", f"pass a larger {option}")
+    if not math.isfinite(value) or value < 0 or not (value or or_zero):
+        raise UsageError(
+            f"{option} is {value:g}", f"a number {'of 0 or more' if or_zero else 'above 0'}", f"pass a larger {option}"
+        )
     return value
 
 
@@ -126,21 +188,13 @@ def at_least(option: str, value: int, least: int) -> int:
     return value
 
 
-def existing(path: Path) -> Path:
-    """Return the absolute path if it exists, else the nearest folder above it that exists.
-
-    Example: ``existing(Path("/tmp/none/a"))`` is ``Path("/tmp")``.
-    """
-    return next(one for one in (path.absolute(), *path.absolute().parents) if one.exists())
-
-
 def folder(option: str, path: Path) -> Path:
     """Return ``path`` unchanged if it is a writable folder, or can be made in a writable one. Nothing is made.
 
     Raises:
         UsageError: the path, or the nearest existing one above it, is no folder or is not writable.
     """
-    there = existing(path)
+    there = next(one for one in (path.absolute(), *path.absolute().parents) if one.exists())
     if not there.is_dir() or not os.access(there, os.W_OK):
         raise UsageError(f"{option} {path}", "a folder that is writable, or can be made", "choose another path")
     return path
@@ -179,6 +233,27 @@ def output_file(option: str, path: Path, kind: str, read: Callable[[Path], objec
     return path
 
 
+def gpu_index(device: str) -> int:
+    """Return N of ``cuda:N``; ``cuda`` is GPU 0.
+
+    Raises:
+        UsageError: the device is a recording or no device.
+        DeviceError: this machine has no such GPU.
+    """
+    index = parse_device(device).gpu_index
+    if index is None:
+        raise UsageError(f"--device {device}", "a GPU: this command measures", "e.g. --device cuda:0")
+    return index
+
+
+def recording_name(device: str) -> str:
+    """Return NAME of ``replay:NAME``; raise UsageError for anything else."""
+    name = parse_device(device).recording
+    if name is None:
+        raise UsageError(f"--device {device}", "a recording", f"e.g. --device replay:{DEFAULT_RECORDING}")
+    return name
+
+
 def check_launch(launch: str) -> Launch:
     """Return a launch option unchanged; raise UsageError if there is no such option."""
     if launch not in LAUNCHES:
@@ -204,33 +279,29 @@ def check_mode(mode: str, target_qps: float | None, modes: Sequence[str] = MODES
     return mode
 
 
-def parse_indices(option: str, text: str) -> tuple[int, ...]:
-    """Return integers separated by commas: ``"0"`` gives ``(0,)`` and ``"0, 1,3"`` gives ``(0, 1, 3)``.
-
-    Raises:
-        UsageError: a part is no integer; so for the empty string.
-    """
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise UsageError(f"{option} {text!r}", "GPU indices separated by commas", "e.g. 0 or 0,1") from None
-
-
 def words(text: str) -> list[str]:
     """Return the words of a text that commas separate, without blanks around them; empty ones are left out."""
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def integers(option: str, text: str) -> tuple[int, ...]:
-    """Return the integers of a text that commas separate; an empty text gives none.
+    """Return the integers of a text that commas separate.
 
     Raises:
-        UsageError: a part is no integer.
+        UsageError: a part is no integer, or the text is empty.
     """
     try:
-        return tuple(int(word) for word in words(text))
+        found = tuple(int(word) for word in words(text))
     except ValueError:
-        raise UsageError(f"{option} {text!r}", "integers separated by commas", f"e.g. {option} 4,8,16,32") from None
+        found = ()
+    if not found:
+        raise UsageError(f"{option} {text!r}", "integers separated by commas", f"e.g. {option} 0,1")
+    return found
+
+
+def mnk_words(text: str) -> list[str]:
+    """Return the problems of a text that commas separate; ``M,N,K`` is a single problem."""
+    return [text] if re.fullmatch(r"\d+,\d+,\d+", text.strip()) else text.split(",")
 
 
 def worker_plan(
@@ -248,7 +319,7 @@ def worker_plan(
             if value is not None:
                 raise UsageError(f"{option} without --workers", "--workers local or ray with it", "add --workers")
         return None
-    indices = None if gpus is None else parse_indices("--gpus", gpus)
+    indices = None if gpus is None else integers("--gpus", gpus)
     plan: Workers = part("workers", "--workers")(workers, device, indices, count, ray_address)
     return plan
 
@@ -283,28 +354,21 @@ def progress_bar(what: str) -> Iterator[ProgressFn]:
     Yields:
         A function to call with (done, total), or with a note as third argument. A float is shown as a geometric mean.
     """
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+    from rich import progress
 
     if not err.is_terminal:
         yield _plain_progress(what)
         return
     columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("ETA"),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}", markup=False),
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TimeElapsedColumn(),
+        progress.TextColumn("ETA"),
+        progress.TimeRemainingColumn(),
+        progress.TextColumn("{task.fields[note]}", markup=False),
     )
-    with Progress(*columns, console=err) as bar:
+    with progress.Progress(*columns, console=err) as bar:
         task = bar.add_task(what, total=None, note="")
 
         def update(done: int, total: int, note: object = "") -> None:
@@ -334,7 +398,8 @@ def _note(note: object) -> str:
 def print_table(table: Table) -> None:
     """Print a table on stdout as wide as it needs: figures are never cut, on a narrow terminal or in a pipe."""
     wide = CleanConsole(width=MAX_TABLE_WIDTH, highlight=False, soft_wrap=True)
-    CleanConsole(width=Measurement.get(wide, wide.options, table).maximum, highlight=False).print(table)
+    width = Measurement.get(wide, wide.options, table).maximum
+    CleanConsole(width=width, highlight=False, quiet=out.quiet).print(table)
 
 
 def number(value: float | None, digits: int = 2) -> str:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from outblas.cli import common
-from outblas.cli.common import GpuDeviceOption, err, out
+from outblas.cli.common import GpuOption, err, out
 from outblas.core.errors import UsageError
 
 
@@ -20,25 +20,18 @@ def contribute(
     out_file: Annotated[
         Path | None, typer.Option("--out", help="File to write; by default GPU.outblas.zip in this directory.")
     ] = None,
-    gpu_device_id: GpuDeviceOption = 0,
+    device: GpuOption = "cuda:0",
 ) -> None:
     """Pack your tuned library, the GPU's record, provenance and proofs into one file (GPU).
 
     Attach the file to an issue "results of my GPU". It holds no paths, host names or program data.
     """
-    from outblas.runtime.device import record_of_device, require_gpus
+    index = common.gpu_index(device)
 
-    (index,) = require_gpus((gpu_device_id,))
-
-    from outblas.records.contribution import (
-        Contribution,
-        contribution_faults,
-        load_contribution,
-        proof_summary,
-        save_contribution,
-    )
+    from outblas.records import contribution
     from outblas.records.library import Library
     from outblas.records.user_library import user_library_path
+    from outblas.runtime.device import record_of_device
     from outblas.tune.tune_run import open_store
 
     record = record_of_device(index)
@@ -49,21 +42,25 @@ def contribute(
         )
     library = Library.load(path)
     target = out_file or Path(f"{record.gpu.name}.outblas.zip")
-    common.output_file("--out", target, "contribution", load_contribution)
+    common.output_file("--out", target, "contribution", contribution.load_contribution)
     evaluations = []
     for folder in run or ():
         with open_store(folder) as (store, name):
             evaluations.append(list(store.evaluations(name)))
-    proofs = proof_summary(library, chain.from_iterable(evaluations))
+    proofs = contribution.proof_summary(library, chain.from_iterable(evaluations))
     kept = ("gpu", "driver", "toolchain", "date", "commit", "stamp")
     provenance = {key: library.provenance.get(key) for key in kept}
     shared = Library(library.gpu, library.rows, intervals=library.intervals)
-    found = Contribution(shared, record, provenance, proofs)
-    save_contribution(found, target)
-    for fault in contribution_faults(found)[:20]:
+    found = contribution.Contribution(shared, record, provenance, proofs)
+    contribution.save_contribution(found, target)
+    faults = contribution.contribution_faults(found)
+    for fault in faults[:20]:
         err.print(f"note: {fault}", markup=False)
     out.print(f"contribution: {target} ({library.size('problems')}, {proofs['kernels']} kernels)", markup=False)
     out.print(f"check it: outblas build-library --check {target}", markup=False)
+    common.print_result(
+        "contribute", {"contribution": target}, problems=len(library.rows), kernels=proofs["kernels"], faults=faults
+    )
 
 
 def check_contribution(path: Path) -> None:
@@ -77,6 +74,7 @@ def check_contribution(path: Path) -> None:
 
     found = load_contribution(path)
     faults = contribution_faults(found)
+    common.print_result("build-library", {"contribution": path}, problems=len(found.library.rows), faults=faults)
     product = found.provenance.get("gpu")
     out.print(f"{product}: {found.library.size('problems')}, record {found.record.gpu.name}", markup=False)
     for fault in faults:

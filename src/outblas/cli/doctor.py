@@ -10,7 +10,7 @@ import typer
 
 from outblas.cli.checks import health
 from outblas.cli.checks.health import TUNE, Check
-from outblas.cli.common import EXIT_ERROR, JsonOption, out
+from outblas.cli.common import EXIT_ERROR, out, print_document, wants_json
 from outblas.core.install_hint import install_hint, lab_hint
 from outblas.runtime.device import default_recording
 
@@ -19,23 +19,22 @@ _WORDS = {True: "ok", False: "WRONG", None: "absent"}
 LINE_WIDTH = 120
 
 
-def doctor(json_out: JsonOption = False) -> None:
+def doctor() -> None:
     """Say which parts are installed, which are missing, and what to do. The last line says what this machine can do.
 
     The exit status is 2 if nothing can work.
     """
     checks = health.diagnose()
     verdict = verdict_of(checks)
-    if json_out:
-        from outblas.cli.documents import DoctorCheck, DoctorDocument, print_document
+    if wants_json():
+        from outblas.cli.documents import DoctorCheck, DoctorDocument
 
         entries = [DoctorCheck(**asdict(check)) for check in checks]
         print_document(
             DoctorDocument(checks=entries, can=list(verdict.can), cannot=list(verdict.cannot), next=verdict.next)
         )
-    else:
-        out.print("\n".join(_lines(checks)), markup=False)
-        out.print(f"\n{verdict.line}", markup=False)
+    out.print("\n".join(_lines(checks)), markup=False)
+    out.print(f"\n{verdict.line}", markup=False)
     if any(check.required and check.ok is False for check in checks):
         raise typer.Exit(EXIT_ERROR)
 

@@ -10,10 +10,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from outblas.cli.common import out
 
-
-def _schema(name: str) -> Any:
+def schema(name: str) -> Any:
+    """Return the field of a document that names its schema."""
     return Field(default=name, serialization_alias="schema", description="name of the schema")
 
 
@@ -36,7 +35,7 @@ class DoctorCheck(BaseModel, extra="forbid"):
 class DoctorDocument(Document):
     """``outblas doctor --json``: the state of this machine."""
 
-    schema_: Literal["outblas-doctor"] = _schema("outblas-doctor")
+    schema_: Literal["outblas-doctor"] = schema("outblas-doctor")
     checks: list[DoctorCheck] = Field(description="every check, in the order of the text")
     can: list[str] = Field(description="what this machine can do")
     cannot: list[str] = Field(description="what it cannot do, each with the reason")
@@ -46,7 +45,7 @@ class DoctorDocument(Document):
 class CalibrateDocument(Document):
     """``outblas calibrate --json``: the record of this GPU."""
 
-    schema_: Literal["outblas-calibrate"] = _schema("outblas-calibrate")
+    schema_: Literal["outblas-calibrate"] = schema("outblas-calibrate")
     gpu: str = Field(description="short name of the GPU")
     path: str = Field(description="path of the record")
     record: dict[str, Any] = Field(description="content of the record, see file formats")
@@ -87,7 +86,7 @@ class ListedCounter(BaseModel, extra="forbid"):
 class ListDocument(Document):
     """``outblas list --json``: the names that other commands take."""
 
-    schema_: Literal["outblas-list"] = _schema("outblas-list")
+    schema_: Literal["outblas-list"] = schema("outblas-list")
     suites: list[ListedSuite] | None = Field(default=None, description="suites; null if not asked for")
     agents: list[ListedAgent] | None = Field(default=None, description="search agents; null if not asked for")
     kernels: list[ListedKernel] | None = Field(default=None, description="kernel families; null if not asked for")
@@ -106,17 +105,17 @@ class TunedLaunch(BaseModel, extra="forbid"):
 class TuneDocument(Document):
     """``outblas tune --json``: the outcome of a run, and its files."""
 
-    schema_: Literal["outblas-tune"] = _schema("outblas-tune")
-    asked: int = Field(description="problems of the request; of a range of M those that are sampled")
-    tuned: int = Field(description="problems that were reached")
+    schema_: Literal["outblas-tune"] = schema("outblas-tune")
+    asked: int = Field(default=0, description="problems of the request; of a range of M those that are sampled")
+    tuned: int = Field(default=0, description="problems that were reached")
     intervals: int = Field(default=0, description="intervals of M in the library")
     gates: int = Field(default=0, description="intervals of M with a kernel that has a gate, of --model")
-    kept: int = Field(description="measurements that a resumed run had already")
-    launches: list[TunedLaunch] = Field(description="outcome per launch option")
-    library: str | None = Field(description="path of the library; null: the library in use had all of --model")
-    result: str | None = Field(description="path of the result file; null as for the library")
-    report: str | None = Field(description="path of the report; null as for the library, and without outblas-lab")
-    installed: str | None = Field(description="path of the user's library that took the winners; null: none did")
+    kept: int = Field(default=0, description="measurements that a resumed run had already")
+    launches: list[TunedLaunch] = Field(default=[], description="outcome per launch option")
+    library: str | None = Field(default=None, description="path of the library; null: nothing of --model was missing")
+    result: str | None = Field(default=None, description="path of the result file; null as for the library")
+    report: str | None = Field(default=None, description="path of the report; also null without outblas-lab")
+    installed: str | None = Field(default=None, description="path of the user's library that took the winners, or null")
 
 
 class EvalRow(BaseModel, extra="forbid"):
@@ -138,7 +137,7 @@ class EvalRow(BaseModel, extra="forbid"):
 class EvalDocument(Document):
     """``outblas eval --json``: one problem beside its rivals, or one free kernel."""
 
-    schema_: Literal["outblas-eval"] = _schema("outblas-eval")
+    schema_: Literal["outblas-eval"] = schema("outblas-eval")
     problem: str = Field(description="the problem as M_N_K_LAYOUT_DTYPE_ACC")
     rows: list[EvalRow] = Field(description="every callable; empty if nothing was timed")
     facts: dict[str, Any] = Field(
@@ -154,9 +153,9 @@ class CapturedProblem(BaseModel, extra="forbid"):
 
 
 class CaptureDocument(Document):
-    """``outblas capture --json``: the record of a program. It follows the program's own output, as the last line."""
+    """``outblas capture --json``: the record of a program. The program's own output goes to stderr."""
 
-    schema_: Literal["outblas-capture"] = _schema("outblas-capture")
+    schema_: Literal["outblas-capture"] = schema("outblas-capture")
     file: str = Field(description="path of the record")
     exit_code: int = Field(description="exit status of the program")
     problems: list[CapturedProblem] = Field(description="products that can be tuned, the most frequent first")
@@ -174,7 +173,7 @@ class TryFigure(BaseModel, extra="forbid"):
 class TryDocument(Document):
     """``outblas try --json``: a program without and with OutBLAS. The exit status is 1 if ``keep`` is false."""
 
-    schema_: Literal["outblas-try"] = _schema("outblas-try")
+    schema_: Literal["outblas-try"] = schema("outblas-try")
     keep: bool = Field(description="OutBLAS was on, and the lower end of the speed-up's interval is above 1.01")
     without: TryFigure = Field(description="figure without OutBLAS: wall time in seconds, or that of --metric")
     with_outblas: TryFigure = Field(description="the same figure with OutBLAS")
@@ -186,6 +185,16 @@ class TryDocument(Document):
     library: str | None = Field(description="path of the library that was tuned for the program; null: none was")
 
 
+class ResultDocument(Document):
+    """``--json`` of every other command: its files and figures, whose names are in the table below."""
+
+    schema_: Literal["outblas-result"] = schema("outblas-result")
+    command: str = Field(description="words of the command, e.g. recording export")
+    files: dict[str, Any] = Field(description="files and folders by role: a path, an array of paths, or null")
+    facts: dict[str, Any] = Field(description="counts and other figures by name")
+    rows: list[dict[str, Any]] = Field(description="lines of the text's table, each an object; empty if it has none")
+
+
 DOCUMENTS: tuple[type[Document], ...] = (
     DoctorDocument,
     CalibrateDocument,
@@ -194,9 +203,5 @@ DOCUMENTS: tuple[type[Document], ...] = (
     EvalDocument,
     CaptureDocument,
     TryDocument,
+    ResultDocument,
 )
-
-
-def print_document(document: Document) -> None:
-    """Print a document on stdout, as one line of JSON that begins with ``{"version":1``."""
-    out.file.write(document.model_dump_json(by_alias=True) + "\n")

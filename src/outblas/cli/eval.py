@@ -9,10 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from outblas.cli import common
-from outblas.cli.common import AccOption, DtypeOption, JsonOption, LayoutOption, QpsOption, number, out
+from outblas.cli.common import AccOption, DtypeOption, GpuOption, LayoutOption, QpsOption, number, out
 from outblas.core.lab_parts import part
 from outblas.core.problem import Problem
-from outblas.runtime.device import require_gpus
 
 
 def evaluate(
@@ -32,46 +31,45 @@ def evaluate(
     base_dir: Annotated[Path, typer.Option("--base-dir", "--base_dir", help="Directory for the JSON result.")] = Path(
         "./results"
     ),
-    gpu_device_id: Annotated[
-        int, typer.Option("--gpu-device-id", "--gpu_device_id", help="CUDA index of the GPU.")
-    ] = 0,
+    device: GpuOption = "cuda:0",
+    gpu_device_id: Annotated[int | None, typer.Option("--gpu_device_id", hidden=True)] = None,  # as CUDA-L2 spells it
     target_qps: QpsOption = None,
     file: Annotated[
         Path | None,
         typer.Option(help="A free kernel (docs/judge/free-kernels.md) to try; without a GPU it is compiled only."),
     ] = None,
-    json_out: JsonOption = False,
 ) -> None:
     """Prove one problem's kernel, then time it against every baseline in random interleaved order (GPU)."""
     problem = Problem.from_mnk(mnk, layout, dtype, acc)
     common.folder("--base-dir", base_dir)
+    device = device if gpu_device_id is None else f"cuda:{gpu_device_id}"
     if file is not None:
         common.check_mode(mode, target_qps, ("offline",))
-        part("eval-file", "--file")(problem, file, base_dir, gpu_device_id, json_out)
+        part("eval-file", "--file")(problem, file, base_dir, device)
         return
     common.check_mode(mode, target_qps, ("offline", "server"))
-    common.not_negative("--warmup-seconds", warmup_seconds)
+    common.positive("--warmup-seconds", warmup_seconds, or_zero=True)
     common.positive("--benchmark-seconds", benchmark_seconds)
-    (gpu,) = require_gpus((gpu_device_id,))
+    gpu = common.gpu_index(device)
 
     from outblas.tune.eval_problem import run_eval
 
     with common.err.status(f"{problem.key}: proving, then timing for about {benchmark_seconds:g} s ..."):
         result = run_eval(problem, mode, target_qps, warmup_seconds, benchmark_seconds, base_dir, gpu)
-    answer(problem, result, json_out)
+    answer(problem, result)
 
 
-def answer(problem: Problem, result: Mapping[str, Any], json_out: bool) -> None:
+def answer(problem: Problem, result: Mapping[str, Any]) -> None:
     """Print a result as text, or as a JSON document."""
-    if not json_out:
-        show(problem, result)
+    show(problem, result)
+    if not common.wants_json():
         return
-    from outblas.cli.documents import EvalDocument, EvalRow, print_document
+    from outblas.cli.documents import EvalDocument, EvalRow
 
     known = EvalRow.model_fields
     rows = [EvalRow(**{k: v for k, v in row.items() if k in known}) for row in result.get("rows", ())]
     facts = {key: value for key, value in result.items() if key not in ("rows", "problem")}
-    print_document(EvalDocument(problem=problem.key, rows=rows, facts=facts))
+    common.print_document(EvalDocument(problem=problem.key, rows=rows, facts=facts))
 
 
 def show(problem: Problem, result: Mapping[str, Any]) -> None:

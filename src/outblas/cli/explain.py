@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from outblas.cli.common import integers, out
+from outblas.cli.common import integers, out, print_result
 from outblas.core.errors import UsageError
 from outblas.runtime.device import gpu_of_device, parse_device
 
 if TYPE_CHECKING:
     from outblas.records.library import Library
+    from outblas.records.library_row import LibraryChoice
     from outblas.tune.intervals.model_ranges import ModelWeight
 
 
@@ -37,31 +38,48 @@ def explain(
 
     check_engine(engine)
     found = integers("--rows", rows)
-    if min(found, default=0) < 1:
+    if min(found) < 1:
         raise UsageError(f"--rows {rows!r}", "integers of 1 or more, with commas between", "e.g. --rows 1,8,64,256")
     numbers, where = list(dict.fromkeys(found)), parse_device(device)
     weights, library = weights_of_file(model, tp, dtype, where)
     gpu = packaged_gpu(library.gpu) if where.gpu_index is None else gpu_of_device(where.gpu_index)
     choose = any_shape_chooser(gpu.name, library)
     ways = {one: [served(one.asked.problem(m), gpu, library, choose) for m in numbers] for one in weights}
+    rows_found: list[dict[str, Any]] = []
     for one, way in ways.items():
         cells = ", ".join(f"M {m}: {by} {speedup:.3f}" for m, (by, speedup, _) in zip(numbers, way, strict=True))
         lacks = f"; {len(one.lacking)} sizes are of no list" if one.lacking else ""
         out.print(f"{one.product.name} {one.asked.weight.key} ({one.times} times): {cells}{lacks}", markup=False)
+        gates = {m: _gate(one, m, library) if one.is_gated else None for m in numbers}
+        rows_found += [
+            {"product": one.product.name, "weight": one.asked.weight.key, "times": one.times, "m": m, "by": by,
+             "lacking": len(one.lacking), "speedup": speedup, "gate_speedup": gate and gate.speedup}
+            for (m, gate), (by, speedup, _) in zip(gates.items(), way, strict=True)
+        ]  # fmt: skip
         if one.is_gated:
-            out.print(f"  with SiLU of its gate: {_gates(one, numbers, library)}", markup=False)
-    for index, m in enumerate(numbers):
-        gain = step_speedup((one.times, way[index]) for one, way in ways.items())
+            out.print(f"  with SiLU of its gate: {_gates(gates)}", markup=False)
+    gains = {m: step_speedup((one.times, way[index]) for one, way in ways.items()) for index, m in enumerate(numbers)}
+    for m, gain in gains.items():
         out.print(f"all products of a step of {m} rows: {gain:.3f} times as fast, predicted", markup=False)
+    command = None
     if any(one.lacking for one in weights):
         command = _tune_command(model, tp, dtype, device if where.recording is None else None)
         out.print(f"{command} tunes what is of no list", markup=False)
+    print_result("explain", {}, rows_found, library=library.gpu, step_speedups=gains, tune=command)
 
 
-def _gates(one: ModelWeight, numbers: Iterable[int], library: Library) -> str:
-    """Return how the gate of a weight is computed at each M: by a kernel, and its measured speed-up, or in a pass."""
-    found = {m: library.gate(one.asked.weight.problem(m)) for m in numbers}
-    ways = {m: "a pass more" if gate is None else f"kernel {gate.speedup:.3f}" for m, gate in found.items()}
+def _gate(one: ModelWeight, m: int, library: Library) -> LibraryChoice | None:
+    """Return the library's kernel for the gate of a weight at an M; None for a product and a pass."""
+    from outblas.dispatch.exclusion import exclusions_of_environment
+
+    problem = one.asked.weight.problem(m)
+    gate = library.gate(problem)
+    return None if gate is None or exclusions_of_environment().why_not(problem, gate.config) else gate
+
+
+def _gates(gates: Mapping[int, LibraryChoice | None]) -> str:
+    """Return how a gate is computed at each M: by a kernel, and its measured speed-up, or in a pass."""
+    ways = {m: "a pass more" if gate is None else f"kernel {gate.speedup:.3f}" for m, gate in gates.items()}
     return ", ".join(f"M {m}: {way}" for m, way in ways.items())
 
 

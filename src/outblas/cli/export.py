@@ -54,11 +54,8 @@ def export(
     chosen = common.check_launch(launch)
     given = [one for one in (mnk, suite, captured) if one is not None]
     if len(given) != 1:
-        raise UsageError(
-            f"{len(given)} options that name problems",
-            "exactly one of --mnk, --suite and --captured",
-            "e.g. --mnk 64_4096_64",
-        )
+        wrong = f"{len(given)} of --mnk, --suite and --captured are given"
+        raise UsageError(wrong, "exactly one", "pass exactly one of them, e.g. --mnk 64_4096_64")
     wanted = [word.strip() for one in formats or ["all" if mnk else "hf"] for word in one.split(",")]
     if mnk is None and wanted != ["hf"]:
         raise UsageError(f"--format {','.join(wanted)} of a set of problems", "hf", "export one problem by --mnk")
@@ -75,12 +72,14 @@ def export(
     if predicted:
         rows = _with_predictions(rows, problems, chosen)
     if mnk is not None:
-        _write_one(find_target(problems[0], chosen, rows), wanted, out_dir)
+        targets = [find_target(problems[0], chosen, rows)]
+        paths = _write_one(targets[0], wanted, out_dir)
     else:
         targets = find_targets(problems, chosen, rows)
         err.print(f"{len(targets)} of {len(problems)} problems have a kernel; torch computes the others", markup=False)
-        _write_set(targets, "captured" if captured else suite or "", out_dir)
+        paths = _write_set(targets, "captured" if captured else suite or "", out_dir)
     err.print(f"kernels of the library of {rows.gpu}", markup=False)
+    common.print_result("export", {"written": paths}, kernels=len(targets), gpu=rows.gpu)
 
 
 def _library(named: Path | None) -> Library:
@@ -124,16 +123,18 @@ def _with_predictions(library: Library, problems: Sequence[Problem], launch: Lau
     return replace(library, rows=rows)
 
 
-def _write_one(target: Target, formats: Sequence[str], folder: Path) -> None:
+def _write_one(target: Target, formats: Sequence[str], folder: Path) -> list[Path]:
     """Write a kernel in some formats; print the files, and on stderr what is left out and the kernel's speed."""
     from outblas.export.exported_files import export as write
 
-    for path in write(target, formats, folder, lambda line: err.print(line, markup=False)):
+    paths = write(target, formats, folder, lambda line: err.print(line, markup=False))
+    for path in paths:
         out.print(str(path), markup=False)
     err.print(target.figures, markup=False)
+    return paths
 
 
-def _write_set(targets: Sequence[Target], label: str, folder: Path) -> None:
+def _write_set(targets: Sequence[Target], label: str, folder: Path) -> list[Path]:
     """Write one hf folder for a set of problems; print its path, and a summary on stderr."""
     from outblas.export.huggingface import write_folder
 
@@ -142,3 +143,4 @@ def _write_set(targets: Sequence[Target], label: str, folder: Path) -> None:
     paths = write_folder(targets, name, folder / f"{name}_hf")
     out.print(str(folder / f"{name}_hf"), markup=False)
     err.print(f"{len(paths)} files; CARD.md lists the kernels", markup=False)
+    return paths

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from outblas.cli.common import JsonOption, out
+from outblas.cli.common import out, print_document, wants_json
 from outblas.core.errors import unknown_name
 from outblas.core.install_hint import install_hint, lab_hint
 from outblas.core.lab_parts import find_part
@@ -19,18 +19,16 @@ KINDS = ("suites", "agents", "kernels", "counters")
 
 def listing(
     kind: Annotated[str, typer.Argument(help="suites, agents, kernels or counters; all by default.")] = "",
-    json_out: JsonOption = False,
 ) -> None:
     """List suites, search agents, kernel families and hardware counters, with one line on each."""
     if kind not in ("", *KINDS):
         raise unknown_name("kind of list", kind, KINDS, "pass one of them, or nothing for all")
     kinds = (kind,) if kind else KINDS
     found: dict[str, Any] = {one: _FOUND[one]() for one in kinds}
-    if json_out:
-        from outblas.cli.documents import ListDocument, print_document
+    if wants_json():
+        from outblas.cli.documents import ListDocument
 
         print_document(ListDocument(**found))
-        return
     for one in kinds:
         out.print(f"{one}:" if found[one] else f"{one}: {lab_hint()}")
         width = max((18, *(len(entry.name) for entry in found[one])))

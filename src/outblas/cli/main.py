@@ -16,7 +16,7 @@ import typer
 
 from outblas.cli.command_group import OutblasGroup
 from outblas.cli.command_table import PARTS, commands
-from outblas.cli.common import err, out
+from outblas.cli.common import err, out, with_json
 from outblas.core.version import __version__
 
 
@@ -62,7 +62,8 @@ def app_of(names: Iterable[str]) -> typer.Typer:
             app.add_typer(found, name=name, short_help=command.summary)
         else:
             epilog = _imported(command.epilog) if command.epilog else None
-            app.command(name, short_help=command.summary, epilog=epilog)(found)
+            prints = with_json(found) if command.has_result else found
+            app.command(name, short_help=command.summary, epilog=epilog)(prints)
     return app
 
 

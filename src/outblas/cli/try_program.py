@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from outblas.cli import common
-from outblas.cli.common import JsonOption, err, out
+from outblas.cli.common import err, out
 from outblas.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ def try_program(
         float, typer.Option(help="Seconds of tuning for this program before it is tried; 0 for none. Needs a GPU.")
     ] = 60.0,
     timeout: Annotated[float | None, typer.Option(help="Seconds after which a run is ended; by default never.")] = None,
-    json_out: JsonOption = False,
 ) -> None:
     """Run a Python program without and with OutBLAS, in turns, and say whether to keep it.
 
@@ -49,7 +48,7 @@ def try_program(
     from outblas.core.stats import MIN_ROUNDS
 
     common.at_least("--pairs", pairs, MIN_ROUNDS)
-    common.not_negative("--tune", tune)
+    common.positive("--tune", tune, or_zero=True)
     if timeout is not None:
         common.positive("--timeout", timeout)
     if less_is_better and metric is None:
@@ -58,10 +57,9 @@ def try_program(
     library = _tuned(tried, tune) if tune else None
     with common.progress_bar("try") as progress:
         result = run_trial(tried, pairs, metric is not None and not less_is_better, library, progress)
-    if json_out:
+    if common.wants_json():
         _print_document(result, library)
-    else:
-        _print_text(result, metric, library)
+    _print_text(result, metric, library)
     raise typer.Exit(0 if result.keep else EXIT_DO_NOT_KEEP)
 
 
@@ -103,13 +101,13 @@ def _print_text(result: TrialResult, metric: str | None, library: Path | None) -
 
 
 def _print_document(result: TrialResult, library: Path | None) -> None:
-    from outblas.cli.documents import TryDocument, TryFigure, print_document
+    from outblas.cli.documents import TryDocument, TryFigure
 
     figures = [
         TryFigure(median=median, low=low, high=high)
         for median, low, high in (result.without, result.with_outblas, result.speedup)
     ]
-    print_document(
+    common.print_document(
         TryDocument(
             keep=result.keep,
             without=figures[0],

@@ -108,7 +108,6 @@ def tune(
         int | None, typer.Option(help="Workers of a replay (by default 2), or of a cluster (by default all its GPUs).")
     ] = None,
     ray_address: common.RayAddressOption = None,
-    json_out: common.JsonOption = False,
 ) -> None:
     """Search for the fastest proven kernel of every problem; write a library, a result file and a report."""
     check_sources(context)
@@ -137,7 +136,7 @@ def tune(
     )  # fmt: skip
     install = install or (install is None and suite in ("captured", "model"))
     one = _run if model is None else partial(_tune_model, context, begun)
-    one(request, budget, ranked, install, json_out)
+    one(request, budget, ranked, install)
 
 
 def _agent(named: str | None, where: Device, model: Path | None) -> str:
@@ -152,9 +151,8 @@ def _agent(named: str | None, where: Device, model: Path | None) -> str:
 
 
 def _tune_model(
-    context: typer.Context, begun: float, request: TuneRequest, budget: str, ranked: Sequence[TimeShare], install: bool,
-    json_out: bool,
-) -> None:  # fmt: skip
+    context: typer.Context, begun: float, request: TuneRequest, budget: str, ranked: Sequence[TimeShare], install: bool
+) -> None:
     """Tune what the library lacks of a model's products, then of its gates, whose rivals they are."""
     from outblas.tune.gate_run import tune_gates
 
@@ -168,17 +166,19 @@ def _tune_model(
             return tune_gates(given["model"], given["tp"], dtype, rest, install, bar, say)
 
     if request.ranges.searched:
-        _run(request, budget, ranked, install, json_out, gates)
+        _run(request, budget, ranked, install, gates)
         return
     found = gates()
     if not found:
         err.print("the library has all products of the model at the engine's sizes; nothing is tuned", markup=False)
-    if json_out:
-        _print_nothing_tuned(found)
+    if common.wants_json():
+        from outblas.cli.documents import TuneDocument
+
+        common.print_document(TuneDocument(gates=found))
 
 
 def _run(
-    request: TuneRequest, budget: str, ranked: Sequence[TimeShare], install: bool, json_out: bool,
+    request: TuneRequest, budget: str, ranked: Sequence[TimeShare], install: bool,
     more: Callable[[], int] = lambda: 0,
 ) -> None:  # fmt: skip
     """Tune, install, report. Whatever keeps a report from being written, the library is installed by then.
@@ -191,25 +191,26 @@ def _run(
         work = _Work(request, budget, progress)
         outcome = run_tune(request, work.single, told=work.ranges, begun=work.opened)
     files = outcome.files
+    if outcome.kept and not outcome.measured and len(outcome.decided.rows) == outcome.asked:
+        size = "1 problem" if outcome.asked == 1 else f"{outcome.asked} problems"
+        err.print(f"run {files.path} is finished: {size}; nothing to do", markup=False)
     if len(outcome.decided.rows) < outcome.asked:
         reached = f"{len(outcome.decided.rows)} of {outcome.asked} problems were reached"
         err.print(f"the time is up: {reached}", markup=False)
     if outcome.open_weights:
         weights = f"{outcome.open_weights} of {outcome.weights} weights"
         err.print(f"the intervals of {weights} are not complete; the same command goes on", markup=False)
-    if not json_out:
-        _print_outcome(outcome, ranked)
-    installed = _install(outcome, request, json_out) if install else None
+    _print_outcome(outcome, ranked)
+    installed = _install(outcome, request) if install else None
     page_of_run = find_part("report")
     page = page_of_run(files.path, files.report) if page_of_run else f"none; {lab_hint()}"
     gates = 0
     try:
         gates = more()
     finally:  # the products are tuned, whatever becomes of the gates
-        if json_out:
+        if common.wants_json():
             _print_document(outcome, ranked, installed, gates, page == str(files.report))
-        else:
-            out.print(f"report:  {page}", markup=False)
+        out.print(f"report:  {page}", markup=False)
 
 
 class _Work:
@@ -227,14 +228,18 @@ class _Work:
 
     def ranges(self, done: int, known: int, words: str) -> None:
         """Count a measurement of the search for intervals; the problems after it are estimated."""
-        self._begin()
         self._ranges = done
+        if done <= self._kept:  # it is read from the store
+            return
+        self._begin()
         budgets = self._request.budgets or {}
         later = sum(budgets.get(problem, self._request.budget) for problem in self._request.problems)
         self._bar(done, known + later, words)
 
     def single(self, done: int, total: int, note: object = "") -> None:
         """Count a measurement of a single problem."""
+        if self._ranges + done <= self._kept:
+            return
         self._begin()
         self._bar(self._ranges + done, self._ranges + total, note)
 
@@ -258,7 +263,7 @@ class _Work:
 def _print_document(
     outcome: TuneOutcome, ranked: Sequence[TimeShare], installed: Path | None, gates: int, reported: bool
 ) -> None:
-    from outblas.cli.documents import TunedLaunch, TuneDocument, print_document
+    from outblas.cli.documents import TunedLaunch, TuneDocument
     from outblas.tune.time_shares import weighted_speedup
 
     decided, files = outcome.decided, outcome.files
@@ -283,16 +288,7 @@ def _print_document(
         report=str(files.report) if reported else None,
         installed=None if installed is None else str(installed),
     )
-    print_document(document)
-
-
-def _print_nothing_tuned(gates: int) -> None:
-    from outblas.cli.documents import TuneDocument, print_document
-
-    document = TuneDocument(
-        asked=0, tuned=0, gates=gates, kept=0, launches=[], library=None, result=None, report=None, installed=None
-    )
-    print_document(document)
+    common.print_document(document)
 
 
 def _check_install(install: bool | None, where: Device) -> None:
@@ -368,9 +364,9 @@ def _intervals_words(weight: Weight, intervals: Sequence[LibraryInterval]) -> st
     return f"{weight.key}: {len(intervals)} intervals of {between}, {kernels} with a kernel{open_words}"
 
 
-def _install(outcome: TuneOutcome, request: TuneRequest, json_out: bool) -> Path | None:
+def _install(outcome: TuneOutcome, request: TuneRequest) -> Path | None:
     """Merge a run's library into the user's and return its path. None: figures of a recording are not installed."""
-    say, files, where = err if json_out else out, outcome.files, request.device
+    say, files, where = err if common.wants_json() else out, outcome.files, request.device
     if where.recording is not None:
         how = f"outblas.use_library({str(files.library)!r})"
         say.print(f"not installed: the figures are of the recording {where}, not of this machine; {how}", markup=False)

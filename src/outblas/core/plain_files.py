@@ -59,16 +59,22 @@ def read_json(path: Path) -> Any:
         raise ValueError("it is nested too deeply") from error
 
 
-def read_object(path: Path, expected: str, do: str) -> dict[str, Any]:
+def read_object(path: Path, expected: str, do: str, **fields: object) -> dict[str, Any]:
     """Return the object of a JSON file.
 
+    Args:
+        fields: values that the object must have, e.g. ``format=2``.
+
     Raises:
-        RecordError: the file is missing, cannot be read, or holds no JSON object.
+        RecordError: the file is missing, cannot be read, holds no JSON object, or a field has another value.
     """
     try:
         found = read_json(path)
         if not isinstance(found, dict):
             raise ValueError("it holds no object")
+        for name, value in fields.items():
+            if found.get(name) != value:
+                raise ValueError(f"its {name} is {found.get(name)!r}")
     except (OSError, ValueError) as error:
         raise RecordError(f"{path} cannot be read ({error})", expected, do) from error
     return found

@@ -147,7 +147,7 @@ class Problem:
 
     @classmethod
     def from_mnk(cls, mnk: str, layout: str = "TN", dtype: str = "fp16", acc: str = "fp32") -> Problem:
-        """Return the problem of a text ``M_N_K`` or ``MxNxK``.
+        """Return the problem of a text ``M_N_K``, ``MxNxK`` or ``M,N,K``.
 
         Args:
             mnk: the three extents, e.g. ``64_4096_64`` or ``64x4096x64``; spaces around the text are ignored.
@@ -158,7 +158,7 @@ class Problem:
         Raises:
             ProblemError: the text does not parse, or the problem is invalid.
         """
-        match = re.fullmatch(r"(-?\d{1,18})[_x](-?\d{1,18})[_x](-?\d{1,18})", mnk.strip())
+        match = re.fullmatch(r"(-?\d{1,18})[_x,](-?\d{1,18})[_x,](-?\d{1,18})", mnk.strip())
         if not match:
             raise ProblemError(f"--mnk {mnk!r}", "three integers M_N_K", "e.g. --mnk 64_4096_64")
         m, n, k = (int(x) for x in match.groups())

@@ -23,9 +23,10 @@ RIVALS = ("torch", "cublas", "lt_heuristic", "lt_auto")
 #: ``lt_auto`` with programmatic edges put on its captured nodes. ``clock`` computes nothing and times the clock itself.
 TORCH_FULL, LT_EDGES, CLOCK = "torch_full", "lt_edges", "clock"
 BENCH_BASELINES = (*BASELINE_NAMES, TORCH_FULL, LT_EDGES, CLOCK)
-#: The rivals in words, for texts that leave this package.
-RIVAL_WORDS = {
-    "torch": "torch.matmul", "cublas": "cuBLAS", LT_HEURISTIC: "cuBLASLt's first choice", LT_AUTO: "autotuned cuBLASLt"
+#: Those of :data:`BASELINE_NAMES` in words.
+BASELINE_WORDS = {
+    "torch": "torch.matmul", "cublas": "cuBLAS", LT_HEURISTIC: "cuBLASLt's first choice",
+    LT_AUTO: "autotuned cuBLASLt", "nvmmh": "nvMatmulHeuristics",
 }  # fmt: skip
 #: Number of algorithms that ``lt_auto`` requests from cuBLASLt.
 AUTO_REQUEST = 100

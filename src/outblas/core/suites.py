@@ -231,7 +231,7 @@ def sample(problems: Sequence[Problem], count: int, seed: int = 0, *, gpu: Gpu) 
         UsageError: ``count`` is not between 1 and the number of problems.
     """
     if not 1 <= count <= len(problems):
-        raise UsageError(f"a sample of {count}", f"1 to {len(problems)} problems", "pass another --sample")
+        raise UsageError(f"--sample is {count}", f"1 to {len(problems)} problems", "pass another --sample")
     strata: dict[str, list[Problem]] = {}
     for problem in problems:
         strata.setdefault(regime(problem, gpu), []).append(problem)

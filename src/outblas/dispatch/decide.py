@@ -5,6 +5,7 @@ A decision is a pure function of the operands' shapes, strides, dtypes and align
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -14,6 +15,7 @@ from outblas.core.errors import ProblemError
 from outblas.core.problem import ROW_ALIGN_BYTES, Layout, Problem, row_major
 from outblas.core.roofline import OLDEST_ARCH, Gpu
 from outblas.core.workload import Workload
+from outblas.dispatch.exclusion import EXCLUDE_VARIABLE, Exclusions
 from outblas.dispatch.guarantees.guarantee import Guarantee
 from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.fixed_order import summation, summation_of_weight
@@ -56,10 +58,12 @@ class CallTerms(NamedTuple):
     Attributes:
         guarantee: the guarantee for the result.
         workload: workload of the process, for which a row may have a second winner.
+        exclude: products and kernels that the user excludes.
     """
 
     guarantee: Guarantee = "none"
     workload: Workload = "stream"
+    exclude: Exclusions = Exclusions()
 
 
 DEFAULT_TERMS = CallTerms()
@@ -118,6 +122,12 @@ class Decision:
     algorithm: str = ""
     provisional: bool = False
 
+    def __str__(self) -> str:
+        if self.problem is None:
+            return f"torch: {self.reason}"
+        used = f"cuBLASLt {self.algorithm}" if self.algorithm else "torch"
+        return f"{config_name(self.config) if self.config else used} for {self.problem.key}: {self.reason}"
+
 
 def decide(
     a: Operand,
@@ -139,8 +149,8 @@ def decide(
         gpu: GPU of the operands; None: not supported.
         any_shape: decides problems that the library does not have, or leaves open
             (:attr:`outblas.records.library_row.LibraryRow.is_open`); None: torch computes them.
-        terms: guarantee and workload. With ``batch_invariant`` only kernels of the weight's order of summation are
-            chosen, whether they are fastest or not.
+        terms: guarantee, workload and exclusions. With ``batch_invariant`` only kernels of the weight's order of
+            summation are chosen, whether they are fastest or not.
 
     Returns:
         A kernel, or a cuBLASLt algorithm that the library or ``any_shape`` names, else torch. It does not raise for odd
@@ -160,16 +170,20 @@ def decide(
             problem = _problem(a, b, layout)
         except ProblemError as error:
             return Decision(None, None, error.wrong)
+        if excluded := terms.exclude.why_not(problem):
+            return Decision(None, None, excluded)
         row = library.lookup(problem)
         if terms.guarantee == "batch_invariant":
-            return _in_fixed_order(problem, row, (a, b, out), gpu, library, launch)
+            return _in_fixed_order(problem, row, (a, b, out), gpu, library, launch, terms.exclude)
         asked = row is None or (row.is_open and any_shape is not None)
         if asked:
             found = _for_any_shape(problem, (a, b, out), gpu, library, launch, any_shape, terms, row)
         if row is not None and not (asked and (found.problem or found.provisional)):
             found = _from_row(row, (a, b, out), gpu, library, launch, terms)
         if found.config is not None:
-            return found
+            if not (excluded := terms.exclude.why_not(problem, found.config)):
+                return found
+            found = Decision(None, None, f"{problem.key}: {excluded}")
         kept = kept if kept.algorithm else found
     return kept
 
@@ -215,20 +229,20 @@ def _why_not_rows(a: Operand, out: Operand | None) -> str:
 
 def _in_fixed_order(
     problem: Problem, row: LibraryRow | None, operands: tuple[Operand | None, ...], gpu: Gpu, library: Library,
-    launch: Launch,
+    launch: Launch, exclude: Exclusions,
 ) -> Decision:  # fmt: skip
     """Return the row's kernel if it has the weight's order of summation, else the best guess of that order."""
     order = summation_of_weight(problem, gpu)
     choice = None if row is None else row.choice(launch)
-    fits = (
-        choice is not None and summation(choice.config) == order and choice.config not in library.fixed_order.left_out
-    )
-    if choice is not None and fits and why_illegal(problem, choice.config, gpu) is None:
+    left_out, why_not = library.fixed_order.left_out, functools.partial(exclude.why_not, problem)
+    fits = choice is not None and summation(choice.config) == order and choice.config not in left_out
+    if choice is not None and fits and not why_not(choice.config) and why_illegal(problem, choice.config, gpu) is None:
         config, speed = choice.config, f"measured at {choice.speedup:.3f} times {row.baseline if row else ''}"
     else:
-        guess = library.fixed_order.choose(problem, gpu, launch)
+        guess = library.fixed_order.choose(problem, gpu, launch, why_not)
         if guess is None:
-            return Decision(None, None, f"{problem.key}: no kernel of order {order} is legal")
+            besides = f" and not excluded by {EXCLUDE_VARIABLE}" if exclude.kernels else ""
+            return Decision(None, None, f"{problem.key}: no kernel of order {order} is legal{besides}")
         config, speed = guess, "its speed is predicted, not measured"
     return _by_kernel(config, problem, operands, f"order of summation {order}, as for every M of this weight; {speed}")
 
@@ -269,7 +283,7 @@ def _from_row(
     row: LibraryRow, operands: tuple[Operand | None, ...], gpu: Gpu, library: Library, launch: Launch,
     terms: CallTerms,
 ) -> Decision:  # fmt: skip
-    guarantee, workload = terms
+    guarantee, workload = terms.guarantee, terms.workload
     problem, config = row.problem, row.kernel(launch, workload)
     second, choice = row.second_winner(launch, workload), row.choice(launch)
     if config is None:

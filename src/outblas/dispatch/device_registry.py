@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import logging
 import os
 import threading
 import warnings
@@ -31,6 +32,7 @@ from outblas.runtime.native import open_table
 #: Where our kernels run; the tests' are elsewhere.
 DEVICE_TYPE = "cuda"
 
+_LOG = logging.getLogger(__name__)
 #: Device index -> what is kept of the device.
 devices: dict[int, DeviceState] = {}
 #: Device index -> where its library comes from, in words.
@@ -160,9 +162,9 @@ def _chooser(index: int, own: Choose | None) -> ChooseOrRow | None:
 def libraries_id() -> str:
     """Return a SHA-256 (64 hex digits) of all that decides.
 
-    That is the libraries in use, the launch option, the workload, and the data for shapes that no library has.
+    That is the libraries, the launch option, the workload, exclusions, and the data for shapes that no library has.
     """
-    used = [(i, device.library.sha(), _any_shape_id(device)) for i, device in sorted(devices.items())]
+    used = [(i, one.library.sha(), _any_shape_id(one), one.exclude) for i, one in sorted(devices.items())]
     return hashlib.sha256(repr((option_without_promise().code, process_workload(), used)).encode()).hexdigest()
 
 
@@ -198,6 +200,7 @@ def _new_device(index: int) -> DeviceState:
         return DeviceState(None, Library("", ()), load_kernel)
     lt = LtAlgorithms()
     library, libraries[index], own = _default_choices(gpu, index, lt, damaged_ok=True)
+    _LOG.info("cuda:%s is %s; libraries: %s", index, gpu.name, ", ".join(libraries[index]) or "none")
     absent, any_shape = _absent(library, own), _chooser(index, own)
     return DeviceState(gpu, library, functools.partial(load_kernel, gpu=gpu), lt, any_shape, absent)
 

@@ -16,6 +16,7 @@ from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.dispatch.decide import CallTerms, ChooseOrRow, Decision, Operand, by_weight, decide, problem_of_layer
 from outblas.dispatch.device_workspaces import DeviceWorkspaces
+from outblas.dispatch.exclusion import exclusions_of_environment
 from outblas.dispatch.guarantees.guarantee import Guarantee
 from outblas.dispatch.process_workload import process_workload
 from outblas.kernels.epilogue import STACKED_GATE, why_not_fused
@@ -47,6 +48,9 @@ class DeviceState:
         lt: finds algorithms; None: cuBLASLt.
         any_shape: as for :func:`outblas.dispatch.decide.decide`.
         absent: a missing wheel in one line, without which torch computes every product; empty: none is missing.
+
+    Attributes:
+        exclude: products and kernels that do not run here, as the environment says when the device is opened.
     """
 
     def __init__(
@@ -59,7 +63,7 @@ class DeviceState:
         absent: str = "",
     ) -> None:
         self.gpu, self.library, self._loader, self.lt = gpu, library, loader, LtAlgorithms() if lt is None else lt
-        self.any_shape, self.absent = any_shape, absent
+        self.any_shape, self.absent, self.exclude = any_shape, absent, exclusions_of_environment()
         self.failed: dict[KernelKind, str] = {}
         self._kernels: dict[KernelKind, Any] = {}
         self._decisions: OrderedDict[_Asked, Decision] = OrderedDict()
@@ -94,11 +98,13 @@ class DeviceState:
                 touch(self._decisions, key)
                 return found
         # Outside of the lock: for a shape of no library it takes milliseconds, in which other threads go on.
-        terms, gpu, library = CallTerms(guarantee, workload), self.gpu, self.library
+        terms, gpu, library = CallTerms(guarantee, workload, self.exclude), self.gpu, self.library
         found = decide(a, b, out, gpu=gpu, library=library, launch=launch, any_shape=any_shape, terms=terms)
         with self._lock:
             if not found.provisional:
                 keep(self._decisions, key, found, KEPT_DECISIONS)
+        level = logging.DEBUG if found.provisional else logging.INFO
+        _LOG.log(level, "%s by %s of %s: %s", a.shape, b.shape, a.dtype, found)
         return found
 
     def gate(self, a: Operand, b: Operand) -> Decision:
@@ -112,12 +118,14 @@ class DeviceState:
         choice = None if problem is None or self.absent else self.library.gate(problem)
         why = "no kernel with the gate is known to be faster than a product and a pass"
         if choice is not None and problem is not None and self.gpu is not None:
-            wrong = why_illegal(problem, choice.config, self.gpu) or why_not_fused(problem, choice.config, STACKED_GATE)
+            wrong = self.exclude.why_not(problem, choice.config) or why_illegal(problem, choice.config, self.gpu)
+            wrong = wrong or why_not_fused(problem, choice.config, STACKED_GATE)
             why = wrong or f"with its gate measured at {choice.speedup:.3f} times a pass more"
             choice = None if wrong else choice
         found = Decision(None if choice is None else choice.config, problem, why)
         with self._lock:
             keep(self._gates, (a, b), found, KEPT_DECISIONS)
+        _LOG.info("%s by %s of %s, with its gate: %s", a.shape, b.shape, a.dtype, found)
         return found
 
     def run(
@@ -354,5 +362,5 @@ class DeviceState:
             try:
                 torch.cuda.current_blas_handle()
             except RuntimeError as error:  # torch raises it again at a product of its own; this one needs no handle
-                _LOG.info("torch has no handle of cuBLAS: %s", str(error).partition("\n")[0])
+                _LOG.debug("torch has no handle of cuBLAS: %s", str(error).partition("\n")[0])
             self._threads.ready = True

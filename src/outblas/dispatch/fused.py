@@ -16,6 +16,7 @@ is left to cuBLASLt or torch (see :mod:`outblas.dispatch.kernel_choice`).
 from __future__ import annotations
 
 import functools
+import logging
 import threading
 import warnings
 from collections import OrderedDict
@@ -47,6 +48,7 @@ from outblas.runtime.workspace import CapturedWorkspace
 if TYPE_CHECKING:
     import torch
 
+_LOG = logging.getLogger(__name__)
 _NOTHING = Decision(None, None, "")
 #: The epilogue of a layer with a bias that nothing follows.
 BIAS = Epilogue(bias=True)
@@ -143,6 +145,7 @@ class FusedState:
         try:
             self._kernels[key], seconds = self._load(built.result(), config, epilogue)
             self._compile_seconds += seconds
+            _LOG.info("%s: %s with %s is ready", problem.key, config_name(config), epilogue.name)
         except ShippedRefused as error:
             self._begin(key, problem, config, epilogue, error.wrong)
         except (CompileError, ToolchainMissing, DeviceError) as error:
@@ -306,7 +309,8 @@ def _decide(
         decision = state.predicted(decision, a.device.index, left, right, epilogue, launch) or decision
     if decision.problem is None or decision.config is None:
         return decision, decision.reason or "the library has no kernel for it"
-    reason = why_not_fused(decision.problem, decision.config, epilogue)
+    reason = device.exclude.why_not(decision.problem, decision.config)
+    reason = reason or why_not_fused(decision.problem, decision.config, epilogue) or ""
     if not reason and epilogue.gated and out is not None:
         reason = why_no_gated_output(decision.problem, a, out)
     return decision, reason or why_unfit(decision.problem, decision.config, extra, a, out)

@@ -1,10 +1,10 @@
 """``outblas.matmul``: a kernel, an algorithm of cuBLASLt that the library or a prediction names, or torch.
 
 A kernel is loaded at its first product. It comes from the shipped cubins, else from the compile cache on disk, else it
-is compiled (about 0.2 s). The logger ``outblas.dispatch.device_state`` reports each compilation at INFO, and
-:func:`status` counts them. If a kernel cannot be compiled, one warning says so and torch serves its products. Without
-cuda.bindings, one warning says so and torch serves all products. An algorithm of cuBLASLt is looked up at its first
-product (milliseconds, logged by ``outblas.runtime.cublaslt``).
+is compiled (about 0.2 s). An algorithm of cuBLASLt is looked up at its first product (milliseconds). If a kernel cannot
+be compiled, one warning says so and torch serves its products. Without cuda.bindings, one warning says so and torch
+serves all products. The logger ``outblas.dispatch`` reports each decision at INFO, and ``outblas.runtime`` each
+compilation at DEBUG.
 
 If ``outblas.dispatch._native`` is built, it repeats each decision without Python. A call with the same shapes,
 strides, dtypes, alignments and device then costs a few microseconds of host time.
@@ -15,7 +15,6 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from outblas.core.config import config_name
 from outblas.core.errors import UsageError
 from outblas.core.switches import is_on
 from outblas.dispatch import device_registry, native_table
@@ -271,16 +270,10 @@ def explain(
     """Return one line: the way that :func:`matmul` would take, and the reason. Compiles nothing.
 
     With ``batch_invariant`` the line names the order of summation of the kernel, or the error that the call would
-    raise. For :func:`outblas.linear` pass its weight as ``weight.t()``, and its bias.
+    raise. The arguments are those of :func:`matmul`, and a bias. For :func:`outblas.linear` pass its weight as
+    ``weight.t()``.
 
     Args:
-        a: as for :func:`matmul`.
-        b: as for :func:`matmul`.
-        out: as for :func:`matmul`.
-        pdl: as for :func:`matmul`.
-        weights: as for :func:`matmul`.
-        accurate: as for :func:`matmul`.
-        batch_invariant: as for :func:`matmul`.
         bias: bias of :func:`outblas.linear`; None: no bias.
 
     Raises:
@@ -331,8 +324,7 @@ def _explain_matrices(operands: ProductOperands, option: CallOption) -> str:
     failed = device.why_not(found, index)
     if failed:
         return f"{instead[guarantee]}: {failed}"
-    used = f"cuBLASLt {found.algorithm}" if found.config is None else config_name(found.config)
-    return f"{used} for {found.problem.key}: {found.reason}"
+    return str(found)
 
 
 def use_library(library: Library | str | os.PathLike[str] | None, device: int = 0) -> None:

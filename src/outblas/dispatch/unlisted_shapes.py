@@ -68,12 +68,7 @@ class AnyShapeChooser:
 
     It chooses a kernel by :mod:`outblas.predict.any_shape`, or an algorithm by :mod:`outblas.predict.answer_choice` if
     its lower bound is higher. If the data cannot be read or numpy cannot be imported, it warns once and returns None
-    from then on.
-
-    Args:
-        gpu_name: as for :func:`any_shape_chooser`.
-        library: as for :func:`any_shape_chooser`.
-        ask: as for :func:`any_shape_chooser`.
+    from then on. The arguments are those of :func:`any_shape_chooser`.
 
     Attributes:
         by_class: chooses for whole classes of M by this chooser.

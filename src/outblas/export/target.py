@@ -12,7 +12,7 @@ from outblas.core.config import LAUNCHES, KernelConfig, Launch, config_name
 from outblas.core.errors import OutblasError, UsageError
 from outblas.core.gpu_records import gpu_of_product
 from outblas.core.problem import Problem
-from outblas.core.rivals import RIVAL_WORDS
+from outblas.core.rivals import BASELINE_WORDS
 from outblas.core.roofline import Gpu
 from outblas.core.suites import Table
 from outblas.records.library import Library
@@ -54,7 +54,7 @@ class Target:
     def figures(self) -> str:
         """The kernel's speed-up with its bounds, and how it was found: measured here, in an interval, or predicted."""
         c, interval = self.choice, self.row.interval
-        rival = RIVAL_WORDS.get(self.row.baseline, self.row.baseline or "the baseline")
+        rival = BASELINE_WORDS.get(self.row.baseline, self.row.baseline or "the baseline")
         speed, bounds = f"{c.speedup:.3f}x faster than {rival}", f"{c.low:.3f} to {c.high:.3f}"
         if self.row.source == PREDICTED:
             return f"Predicted, neither proven nor timed on this problem: {speed} (bounds {bounds})"

@@ -188,12 +188,12 @@ class BenchCell:
         Args:
             options: ``drop_beyond``, ``rounds_before_drop``, ``near_rounds``, ``near_factor``, and the rounds.
         """
-        from outblas.judge.rounds import Prune, behind_the_best_of_their_kind, slower_than_their_kind
+        from outblas.judge.rounds import Prune, slower_than_their_kind
 
         kinds = {**kinds, CLOCK: CLOCK}  # it computes nothing, so it is no rival that others are behind
         usual, near = self.usual_rounds(options), None
         if options.near_rounds > usual:
-            near = Prune(usual, behind_the_best_of_their_kind(options.near_factor, kinds))
+            near = Prune(usual, slower_than_their_kind(options.near_factor, kinds, rivals=False))
         return Prune(options.rounds_before_drop, slower_than_their_kind(options.drop_beyond, kinds), near)
 
     def measure(

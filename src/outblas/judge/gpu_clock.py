@@ -60,7 +60,7 @@ class GraphEntry:
             self.executable = None
 
 
-class GpuClock(StreamClock):
+class GpuClock(StreamClock, contextlib.AbstractContextManager["GpuClock"]):
     """Operands, stream and events of one problem on one GPU; a context manager that yields itself and then closes.
 
     Attributes: ``problem``; ``gpu_index``; ``repeats``, the calls per graph; ``sets``, the number of operand sets;
@@ -98,9 +98,6 @@ class GpuClock(StreamClock):
         import torch
 
         return int(torch.cuda.get_device_properties(self.gpu_index).L2_cache_size)
-
-    def __enter__(self) -> GpuClock:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

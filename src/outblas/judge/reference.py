@@ -50,23 +50,6 @@ def error_bound(problem: Problem, reference: Any, magnitude: Any, q: Any = None,
     return result + (FP16_C if c is None else c) * math.sqrt(steps) * 2.0**-11 * (reference.abs() + q)
 
 
-def needed_c(problem: Problem, a: Any, b: Any, result: Any) -> float:
-    """Return the smallest c with which ``result`` is within :func:`error_bound`, at least 0.0.
-
-    A result is right if this is at most 4 for fp32 accumulation, or at most 8 for fp16.
-
-    Args:
-        a: (M, K).
-        b: B as stored.
-        result: what a kernel wrote, (M, N).
-    """
-    reference = fp64_product(problem, a, b)
-    magnitude, q = magnitudes(problem, a, b)
-    base = error_bound(problem, reference, magnitude, q, c=0.0)
-    unit = error_bound(problem, reference, magnitude, q, c=1.0) - base
-    return max(0.0, float((((result.double() - reference).abs() - base) / unit.clamp_min(1e-300)).max()))
-
-
 def b_as_k_by_n(problem: Problem, b: Any) -> Any:
     """Return B as a (K, N) view: ``b.t()`` for layout TN, ``b`` itself for NN. Writing to it changes ``b``."""
     return b.t() if problem.layout == "TN" else b

@@ -51,7 +51,9 @@ def slower_than_the_fastest(factor: float) -> Callable[[Mapping[str, float]], Co
     return to_drop
 
 
-def slower_than_their_kind(factor: float, kinds: Mapping[str, str]) -> Callable[[Mapping[str, float]], Collection[str]]:
+def slower_than_their_kind(
+    factor: float, kinds: Mapping[str, str], rivals: bool = True
+) -> Callable[[Mapping[str, float]], Collection[str]]:
     """Return a function for :class:`Prune` that drops names far slower than the best of their kind or of the rivals.
 
     Rivals are names without a kind, e.g. baselines; they all stay. A name with a kind is dropped if it takes
@@ -60,36 +62,16 @@ def slower_than_their_kind(factor: float, kinds: Mapping[str, str]) -> Callable[
     ``{"y"}``.
 
     Args:
-        factor: 1 or more.
+        factor: 1 or more; a time of exactly ``factor`` x the fastest stays.
+        rivals: rivals drop others, too; if False, only the fastest of a kind does.
     """
 
     def to_drop(medians: Mapping[str, float]) -> Collection[str]:
         fastest: dict[str | None, float] = {}
         for name, us in medians.items():
             fastest[kinds.get(name)] = min(us, fastest.get(kinds.get(name), math.inf))
-        rivals = fastest.get(None, math.inf)
-        return {n for n, us in medians.items() if n in kinds and us > factor * min(rivals, fastest[kinds[n]])}
-
-    return to_drop
-
-
-def behind_the_best_of_their_kind(
-    factor: float, kinds: Mapping[str, str]
-) -> Callable[[Mapping[str, float]], Collection[str]]:
-    """Return a function for :class:`Prune` that drops names that are not near the fastest name of their kind.
-
-    Names without a kind, e.g. baselines, all stay and drop nothing. Example:
-    ``behind_the_best_of_their_kind(1.03, {"x": "pdl", "y": "pdl"})({"x": 1.0, "y": 1.1, "r": 0.5})`` returns ``{"y"}``.
-
-    Args:
-        factor: 1 or more; a time of exactly ``factor`` x the fastest stays.
-    """
-
-    def to_drop(medians: Mapping[str, float]) -> Collection[str]:
-        fastest: dict[str, float] = {}
-        for name in kinds.keys() & medians.keys():
-            fastest[kinds[name]] = min(medians[name], fastest.get(kinds[name], math.inf))
-        return {n for n, us in medians.items() if n in kinds and us > factor * fastest[kinds[n]]}
+        rival = fastest.get(None, math.inf) if rivals else math.inf
+        return {n for n, us in medians.items() if n in kinds and us > factor * min(rival, fastest[kinds[n]])}
 
     return to_drop
 

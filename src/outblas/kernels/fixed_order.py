@@ -7,7 +7,7 @@ for all M, and only kernels of that order may serve it. So a row of A gives the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, product
 from typing import get_args
 
@@ -112,11 +112,16 @@ class FixedOrderKernels:
         self._listed = tuple(dict.fromkeys(listed))
         self._sorted: dict[tuple[object, ...], list[KernelConfig]] = {}
 
-    def choose(self, problem: Problem, gpu: Gpu, launch: Launch) -> KernelConfig | None:
+    def choose(
+        self, problem: Problem, gpu: Gpu, launch: Launch, why_not: Callable[[KernelConfig], str] = lambda config: ""
+    ) -> KernelConfig | None:
         """Return the kernel of the weight's order that is predicted to be fastest; None if no such kernel is legal.
 
         If fewer than :data:`ENOUGH_KERNELS` listed kernels are legal, :func:`fixed_order_candidates` are ranked, too.
         For small M on sm_90 those of :func:`kernels_for_few_rows` are.
+
+        Args:
+            why_not: returns why a kernel must not run; empty: it may.
 
         Raises:
             RecordError: the cost model's file is damaged.
@@ -126,7 +131,7 @@ class FixedOrderKernels:
             found = list(dict.fromkeys((*found, *fixed_order_candidates(problem, gpu))))
         elif problem.m < FEW_ROWS and summation_of_weight(problem, gpu) == "wgmma":  # most listed ones load past M
             found = list(dict.fromkeys((*found, *_of_weights_order(_added_by_families(problem), problem, gpu))))
-        found = [c for c in found if c not in self.left_out]
+        found = [c for c in found if c not in self.left_out and not why_not(c)]
         return fastest(problem, found, gpu) if found else None
 
     def _of_order(self, problem: Problem, gpu: Gpu, launch: Launch) -> list[KernelConfig]:

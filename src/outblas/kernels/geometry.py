@@ -46,7 +46,7 @@ def launch_smem(problem: Problem, config: KernelConfig, sms: int) -> int:
 
     Without ``even``, it is the amount that the kernel uses. With ``even``, it may be more: so much that an SM holds no
     more CTAs than an even distribution gives it. Otherwise, under PDL, CTAs that arrive while their predecessors run
-    pile up on the SMs with room. Source: measurements on an H200, docs/journal/pdl-and-early.md, entry 0028.
+    pile up on the SMs with room. Source: measurements on an H200, docs/journal/kernels.md, entry 0028.
 
     With ``even``, the amount is at most 232448, or what the kernel uses if that is more. It is 232448 if each SM gets
     at most one CTA.

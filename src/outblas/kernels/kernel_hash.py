@@ -55,15 +55,6 @@ def headers_sha(headers: Iterable[tuple[str, str]]) -> str:
     return _sha([(name, without_comments(text)) for name, text in headers])
 
 
-def headers_sha_as_written(headers: Iterable[tuple[str, str]]) -> str:
-    """Return the SHA-256 (64 hex digits) of kernel files as written, comments included: the rule until version 0.2.0.
-
-    Args:
-        headers: (name as included, text) pairs; their order counts.
-    """
-    return _sha(list(headers))
-
-
 def without_comments(text: str) -> str:
     """Return CUDA C++ text without comments, with each run of white space as one blank.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from dataclasses import dataclass
 
 from outblas.core.config import KernelConfig
@@ -12,9 +11,7 @@ from outblas.core.problem import Problem
 from outblas.kernels.epilogue import NO_EPILOGUE, Epilogue, prelude
 from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.geometry import geometry
-from outblas.kernels.kernel_hash import kernel_headers, without_comments
-
-_INCLUDE = re.compile(r'#[ \t]*include[ \t]*["<]([^">]+)[">]')
+from outblas.kernels.kernel_hash import kernel_headers
 
 
 @dataclass(frozen=True)
@@ -39,19 +36,6 @@ class Source:
         """Return the SHA-256 of all fields as 64 hex digits. Headers count as written, comments included."""
         fields = [self.text, self.entry, self.headers, self.options, self.acc, self.family]
         return hashlib.sha256(json.dumps(fields).encode()).hexdigest()
-
-    def read_by_compiler(self) -> tuple[object, ...]:
-        """Return everything of the source that a compiler reads; equal values mean equal machine code.
-
-        Headers count if an ``#include`` reaches them, under whatever condition. Comments are left out.
-        """
-        known, todo, reached = dict(self.headers), [self.text], dict[str, str]()
-        while todo:
-            for name in _INCLUDE.findall(todo.pop()):
-                if name in known and name not in reached:
-                    reached[name] = without_comments(known[name])
-                    todo.append(known[name])
-        return self.entry, self.options, without_comments(self.text), tuple(sorted(reached.items()))
 
 
 def make_source(problem: Problem, config: KernelConfig, epilogue: Epilogue = NO_EPILOGUE) -> Source:

@@ -41,7 +41,7 @@ PROBLEM_FEATURES = (
 )
 #: Indices of the features of :func:`problem_features` that describe the GPU.
 GPU_FEATURES = [i for i, name in enumerate(PROBLEM_FEATURES) if name.startswith("gpu_")]
-#: Knobs taken as they are, as powers of two, and as switches (columns of ``model_columns``).
+#: Knobs taken as powers of two, and as switches, 0 or 1 (columns of ``config_columns``).
 _LOGS = (
     "bm",
     "bn",
@@ -58,7 +58,7 @@ _LOGS = (
     "wk",
     "threads",
 )
-_SWITCHES = (
+SWITCHES = (
     *("pdl", "persistent", "pingpong", "raster_m", "tma", "workspace", "stream_b", "stream_c", "even", "shift"),
     *("ring_shared", "kept"),
 )
@@ -68,7 +68,7 @@ _MADE = (
 )
 #: Names of :func:`candidate_features`, in its order. Packaged policies have these names in their files, so that a new
 #: knob is in here only once they are trained anew with it.
-CANDIDATE_FEATURES = (*(f"family_{family}" for family in LEARNED_FAMILIES), *_LOGS, *_SWITCHES, *_MADE)
+CANDIDATE_FEATURES = (*(f"family_{family}" for family in LEARNED_FAMILIES), *_LOGS, *SWITCHES, *_MADE)
 
 
 def problem_features(problem: Problem, gpu: Gpu) -> Features:
@@ -107,7 +107,7 @@ def candidate_features(problem: Problem, configs: Sequence[KernelConfig], gpu: G
     p = problem_columns(problem, gpu)
     for family, where, c in columns_by_family(configs, gpu):
         out[where, :top] = [LEARNED_AS.get(family, family) == learned for learned in LEARNED_FAMILIES]
-        middle = [np.log2(np.maximum(c[name], 1)) / 4 for name in _LOGS] + [c[name] for name in _SWITCHES]
+        middle = [np.log2(np.maximum(c[name], 1)) / 4 for name in _LOGS] + [c[name] for name in SWITCHES]
         out[where, top:] = np.stack([*middle, *_made(problem, c, gpu), *np.zeros((2, len(where)))], axis=1)
     rough = np.log(
         cost_model.predict_with(cost_model.start_coefficients(gpu), None, problem, configs, gpu) / p["floor"]
@@ -138,4 +138,4 @@ def knob_columns(features: Features) -> Features:
 
     They are the family flags and the knobs themselves, so they are the same for every problem.
     """
-    return features[:, : len(LEARNED_FAMILIES) + len(_LOGS) + len(_SWITCHES)]
+    return features[:, : len(LEARNED_FAMILIES) + len(_LOGS) + len(SWITCHES)]

@@ -16,7 +16,7 @@ import math
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -71,7 +71,7 @@ class StoredRun:
     evaluations: int
 
 
-class Store:
+class Store(AbstractContextManager["Store"]):
     """A store file, opened for appending. It is created with its folders if it does not exist.
 
     Use it as a context manager, or call :meth:`close`.
@@ -127,7 +127,7 @@ class Store:
             (run_id, e.problem.key, config_name(e.config), e.status.value, _dump(evaluation_to_json(e)))
             for e in evaluations
         ]
-        with self._transaction():
+        with self._guard("written"), transaction(self._db):
             self._db.execute("INSERT OR IGNORE INTO runs VALUES (?, ?, '{}')", (run_id, _now()))
             self._db.executemany(
                 "INSERT INTO evaluations (run, problem, config, status, body) VALUES (?, ?, ?, ?, ?)", rows
@@ -158,7 +158,7 @@ class Store:
             if odd:
                 raise UsageError(f"counter {odd[0]} is {values[odd[0]]!r}", "a finite number", "leave it out")
             rows.append((run_id, problem.key, name, _dump(dict(values)), _dump(about)))
-        with self._transaction():
+        with self._guard("written"), transaction(self._db):
             self._db.execute(_COUNTERS)
             self._db.executemany(
                 "INSERT INTO counters (run, problem, config, counters, about) VALUES (?, ?, ?, ?, ?)", rows
@@ -189,7 +189,7 @@ class Store:
         Raises:
             RecordError: the disk is full or the file failed. Earlier records are intact.
         """
-        with self._transaction():
+        with self._guard("written"), transaction(self._db):
             self._db.execute(_OUTCOMES)
             row = (run_id, piece, _dump(outcome))
             self._db.execute("INSERT INTO outcomes (run, piece, outcome) VALUES (?, ?, ?)", row)
@@ -254,9 +254,6 @@ class Store:
         with self._guard("closed"):
             self._db.close()
 
-    def __enter__(self) -> Store:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
@@ -304,20 +301,6 @@ class Store:
                 "the file was changed by hand or damaged; restore a copy or start another store",
             ) from error
 
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        """Commit everything written within the ``with`` block, or roll all of it back after an error."""
-        with self._guard("written"):
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-                self._db.execute("COMMIT")
-            except BaseException:
-                # SQLite may already have rolled back (disk full); then ROLLBACK fails harmlessly.
-                with suppress(sqlite3.Error):
-                    self._db.execute("ROLLBACK")
-                raise
-
     def _is_new(self) -> bool:
         try:
             return not self.path.exists()
@@ -333,6 +316,20 @@ class Store:
             yield
         except (sqlite3.Error, UnicodeError) as error:  # a cell that is no UTF-8, or a name that cannot be encoded
             raise store_failure(self.path, what, error) from error
+
+
+@contextmanager
+def transaction(database: sqlite3.Connection) -> Iterator[None]:
+    """Commit everything written within the ``with`` block, or roll all of it back after an error."""
+    database.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        database.execute("COMMIT")
+    except BaseException:
+        # SQLite may already have rolled back (disk full); then ROLLBACK fails harmlessly.
+        with suppress(sqlite3.Error):
+            database.execute("ROLLBACK")
+        raise
 
 
 def _is_figure(value: object) -> bool:

@@ -11,7 +11,7 @@ import contextlib
 import os
 import re
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -333,19 +333,6 @@ class EqualKernels:
         enough: an old release does not know a later one.
         """
         return there == here or (here == self.now and there in self.before)
-
-    def extended_by(self, now: KernelRelease, proved: KernelRelease, compared: str) -> EqualKernels:
-        """Return the table for later kernels whose cubins were found equal to those of earlier kernels.
-
-        Args:
-            proved: the earlier kernels, as a library file of their release names them.
-            compared: hash of the earlier kernel files by the present rule. If this table is for that hash or for
-                ``now``, its entries are kept.
-        """
-        kept: Iterable[KernelRelease] = (*self.before, self.now) if now == self.now or self.now.sha == compared else ()
-        before = dict.fromkeys((*kept, proved))
-        before.pop(now, None)
-        return EqualKernels(now, tuple(before))
 
 
 def _from_json(data: dict[str, str]) -> KernelRelease:

@@ -140,7 +140,7 @@ class LtAlgorithms:
                 start = time.perf_counter()
                 try:
                     keep(self._found, key, self._look_up(problem, algorithm), MAX_FOUND)
-                    _LOG.info("cuBLASLt %s found in %.1f ms", algorithm, 1e3 * (time.perf_counter() - start))
+                    _LOG.debug("cuBLASLt %s found in %.1f ms", algorithm, 1e3 * (time.perf_counter() - start))
                 except (DeviceError, ToolchainMissing) as error:
                     self.fail(problem, algorithm, error.wrong)
             return self.get(problem, algorithm)
@@ -183,7 +183,7 @@ class LtAlgorithms:
             finally:
                 plan.close()
         except (DeviceError, ToolchainMissing) as error:
-            _LOG.info("cuBLASLt has no answer for %s: %s", problem.key, error.wrong)
+            _LOG.debug("cuBLASLt has no answer for %s: %s", problem.key, error.wrong)
             return ""
 
     def answers(self, problem: Problem) -> list[str]:
@@ -204,7 +204,7 @@ class LtAlgorithms:
             finally:
                 plan.close()
         except (DeviceError, ToolchainMissing) as error:
-            _LOG.info("cuBLASLt has no answers for %s: %s", problem.key, error.wrong)
+            _LOG.debug("cuBLASLt has no answers for %s: %s", problem.key, error.wrong)
             return []
         return [describe(result.algo) for result in results]
 

@@ -102,7 +102,7 @@ def kernel_code(
             raise _neither_loads(refused, error) from error
         raise
     seconds = 0.0 if cubin.from_cache else time.perf_counter() - start
-    _LOG.info("%s %s", name, f"compiled in {seconds:.2f} s" if seconds else "taken from the cache")
+    _LOG.debug("%s %s", name, f"compiled in {seconds:.2f} s" if seconds else "taken from the cache")
     return KernelCode(cubin, name, seconds=seconds, refused=refused)
 
 
@@ -130,7 +130,7 @@ def load_code(code: KernelCode, load: Callable[[Cubin], _Kernel]) -> _Kernel:
         raise
     if code.packaged:
         kernel.packaged = True  # type: ignore[attr-defined]
-        _LOG.info("%s was shipped", code.name)
+        _LOG.debug("%s was shipped", code.name)
     if code.refused:
         PACKAGED.warn_refused(code.refused)
     return kernel

@@ -14,10 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from outblas.core.config import KernelConfig, config_name
 from outblas.core.errors import ConfigError, TensorError
 from outblas.core.problem import Problem
-from outblas.core.roofline import Gpu
 from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.geometry import geometry, grid, launch_smem, workspace_bytes
-from outblas.kernels.geometry_terms import Geometry
 from outblas.kernels.legality import why_illegal
 from outblas.runtime.cubin import Cubin
 from outblas.runtime.device import gpu_of_device
@@ -173,7 +171,9 @@ class LoadedKernel:
         if smem_bytes > self._allowed_smem:
             self._set_attributes(smem_bytes, shape.cluster)
         ctas = grid(problem, self.config, gpu.sms)
-        make = functools.partial(launch_config, ctas, shape, smem_bytes, self.config.pdl, gpu)
+        cluster = (shape.cluster, 1, 1) if shape.cluster > 1 else None
+        dependent = self.config.pdl and gpu.arch >= 90
+        make = functools.partial(launch_config, ctas, (shape.threads, 1, 1), smem_bytes, cluster, dependent)
         extents = tuple(ctypes.c_int(x) for x in (problem.m, problem.n, problem.k))
         boxes = self._family.tensor_boxes(problem, self.config)
         return _Plan(make(), StreamConfigs(make), extents, boxes, workspace_bytes(problem, self.config))
@@ -330,31 +330,35 @@ def check_operands(
             raise TensorError(f"c overlaps {name} in memory", "an output of its own", "allocate c separately")
 
 
-def launch_config(ctas: tuple[int, int, int], shape: Geometry, smem_bytes: int, pdl: bool, gpu: Gpu) -> Any:
-    """Return a CUlaunchConfig with the attributes for clusters and programmatic dependent launch.
+def launch_config(
+    grid: tuple[int, int, int], block: tuple[int, int, int], smem_bytes: int,
+    cluster: tuple[int, int, int] | None, dependent: bool = False,
+) -> Any:  # fmt: skip
+    """Return a CUlaunchConfig with the attributes for clusters and programmatic dependent launch, without a stream.
 
     Args:
-        ctas: grid in x, y, z.
-        shape: geometry of the kernel: threads and cluster.
+        grid: CTAs in x, y, z.
+        block: threads in x, y, z.
         smem_bytes: dynamic shared memory per CTA.
-        pdl: use programmatic dependent launch, if the GPU has it (sm_90).
+        cluster: CTAs in x, y, z; None: CTAs are on their own.
+        dependent: use programmatic dependent launch, which sm_90 has.
     """
     cu = driver()
     config = cu.CUlaunchConfig()
-    config.gridDimX, config.gridDimY, config.gridDimZ = ctas
-    config.blockDimX, config.blockDimY, config.blockDimZ = shape.threads, 1, 1
+    config.gridDimX, config.gridDimY, config.gridDimZ = grid
+    config.blockDimX, config.blockDimY, config.blockDimZ = block
     config.sharedMemBytes = smem_bytes
     attributes = []
-    if shape.cluster > 1:
-        cluster = cu.CUlaunchAttribute()
-        cluster.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-        cluster.value.clusterDim.x, cluster.value.clusterDim.y, cluster.value.clusterDim.z = shape.cluster, 1, 1
-        attributes.append(cluster)
-    if pdl and gpu.arch >= 90:
-        dependent = cu.CUlaunchAttribute()
-        dependent.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-        dependent.value.programmaticStreamSerializationAllowed = 1
-        attributes.append(dependent)
+    if cluster is not None:
+        clusters = cu.CUlaunchAttribute()
+        clusters.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        clusters.value.clusterDim.x, clusters.value.clusterDim.y, clusters.value.clusterDim.z = cluster
+        attributes.append(clusters)
+    if dependent:
+        serial = cu.CUlaunchAttribute()
+        serial.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        serial.value.programmaticStreamSerializationAllowed = 1
+        attributes.append(serial)
     config.attrs, config.numAttrs = attributes, len(attributes)
     return config
 

@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import functools
 import os
-import re
 import shutil
 import struct
-import subprocess
 import sys
-import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,10 +23,6 @@ from outblas.runtime.cubin import SassFacts
 if TYPE_CHECKING:
     from outblas.kernels.source import Source
     from outblas.runtime.cubin import Cubin
-
-#: A line of disassembly: offset, optional predicate, opcode with modifiers.
-_INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)")
-
 
 #: The low nine bits of an instruction are its opcode (the three bits above encode the kinds of operands).
 _OPCODE_MASK = 0x1FF
@@ -63,7 +56,7 @@ def sass_facts(image: bytes) -> SassFacts:
 
     Example: ``sass_facts(cubin.image).accumulators`` is ``("fp32",)``, or ``()`` without matrix instructions.
     The encodings are not published; they were read off nvdisasm's output (``-hex``). Tests compare this function with
-    :func:`disassembled_facts` for every kind of instruction that it counts.
+    nvdisasm for every kind of instruction that it counts.
 
     Raises:
         CompileError: the image is no cubin.
@@ -109,32 +102,6 @@ def other_products(image: bytes) -> dict[str, int]:
             elif opcode == _F2FP and high & _EIGHT_BIT_FLOATS:
                 found["F2FP of 8-bit floats"] += 1
     return dict(found)
-
-
-def disassembled_facts(image: bytes) -> SassFacts:
-    """Return the same facts from nvdisasm, one process per cubin: the reference for :func:`sass_facts`.
-
-    Raises:
-        ToolchainMissing: nvdisasm was not found.
-        CompileError: nvdisasm cannot read the image.
-    """
-    return facts_of_opcodes(_disassemble(image))
-
-
-def facts_of_opcodes(opcodes: Iterable[str]) -> SassFacts:
-    """Return the facts of a sequence of opcodes such as ``HMMA.16816.F32.BF16``.
-
-    Example: ``["HGMMA.64x128x16.F32", "LDL.64"]`` gives ``hgmma`` 1, ``ldl`` 1, all other counts 0 and ``accumulators``
-    ``("fp32",)``. A matrix instruction without ``F32`` counts as ``fp16``.
-    """
-    counts: Counter[str] = Counter()
-    widths: set[str] = set()
-    for opcode in opcodes:
-        base, *modifiers = opcode.split(".")
-        counts[base] += 1
-        if base in ("HGMMA", "HMMA", "QGMMA"):
-            widths.add("fp32" if "F32" in modifiers else "fp16")
-    return _facts(counts, widths)
 
 
 def check_static(facts: SassFacts, source: Source, cubin: Cubin) -> str | None:
@@ -205,22 +172,3 @@ def find_nvdisasm() -> Path:
     raise ToolchainMissing(
         "nvdisasm not found", "the wheel nvidia-cuda-nvdisasm, or nvdisasm on PATH", install_hint("compile")
     )
-
-
-def _disassemble(image: bytes) -> list[str]:
-    """Return the opcodes with modifiers, in order."""
-    return _INSTRUCTION.findall(disassemble(image))
-
-
-def disassemble(image: bytes) -> str:
-    """Return nvdisasm's output, a text with one label or instruction per line. Raises as :func:`disassembled_facts`."""
-    tool = find_nvdisasm()
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(image)
-        file.flush()
-        done = subprocess.run([tool, "-c", "-raw", "-ndf", file.name], capture_output=True, text=True)
-    if done.returncode:
-        raise CompileError(
-            f"nvdisasm failed ({done.returncode}): {done.stderr.strip()[:200]}", "a readable cubin", "recompile it"
-        )
-    return done.stdout

@@ -31,6 +31,7 @@ from outblas.workers.sandbox import STEP_TIMEOUT_S
 CANDIDATES_TRIED = 24
 
 Row = dict[str, Any]
+_Won = dict[str, Evaluation]
 
 
 def run_eval(
@@ -59,7 +60,7 @@ def run_eval(
         served.check_qps(target_qps)
     gpu = gpu_of_device(gpu_index)
     configs = shortlist_candidates(problem, gpu)
-    best = _winners(problem, configs, gpu_index, gpu)
+    best, refused = _winners(problem, configs, gpu_index, gpu)
     if served is not None:
         use_library(one_row_library(problem, best, gpu), gpu_index)
         try:
@@ -76,6 +77,7 @@ def run_eval(
         "proof": f"{first.verdict.status}: {', '.join(first.verdict.gates)}" if first.verdict else "",
         "floor_us": round(floor_us(problem, gpu), 3),
         "candidates_tried": len(configs),
+        "refused": "; ".join(refused),
         "provenance": {**collect_provenance("outblas eval", gpu_index), **gpu_state(gpu_index)},
     }
     path = base_dir / f"eval_{problem.key}_{mode}.json"
@@ -108,21 +110,22 @@ def shortlist_candidates(problem: Problem, gpu: Gpu, tried: int = CANDIDATES_TRI
     return found
 
 
-def _winners(problem: Problem, configs: list[KernelConfig], gpu_index: int, gpu: Gpu) -> dict[str, Evaluation]:
-    """The fastest proven candidate without PDL (``ours``) and with it (``ours_pdl``)."""
-    with LiveEvaluator(gpu_index, Options(gpu_index, gpu, baselines=())) as evaluator:
+def _winners(problem: Problem, configs: list[KernelConfig], index: int, gpu: Gpu) -> tuple[_Won, list[str]]:
+    """Return the fastest proven candidate without PDL (``ours``) and with it (``ours_pdl``), and those that failed."""
+    with LiveEvaluator(index, Options(index, gpu, baselines=())) as evaluator:
         tried = list(evaluator.evaluate([(problem, c) for c in configs]))
     passed = [e for e in tried if e.status is Status.PASSED and e.timing is not None]
+    refused = [f"{config_name(e.config)}: {e.status} {e.detail}" for e in tried if e.status is not Status.PASSED]
     if not passed:
-        worst = "; ".join(f"{config_name(e.config)}: {e.status} {e.detail}" for e in tried[:3])
-        raise DeviceError(f"no candidate for {problem.key} passed ({worst})", "a proven kernel", "report this")
+        wrong = f"no candidate for {problem.key} passed ({'; '.join(refused[:3])})"
+        raise DeviceError(wrong, "a proven kernel", "report this")
 
     def fastest(pdl: bool) -> Evaluation | None:
         group = [e for e in passed if e.config.pdl is pdl]
         return min(group, key=lambda e: e.timing.median_us if e.timing else 0.0, default=None)
 
     found = {"ours": fastest(False), "ours_pdl": fastest(True)}
-    return {name: e for name, e in found.items() if e is not None}
+    return {name: e for name, e in found.items() if e is not None}, refused
 
 
 def _offline(

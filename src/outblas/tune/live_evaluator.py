@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from itertools import groupby
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -47,7 +48,7 @@ class FreeWorkers(Protocol):
         """Return a new evaluator of free kernels; the arguments are those of :class:`LiveEvaluator`."""
 
 
-class LiveEvaluator(Evaluator):
+class LiveEvaluator(Evaluator, AbstractContextManager["LiveEvaluator"]):
     """Evaluate on a real GPU through one sandboxed worker (the contract of outblas.core.evaluator).
 
     Free kernels run in workers of another kind. Use the evaluator as a context manager, or call :meth:`close`.
@@ -87,9 +88,6 @@ class LiveEvaluator(Evaluator):
         self._to_list: deque[Problem] = deque()
         self._listed: dict[Problem, Sequence[KernelConfig]] = {}
         self._compiler = BackgroundCompiler(self.gpu, epilogue=self.options.epilogue) if compile_ahead else None
-
-    def __enter__(self) -> LiveEvaluator:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

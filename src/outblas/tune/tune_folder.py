@@ -14,7 +14,7 @@ from outblas.core.errors import RecordError
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.evaluator import Evaluator, closing_evaluations
 from outblas.core.files import json_text
-from outblas.core.plain_files import read_json
+from outblas.core.plain_files import read_object
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu, floor_us, regime
 from outblas.core.weight import WeightRange
@@ -184,15 +184,8 @@ def read_run(path: Path) -> dict[str, Any]:
     Raises:
         RecordError: the file cannot be read, or is of another format.
     """
-    try:
-        data = read_json(path)
-    except (OSError, ValueError) as error:
-        raise RecordError(
-            f"{path} cannot be read ({error})", "a whole JSON file", "choose another --run, or restore the file"
-        ) from error
-    if not isinstance(data, dict) or data.get("format") != FORMAT:
-        raise RecordError(f"{path} is of another format", f"format {FORMAT}", "choose another --run")
-    return data
+    do = "choose another --run, or restore the file"
+    return read_object(path, f"a run of format {FORMAT}", do, format=FORMAT)
 
 
 def _hash(asked: Sequence[Problem | WeightRange]) -> str:

@@ -131,6 +131,7 @@ class TuneOutcome:
         weights: number of weights that are tuned for a range of M.
         open_weights: number of weights whose intervals are not complete, because the time was up.
         kept: number of measurements that an earlier session had left in the folder.
+        measured: number of measurements of this session.
     """
 
     library: Library
@@ -140,6 +141,7 @@ class TuneOutcome:
     weights: int = 0
     open_weights: int = 0
     kept: int = 0
+    measured: int = 0
 
 
 def default_agent(device: Device) -> str:
@@ -228,6 +230,8 @@ def _search(
     store.begin(name, {"agent": agent.name, "seed": agent.seed, "source": evaluator.source})
     kept = len(store.recorded_pairs(name))
     begun(files.path, kept)
+    if (known := _finished(request, files, session.about)) is not None:
+        return TuneOutcome(known, files, known, len(known.rows), kept=kept)
     keeping = KeptBaselines(evaluator, store, name)
     ranges = search_ranges(
         request.ranges, agent, request.budget, keeping, session.recording, store, name, SearchWatch(options.stop, told)
@@ -236,16 +240,29 @@ def _search(
     single = tune(problems, agent, request.budget, keeping, store, name, progress, options)
     library = replace(single, intervals=ranges.intervals)
     library.save(files.library)
-    origin = session.origin
-    if kept and len(store.recorded_pairs(name)) == kept:  # the figures are those of an earlier session
+    origin, measured = session.origin, len(store.recorded_pairs(name)) - kept
+    if kept and not measured:  # the figures are those of an earlier session
         origin = {key: session.about.get(key, value) for key, value in origin.items()}
     decided = replace(library, rows=(*single.rows, *ranges.rows))
     rows = list(result_rows(decided, store, name, keeping))
     write_result(rows, {"suite": request.suite, "device": request.place, **origin}, files.result)
-    write_json(files.run, {**session.about, **origin, "finished": utc_now()})
     searched = request.ranges.searched
     asked = len(request.problems) + sum(len(request.ranges.sampled(one, session.recording)) for one in searched)
-    return TuneOutcome(library, files, decided, asked, len(searched), len(searched) - ranges.reached, kept)
+    left = asked - len(decided.rows)
+    write_json(files.run, {**session.about, **origin, "finished": utc_now(), "left": left})
+    return TuneOutcome(library, files, decided, asked, len(searched), len(searched) - ranges.reached, kept, measured)
+
+
+def _finished(request: TuneRequest, files: RunFiles, about: Mapping[str, Any]) -> Library | None:
+    """Return the library of a run that is finished; None if this command may decide otherwise.
+
+    Another release may. So may other budgets or intervals, whose decisions are read from the store again.
+    """
+    same = about.get("left") == 0 and about.get("outblas") == __version__
+    if not same or request.budgets or request.ranges.ranges or not (files.library.exists() and files.result.exists()):
+        return None
+    library = Library.load(files.library)
+    return library if [row.problem for row in library.rows] == list(request.problems) else None
 
 
 def _files(request: TuneRequest, stamp: Mapping[str, Any] | None) -> RunFiles:

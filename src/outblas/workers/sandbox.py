@@ -132,7 +132,7 @@ class Emit:
         self._connection.send(("done", index, value))
 
 
-class Sandbox:
+class Sandbox(contextlib.AbstractContextManager["Sandbox"]):
     """A worker process that is replaced each time it is lost. Use it as a context manager, or call :meth:`close`.
 
     :meth:`run`, or :meth:`start` before it, starts it. ``dict(box.run(items))``: index -> value or WorkerLoss.
@@ -165,9 +165,6 @@ class Sandbox:
         self._past, self._present = PhaseTotals(), PhaseTotals()
         #: Workers lost so far.
         self.lost = 0
-
-    def __enter__(self) -> Sandbox:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 pytest.importorskip("cuda.bindings")
 
 from outblas.runtime.nvrtc import compile_source  # noqa: E402
-from outblas.runtime.sass import check_static, disassembled_facts  # noqa: E402
+from outblas.runtime.sass import check_static  # noqa: E402
+from support.disassembly import disassembled_facts  # noqa: E402
 
 pytestmark = pytest.mark.long
 

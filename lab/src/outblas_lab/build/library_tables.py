@@ -113,17 +113,6 @@ def kernels_since(library: Library) -> str:
     return min(dates, default="") if common else ""
 
 
-def with_kernels(provenance: Mapping[str, Any], old: str, new: str) -> dict[str, Any]:
-    """Return a library's provenance in which a hash of kernel sources replaces one of equal kernels, in tables, too."""
-
-    def renamed(key: str, value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return with_kernels(value, old, new)
-        return new if (key, value) == ("kernels", old) else value
-
-    return {key: renamed(key, value) for key, value in provenance.items()}
-
-
 def is_bench_of(path: Path, library: Library, problems: Sequence[Problem]) -> bool:
     """Return whether a bench file is of exactly these problems and of the kernels that the library installs now.
 

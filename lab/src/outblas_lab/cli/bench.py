@@ -58,7 +58,7 @@ def bench(
         raise UsageError(f"--out {path} is a folder", "a result file", "name a file in it")
     if resume and path.exists():
         _check_replaced(path, problems, mode)
-    indices = require_gpus(common.parse_indices("--gpus", gpus))
+    indices = require_gpus(common.integers("--gpus", gpus))
 
     from outblas_lab.pool.run_bench import BenchRequest, run_bench
 
@@ -69,8 +69,10 @@ def bench(
     from outblas_lab.cli.results import summary_table
     from outblas_lab.publish.summary import summarise
 
-    common.print_table(summary_table(summarise(path)))
+    rows = summarise(path)
+    common.print_table(summary_table(rows))
     out.print(f"result: {path}\nreport: outblas report {path}", markup=False)
+    common.print_result("bench", {"result": path}, rows)
 
 
 def _large(problems: Sequence[Problem]) -> list[Problem]:

@@ -145,7 +145,7 @@ def build_library(
     from outblas_lab.build.build_work import TABLES, BuildFolder
     from outblas_lab.build.finalist_trials import ALL_STARTS, DEFAULT_STARTS
 
-    place = BuildFolder(common.folder("--work", work), common.parse_indices("--gpus", gpus), from_nothing)
+    place = BuildFolder(common.folder("--work", work), common.integers("--gpus", gpus), from_nothing)
     if job is not None:
         _run_alone(place, job)
         return
@@ -163,8 +163,11 @@ def build_library(
     build(place, listed, chosen, libraries, sibling)
     if place.library.exists():
         out.print(f"library: {place.library}", markup=False)
-    for path in sorted(place.path.glob("*.parquet")):
+    benches = sorted(place.path.glob("*.parquet"))
+    for path in benches:
         out.print(f"bench: {path}", markup=False)
+    made = place.library if place.library.exists() else None
+    common.print_result("build-library", {"library": made, "benches": benches}, jobs=len(listed))
 
 
 def _run_alone(work: BuildFolder, job: str) -> None:

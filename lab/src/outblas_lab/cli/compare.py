@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +12,6 @@ import typer
 from outblas.cli import common
 from outblas.cli.common import ProgressFn, err, out
 from outblas.core.errors import UsageError
-from outblas.runtime.device import parse_device
 
 if TYPE_CHECKING:
     from outblas_lab.compare.compare_result import Comparison, Figure
@@ -22,7 +22,10 @@ def compare(
         "random,heuristic,evolution"
     ),
     budgets: Annotated[
-        str, typer.Option(help="Measurements after which to compare the choices; 0: the first proposal, unmeasured.")
+        str,
+        typer.Option(
+            help="Measurements after which to compare the choices; 0: the first proposal. 1 keeps it unless it fails."
+        ),
     ] = "0,1,2,4,8,16,32",
     seeds: Annotated[int, typer.Option(help="Seeds of every agent that draws.")] = 5,
     held_out: Annotated[float, typer.Option(help="Share of shapes or families that is held out.")] = 0.2,
@@ -54,17 +57,13 @@ def compare(
     ] = True,
 ) -> None:
     """Compare agents by what they find on held-out problems of a recording, within a few measurements."""
-    where = parse_device(device)
-    if where.recording is None:
-        expected = "a recording, which knows the best of every problem"
-        raise UsageError(f"--device {device}", expected, f"e.g. --device replay:{common.DEFAULT_RECORDING}")
-
+    recording = common.recording_name(device)
     from outblas_lab.compare.compare_result import read_comparison
     from outblas_lab.compare.compare_run import CompareRequest, run_compare
     from outblas_lab.compare.held_out import Plan
 
     plan = Plan(
-        where.recording, common.integers("--budgets", budgets), held_out, split_seed, sample,
+        recording, common.integers("--budgets", budgets), held_out, split_seed, sample,
         across and across.removeprefix("replay:"),
     )  # fmt: skip
     with common.progress_bar("compare") as progress:
@@ -73,7 +72,7 @@ def compare(
             _sources(learn_from, across),
         )  # fmt: skip
         run_compare(request, _with_estimate(progress), lambda line: err.print(line, markup=False))
-    print_comparison(read_comparison(out_file))
+    _print_comparison(read_comparison(out_file), out_file)
     out.print(f"result: {out_file}\npage:   outblas report {out_file}", markup=False)
 
 
@@ -93,9 +92,10 @@ def _with_estimate(progress: ProgressFn) -> ProgressFn:
     return update
 
 
-def print_comparison(comparison: Comparison) -> None:
-    """Print a comparison on stdout: per split a table and the best agent of each budget, then the verdict over all."""
+def _print_comparison(comparison: Comparison, file: Path) -> None:
+    """Print a table and the best agent of each budget per split, then the verdict over all; or the document."""
     from outblas_lab.compare.compare_result import (
+        FIRST_CHOICE,
         best_agents,
         budget_words,
         figures,
@@ -120,11 +120,15 @@ def print_comparison(comparison: Comparison) -> None:
         for line in _source_lines(comparison, split):
             out.print(line, markup=False)
         out.print()
+    if {0, 1} <= set(comparison.budgets):
+        out.print(FIRST_CHOICE)
     (best_agent, regret), *_ = overall_regret(list(of_splits.values()))
     equals = level_with(list(of_splits.values()), best_agent)
     words = f"{best_agent}, mean regret {regret:.2%} (budgets {budget_words(comparison.budgets)}, all splits)"
     verdict = f"no agent is significantly best: {words}, level with {', '.join(equals)}"
     out.print(verdict if equals else f"best agent overall: {words}", markup=False)
+    rows = [{"split": s, **asdict(one), "regret": one.regret} for s, made in of_splits.items() for one in made.values()]
+    common.print_result("compare", {"result": file}, rows, best=best_agent, mean_regret=regret, level_with=equals)
 
 
 def _source_lines(comparison: Comparison, split: str) -> list[str]:

@@ -10,20 +10,24 @@ from outblas.cli import common
 from outblas.cli.eval import answer
 from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
-from outblas.runtime.device import gpu_count, require_gpus
+from outblas.runtime.device import gpu_count
 from outblas_lab.jail.confinement import report
 from outblas_lab.pool.eval_file import eval_file
 
 
-def eval_free(problem: Problem, file: Path, base_dir: Path, gpu_index: int, json_out: bool) -> None:
+def say_what_holds() -> None:
+    """Print the limits that hold foreign code on this machine, and those that are absent."""
+    for line in report():
+        common.err.print(f"jail: {line.part}: {line.words}", markup=False)
+
+
+def eval_free(problem: Problem, file: Path, base_dir: Path, device: str) -> None:
     """Evaluate a free kernel. Exit with 2 unless it passed, or compiled on a machine without a GPU."""
-    live = gpu_count() > 0
-    if live:
-        for line in report():
-            common.err.print(f"jail: {line.part}: {line.words}", markup=False)
-        require_gpus((gpu_index,))
-    with common.err.status(f"{problem.key}: compiling{', proving, timing' if live else ''} ..."):
-        result = eval_file(problem, file, gpu_index if live else None, base_dir)
-    answer(problem, result, json_out)
+    gpu = common.gpu_index(device) if gpu_count() else None
+    if gpu is not None:
+        say_what_holds()
+    with common.err.status(f"{problem.key}: compiling{', proving, timing' if gpu is not None else ''} ..."):
+        result = eval_file(problem, file, gpu, base_dir)
+    answer(problem, result)
     if result["status"] not in (Status.PASSED.value, Status.LEFT_OUT.value):
         raise typer.Exit(common.EXIT_ERROR)

@@ -13,8 +13,11 @@ import typer
 from outblas.cli import common
 from outblas.cli.common import err, number, out
 from outblas.core.errors import DeviceError, UsageError
+from outblas.core.plain_files import read_object
 from outblas.core.problem import Problem
+from outblas_lab.cli.eval_free import say_what_holds
 from outblas_lab.llm.budget import parse_budget
+from outblas_lab.llm.evaluators import COMPILE_ONLY
 from outblas_lab.llm.evolve_run import MakeProgress
 from outblas_lab.llm.feedback import OUTCOME_KINDS
 from outblas_lab.llm.models import parse_models
@@ -45,9 +48,7 @@ PriceOption = Annotated[
 ]
 DeviceOption = Annotated[
     str | None,
-    typer.Option(
-        help="cuda:N or cuda:N,M; compile, which runs nothing; or a file of recorded kernels. By default cuda:0."
-    ),
+    typer.Option(help="cuda:N; compile, which runs nothing; or a file of recorded kernels. By default cuda:0."),
 ]
 ImprovementsOption = Annotated[
     int | None,
@@ -109,7 +110,7 @@ def evolve(
     from outblas_lab.llm.evolve_run import EvolveRequest
     from outblas_lab.llm.evolve_settings import EvolveSettings
 
-    problems = [Problem.from_mnk(one, layout, dtype, acc) for text in mnk for one in text.split(",")]
+    problems = [Problem.from_mnk(one, layout, dtype, acc) for text in mnk for one in common.mnk_words(text)]
     models = parse_models(model, price or [])
     limits = parse_budget(budget)
     plan = common.worker_plan(workers, device, gpus, worker_count, ray_address)
@@ -151,13 +152,24 @@ def _run(request: EvolveRequest, title: str) -> None:
     if request.place.runs_kernels and "code" in request.settings.kinds:
         say_what_holds()
     with progress_view(title) as watch:
-        reason, files = run_evolve(request, watch)
-    out.print(
-        f"ended:        {reason}\nbest kernels: {files.best if files.best.is_dir() else 'none was proven'}",
-        markup=False,
-    )
+
+        def begin(*watched: Any) -> Callable[[AnswerOutcome | None], None]:
+            if not request.place.runs_kernels:  # after all refusals, and before the first paid request
+                which = "answers" if request.place.name == COMPILE_ONLY else "kernels that it lacks"
+                words = f"device {request.place} runs nothing: {which} will be compiled, and not be proven or timed"
+                err.print(words, markup=False)
+            return watch(*watched)
+
+        reason, files = run_evolve(request, begin)
+    best = files.best if files.best.is_dir() else None
+    out.print(f"ended:        {reason}\nbest kernels: {best or 'none was proven'}", markup=False)
     page = page_of_run(files.path, files.report)
     out.print(f"transcript:   {files.transcript}\nreport:       {page}\neverything:   {files.store}", markup=False)
+    if common.wants_json():
+        about = read_object(files.run, "what `outblas evolve` wrote", "run the same command again")
+        report = files.report if page == str(files.report) else None
+        written = {"best": best, "transcript": files.transcript, "report": report, "store": files.store}
+        common.print_result("evolve", written, **{name: about[name] for name in ("ended", "spent", "best")})
 
 
 def _server(
@@ -177,16 +189,8 @@ def _server(
             common.at_least(option, value, 1)
     retry_policy = RetryPolicy(common.positive("--timeout", timeout), common.positive("--stall", stall))
     if temperature is not None:
-        common.not_negative("--temperature", temperature)
+        common.positive("--temperature", temperature, or_zero=True)
     return ServerSettings(base_url, retry_policy, requests_per_minute, tokens_per_minute, temperature)
-
-
-def say_what_holds() -> None:
-    """Print the limits that hold foreign code on this machine, and those that are absent."""
-    from outblas_lab.jail.confinement import report
-
-    for line in report():
-        common.err.print(f"jail: {line.part}: {line.words}", markup=False)
 
 
 def _kinds(text: str) -> tuple[str, ...]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated, Any, get_args
 
 import typer
 
 from outblas.cli import common
-from outblas.cli.common import out
+from outblas.cli.common import out, with_json
 from outblas.core.errors import UsageError
 from outblas.core.problem import Layout
 
@@ -31,6 +31,7 @@ COUNTS = {"record": 1200, "extend": 800, "answers": 5000, "bench": 300}
 
 
 @fit.command("catalogue", short_help="Choose the kernels that searches offer")
+@with_json
 def fit_catalogue(
     out_file: Annotated[Path, typer.Option("--out", help="File to write.")],
     recording: Annotated[Path | None, typer.Option(help="Folder of a recording.")] = None,
@@ -52,9 +53,11 @@ def fit_catalogue(
     rows = read_rows(recording, stores)
     count, candidates = write_catalogue(rows, kernels, out_file, lambda line: out.print(line, markup=False))
     out.print(f"{count} kernels, {candidates} candidates: {out_file}", markup=False)
+    common.print_result("fit catalogue", {"catalogue": out_file}, kernels=count, candidates=candidates)
 
 
 @fit.command("model", short_help="Fit the ranking model's coefficients")
+@with_json
 def fit_model(
     recording: Annotated[str | None, typer.Option(help="A packaged recording's name, or a folder.")] = None,
     store: StoreOption = None,
@@ -83,6 +86,7 @@ def fit_model(
     path = out_file or Path(str(packaged_data("models"))) / f"{report['gpu']}.json"
     write_json(path, report)
     out.print(f"model: {path}", markup=False)
+    common.print_result("fit model", {"model": path}, gpu=report["gpu"], checks=report["checks"])
 
 
 def _reader(field: str) -> Callable[[Path], None]:
@@ -128,6 +132,7 @@ SummaryOption = Annotated[Path, typer.Option(help="Figures of the bench.")]
 
 
 @fit.command("any-shape", short_help="Choose kernels for shapes of no library")
+@with_json
 def fit_any_shape(
     step: StepArgument,
     count: CountOption = None,
@@ -167,31 +172,37 @@ def fit_any_shape(
 
     with lock_folder(work):
         if step == "record":
-            _record_any_shape(number, measurements, seed, work, cells)
+            _print_step(step, [cells], counts=_record_any_shape(number, measurements, seed, work, cells))
         elif step == "extend":
-            _extend_any_shape(*drawn, work, more)
+            _print_step(step, more, counts=_extend_any_shape(*drawn, work, more))
         elif step == "answers":
-            _record_answers(*drawn, work, answers)
+            _print_step(step, answers, counts=_record_answers(*drawn, work, answers))
         elif step == "collect":
             from outblas_lab.build.any_shape_run import collect_trials
 
-            out.print(f"{collect_trials(build, trials)}: {trials}", markup=False)
+            _print_step(step, [trials], counts=collect_trials(build, trials))
         elif step == "fit":
-            _fit_any_shape([cells, trials, *more], answers, proved)
+            _print_step(step, _fit_any_shape([cells, trials, *more], answers, proved))
         elif step == "evaluate":
-            _evaluate_any_shape([cells, trials, *more], held_out, every)
+            _print_step(step, [held_out], figures=_evaluate_any_shape([cells, trials, *more], held_out, every))
         elif step == "prove":
             _prove_any_shape(proved)
         else:
-            _bench_any_shape(number, out_file, summary)
+            _print_step(step, [out_file, summary], figures=_bench_any_shape(number, out_file, summary))
 
 
-def _record_any_shape(count: int, measurements: int | None, seed: int, work: Path, cells: Path) -> None:
+def _print_step(step: str, written: list[Path], **facts: Any) -> None:
+    """Print what a step wrote, with its counts in words; or as a document."""
+    for path in written:
+        out.print(f"{facts.get('counts', 'written')}: {path}", markup=False)
+    common.print_result("fit any-shape", {"written": written}, step=step, **facts)
+
+
+def _record_any_shape(count: int, measurements: int | None, seed: int, work: Path, cells: Path) -> str:
     from outblas_lab.build.any_shape_run import MEASUREMENTS, record, shapes
 
     measurements = common.at_least("--measurements", MEASUREMENTS if measurements is None else measurements, 1)
-    about = record(shapes(count, seed), measurements, work / "store.sqlite", cells)
-    out.print(f"{about}: {cells}", markup=False)
+    return record(shapes(count, seed), measurements, work / "store.sqlite", cells)
 
 
 def _beside(cells: Path, given: list[Path] | None, *kinds: str) -> list[Path]:
@@ -215,34 +226,36 @@ def _layouts(value: str) -> tuple[Layout, ...]:
     return named
 
 
-def _extend_any_shape(count: int, seed: int, layouts: tuple[Layout, ...], work: Path, more: list[Path]) -> None:
+def _extend_any_shape(count: int, seed: int, layouts: tuple[Layout, ...], work: Path, more: list[Path]) -> str:
     from outblas_lab.build.any_shape_run import extend, extension_shapes
 
     file, drawn = _one_file("--more", more), extension_shapes(count, seed, layouts)
-    out.print(f"{extend(drawn, work / 'extension.sqlite', file)}: {file}", markup=False)
+    return extend(drawn, work / "extension.sqlite", file)
 
 
-def _record_answers(count: int, seed: int, layouts: tuple[Layout, ...], work: Path, answers: list[Path]) -> None:
+def _record_answers(count: int, seed: int, layouts: tuple[Layout, ...], work: Path, answers: list[Path]) -> str:
     from outblas_lab.build.any_shape_run import extension_shapes, record_answers
 
     file, drawn = _one_file("--answers", answers), extension_shapes(count, seed, layouts)
-    out.print(f"{record_answers(drawn, work / 'answers.jsonl', file)}: {file}", markup=False)
+    return record_answers(drawn, work / "answers.jsonl", file)
 
 
-def _fit_any_shape(cells: list[Path], answers: list[Path], proved: Path) -> None:
+def _fit_any_shape(cells: list[Path], answers: list[Path], proved: Path) -> list[Path]:
     from outblas_lab.train.fit_answers import fit_answers
     from outblas_lab.train.fit_any_shape_run import fit_all, packaged_folder
 
     def report(line: str) -> None:
         out.print(line, markup=False)
 
-    for line in fit_all(cells, proved, packaged_folder("any_shape"), report):
+    folders = [packaged_folder("any_shape"), *([packaged_folder("answers")] if answers else [])]
+    for line in fit_all(cells, proved, folders[0], report):
         report(line)
-    for line in fit_answers(answers, packaged_folder("answers"), report) if answers else ():
+    for line in fit_answers(answers, folders[1], report) if answers else ():
         report(line)
+    return folders
 
 
-def _evaluate_any_shape(cells: list[Path], held_out: Path, every: int) -> None:
+def _evaluate_any_shape(cells: list[Path], held_out: Path, every: int) -> dict[str, Any]:
     from outblas_lab.train.fit_any_shape import SPLITS, figures_in_words
     from outblas_lab.train.fit_any_shape_run import evaluate
 
@@ -250,21 +263,21 @@ def _evaluate_any_shape(cells: list[Path], held_out: Path, every: int) -> None:
     for split in SPLITS:
         for line in figures_in_words(found[split]["today"]):
             out.print(f"{split}: {line}", markup=False)
-    out.print(f"figures: {held_out}", markup=False)
+    return found
 
 
 def _prove_any_shape(proved: Path) -> None:
     from outblas_lab.build.any_shape_run import prove
 
     passed = prove(proved)
-    out.print(f"written to {proved}", markup=False)
+    _print_step("prove", [proved], passed=passed)
     if not passed:
         raise typer.Exit(1)
 
 
-def _bench_any_shape(count: int, out_file: Path, summary: Path) -> None:
+def _bench_any_shape(count: int, out_file: Path, summary: Path) -> dict[str, Any]:
     from outblas_lab.build.any_shape_run import BENCHED, bench, shapes
 
     figures = bench(shapes(count, BENCHED), out_file, summary)
     out.print(json.dumps(figures, indent=1), markup=False)
-    out.print(f"result: {out_file}\nfigures: {summary}", markup=False)
+    return figures

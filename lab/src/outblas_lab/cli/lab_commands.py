@@ -30,7 +30,7 @@ PARTS = (
                 "Train a language model that writes kernels",
                 resumable=("train-llm",),
             ),
-            "mcp": Command(f"{_PACKAGE}.mcp:mcp", "Give the tools to a coding agent (MCP server)"),
+            "mcp": Command(f"{_PACKAGE}.mcp:mcp", "Give the tools to a coding agent (MCP server)", has_result=False),
             "export-t4": Command(f"{_PACKAGE}.study.t4:export_t4", "Write recorded measurements as T4 results"),
             "import-t4": Command(f"{_PACKAGE}.study.t4:import_t4", "Read and compare T4 results"),
         },

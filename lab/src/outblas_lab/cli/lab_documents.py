@@ -6,15 +6,13 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from outblas.cli.documents import Document
+from outblas.cli.documents import Document, schema
 
 
 class ResultsDocument(Document):
     """``outblas results --json``: the published figures."""
 
-    schema_: Literal["outblas-results"] = Field(
-        default="outblas-results", serialization_alias="schema", description="name of the schema"
-    )
+    schema_: Literal["outblas-results"] = schema("outblas-results")
     rows: list[dict[str, Any]] = Field(description="rows of summary.json")
     written: list[str] = Field(description="files that --write wrote")
     stale: list[str] = Field(description="lines of --check, one for each stale file")
@@ -34,9 +32,7 @@ class ScoreFigure(BaseModel, extra="forbid"):
 class ScoreDocument(Document):
     """``outblas recording score --json``: an agent file on held-out problems, beside baselines."""
 
-    schema_: Literal["outblas-score"] = Field(
-        default="outblas-score", serialization_alias="schema", description="name of the schema"
-    )
+    schema_: Literal["outblas-score"] = schema("outblas-score")
     agent: str = Field(description="path of the agent file")
     agent_sha256: str = Field(description="SHA-256 of the file")
     recording: str = Field(description="name or path of the recording")

@@ -9,7 +9,8 @@ import typer
 
 from outblas.cli import common
 from outblas.core.errors import UsageError
-from outblas_lab.cli.evolve import DeviceOption, say_what_holds
+from outblas_lab.cli.eval_free import say_what_holds
+from outblas_lab.cli.evolve import DeviceOption
 
 
 def mcp(

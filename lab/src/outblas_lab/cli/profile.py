@@ -9,8 +9,6 @@ import typer
 
 from outblas.cli import common
 from outblas.cli.common import out
-from outblas.core.errors import UsageError
-from outblas.runtime.device import parse_device
 
 
 def profile(
@@ -18,27 +16,26 @@ def profile(
     top: Annotated[int, typer.Option(help="Candidates of each problem, the fastest that passed.")] = 4,
     mnk: Annotated[list[str] | None, typer.Option(help="Only the problem M_N_K of the run; may be repeated.")] = None,
     config: Annotated[str | None, typer.Option(help="This candidate, by its name, in place of the fastest.")] = None,
-    device: Annotated[str, typer.Option(help="The GPU, cuda:N.")] = "cuda:0",
+    device: common.GpuOption = "cuda:0",
     ncu: Annotated[str | None, typer.Option(help="Path of Nsight Compute's ncu; by default it is searched.")] = None,
     timeout: Annotated[float, typer.Option(help="Seconds for each start of ncu.")] = 600.0,
 ) -> None:
     """Collect hardware counters of a run's best candidates with Nsight Compute, where that is allowed (GPU)."""
     common.at_least("--top", top, 1)
     common.positive("--timeout", timeout)
-    where = parse_device(device)
-    if where.gpu_index is None:
-        raise UsageError(f"--device {device}", "a GPU: a recording has no counters", "e.g. --device cuda:0")
+    gpu = common.gpu_index(device)
 
     from rich.markup import escape
     from rich.table import Table
 
+    from outblas.core.config import config_name
     from outblas.kernels.config_text import config_from_name
     from outblas_lab.pool.counters import COUNTER_COLUMNS, counter_cells
     from outblas_lab.pool.profile import ProfileRequest, run_profile
     from outblas_lab.publish.words import short_config
 
     named = None if config is None else config_from_name(config)
-    request = ProfileRequest(run, where.gpu_index, top, mnk or (), named, ncu, timeout, common.command_line())
+    request = ProfileRequest(run, gpu, top, mnk or (), named, ncu, timeout, common.command_line())
     with common.progress_bar("profile") as progress:
         found = run_profile(request, progress)
     table = Table(box=None, pad_edge=False)
@@ -47,6 +44,8 @@ def profile(
         table.add_column(heading, justify="left" if words else "right", no_wrap=heading == "problem")
     for (problem, candidate), values in found.counters.items():
         table.add_row(problem.key, escape(short_config(candidate)), *map(escape, counter_cells(values)))
-    out.print(table)
+    common.print_table(table)
     held = len(found.counters) - found.new
     out.print(f"{found.new} profiled now, {held} before; in {run / 'store.sqlite'}", markup=False)
+    rows = [{"problem": one.key, "candidate": config_name(c), **values} for (one, c), values in found.counters.items()]
+    common.print_result("profile", {"store": run / "store.sqlite"}, rows, new=found.new, held=held)

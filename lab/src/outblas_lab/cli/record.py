@@ -8,9 +8,8 @@ from typing import Annotated
 import typer
 
 from outblas.cli import common
-from outblas.cli.common import AccOption, DtypeOption, GpuDeviceOption, LayoutOption, SuiteOption, out
+from outblas.cli.common import AccOption, DtypeOption, GpuOption, LayoutOption, SuiteOption, out
 from outblas.core.errors import UsageError
-from outblas.runtime.device import require_gpus
 
 #: Share within which a candidate is near the best, unless ``--near`` says otherwise.
 DEFAULT_NEAR = 0.03
@@ -45,7 +44,7 @@ def record(
         float | None, typer.Option(help="Share of the best time within which a candidate is near; by default 0.03.")
     ] = None,
     out_dir: Annotated[Path, typer.Option("--out", help="Directory of the recording.")] = Path("./recordings"),
-    gpu_device_id: GpuDeviceOption = 0,
+    device: GpuOption = "cuda:0",
 ) -> None:
     """Prove and time candidates on every problem of a suite or of a sample of it, resumable (GPU)."""
     from outblas_lab.pool.record_suite import CandidateDraw, RecordSettings, run_record
@@ -58,7 +57,7 @@ def record(
     draw = None if candidates is None else CandidateDraw(candidates, random, seed)
     how = RecordSettings(draw, rounds_near_best or 0, within)
     problems = common.suite_problems(suite, (layout,), dtype, acc, sample, seed)
-    (gpu,) = require_gpus((gpu_device_id,))
+    gpu = common.gpu_index(device)
 
     from outblas.kernels.catalogue import catalogue as candidates_of
     from outblas.kernels.catalogue import catalogue_of, pool_name
@@ -75,6 +74,7 @@ def record(
     out.print(f"recording: {out_dir}", markup=False)
     drawn = "" if sample is None else f" --sample {sample} --seed {seed}"
     out.print(f"use it: outblas tune --suite {suite}{drawn} --device replay:{out_dir}", markup=False)
+    common.print_result("record", {"recording": out_dir}, problems=len(problems), gpu=own.name)
 
 
 def recorded_suite(suite: str, sample: int | None, candidates: int | None, seed: int) -> str:

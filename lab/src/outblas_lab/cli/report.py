@@ -32,3 +32,4 @@ def report(
     common.output_file("--out", path, "report", check_page)
     write_report(run, path)
     out.print(f"report: {path}", markup=False)
+    common.print_result("report", {"report": path})

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from outblas.cli import common
-from outblas.cli.common import EXIT_ERROR, JsonOption, errors, number, out, print_table
+from outblas.cli.common import EXIT_ERROR, errors, number, out, print_table, wants_json
 
 
 def summary_table(rows: Sequence[Mapping[str, Any]]) -> Any:
@@ -48,27 +48,24 @@ def results(
     directory: Annotated[Path, typer.Option("--dir", help="Directory of the result files.")] = Path(
         "results", common.DEFAULT_RECORDING
     ),
-    json_out: JsonOption = False,
 ) -> None:
     """Summarise committed result files; every published figure is a row of this table."""
     from outblas_lab.publish.summary import summary_rows
     from outblas_lab.publish.tables.publish_results import check_published, publish
 
     rows = summary_rows(directory)
-    if not json_out:
-        print_table(summary_table(rows))
+    print_table(summary_table(rows))
     written = [str(path) for path in publish(directory)] if write else []
     stale = check_published(directory) if check else []
-    if json_out:
-        from outblas.cli.documents import print_document
+    if wants_json():
         from outblas_lab.cli.lab_documents import ResultsDocument
 
-        print_document(ResultsDocument(rows=rows, written=written, stale=stale))
-    for path in [] if json_out else written:
+        common.print_document(ResultsDocument(rows=rows, written=written, stale=stale))
+    for path in written:
         out.print(f"written: {path}", markup=False)
     for line in stale:
         errors.print(f"error: {line}", markup=False)
-    if check and not stale and not json_out:
+    if check and not stale:
         out.print("checked: summary, pictures, README and docs are what the files say", markup=False)
     if stale:
         raise typer.Exit(EXIT_ERROR)

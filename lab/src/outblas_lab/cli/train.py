@@ -52,19 +52,24 @@ def train(
     """Train the policy of agent ppo on recorded problems (no GPU)."""
     given: dict[str, Any] = {"steps": QUICK_STEPS if quick and steps is None else steps, "seed": seed}
     given |= {"lr": lr, "entropy": entropy, "gamma": gamma, "batch": batch}
-    from outblas_lab.train.train_ppo import RECIPE, TrainingRun
+    from outblas_lab.train.train_ppo import RECIPE, TrainingRun, steps_done
     from outblas_lab.train.train_ppo import train as train_ppo
 
     given["preset"] = preset
     if quick:
         given["regress"] = replace(RECIPE.regress, epochs=QUICK_EPOCHS)
     chosen = replace(RECIPE, **{k: v for k, v in given.items() if v is not None})  # type: ignore[arg-type]
-    parts = _parts(recording, QUICK_PROBLEMS if quick else None)
+    parts, place = _parts(recording, QUICK_PROBLEMS if quick else None), TrainingRun(run, None, tensorboard)
+    before = steps_done(place)
     with common.progress_bar("train") as progress:
-        policy = train_ppo(parts, chosen, TrainingRun(run, None, tensorboard), progress)
-    about = json.loads(policy.about)
-    out.print(f"policy: {run / 'policy.npz'} (best of {about['steps']} steps)", markup=False)
+        best = json.loads(train_ppo(parts, chosen, place, progress).about)["steps"]
+    if before >= chosen.steps:
+        out.print(f"finished: {run} had its {before} steps already; pass a larger --steps to go on", markup=False)
+    words = f"the checkpoint after {best} steps" if best else "the regressor's order, which no step of PPO improved"
+    out.print(f"policy: {run / 'policy.npz'} ({words})", markup=False)
     out.print(f"use it: OUTBLAS_POLICY={run / 'policy.npz'} outblas tune --agent ppo", markup=False)
+    problems = sum(len(part.problems) for part in parts)
+    common.print_result("train", {"policy": run / "policy.npz"}, steps=best, problems=problems)
 
 
 def _parts(names: list[str] | None, most: int | None = None) -> list[TrainingPart]:

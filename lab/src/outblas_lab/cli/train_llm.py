@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from outblas.cli.common import AccOption, DtypeOption, LayoutOption, out, parse_indices
+from outblas.cli.common import AccOption, DtypeOption, LayoutOption, integers, mnk_words, out, print_result
 
 if TYPE_CHECKING:
     from outblas_lab.llm.train.answer_language import Language
@@ -18,11 +18,9 @@ LanguageOption = Annotated[
     str | None, typer.Option(help="cuda: kernels or configurations; knobs: a toy sentence (random:tiny's).")
 ]
 AnswererOption = Annotated[
-    str, typer.Option(help="Who answers: compile (no GPU), cuda:0, cuda:0,1, or a file of recorded kernels.")
+    str, typer.Option(help="Who answers: compile (no GPU), cuda:N, or a file of recorded kernels.")
 ]
-EvalGpuOption = Annotated[
-    str | None, typer.Option(help="Time on this GPU, another than the one that trains; or on several, e.g. 1,2.")
-]
+GpusOption = Annotated[str | None, typer.Option(help="GPUs that time, e.g. 1,2; another one trains. No --device then.")]
 ArchiveOption = Annotated[
     Path | None,
     typer.Option(help="A store or JSON lines of passing kernels: to learn from (supervised), or to show (GRPO)."),
@@ -49,7 +47,7 @@ def train_llm(
     micro_batch: Annotated[int | None, typer.Option(help="Answers per pass of a process; by default all.")] = None,
     language: LanguageOption = None,
     device: AnswererOption = "compile",
-    eval_gpu: EvalGpuOption = None,
+    gpus: GpusOption = None,
     proof: Annotated[str, typer.Option(help="full, or cell: on the timed operands only.")] = "full",
     archive: ArchiveOption = None,
     contrast: ContrastOption = True,
@@ -79,11 +77,11 @@ def train_llm(
     from outblas_lab.llm.train.training_folder import RANDOM_TINY
 
     _silence_progress_bars()
-    if eval_gpu is not None:
-        device = f"cuda:{','.join(map(str, parse_indices('--eval-gpu', eval_gpu)))}"
+    if gpus is not None:
+        device = f"cuda:{','.join(map(str, integers('--gpus', gpus)))}"
     chosen = language_of(language or ("knobs" if model == RANDOM_TINY else "cuda"))
     settings = TrainSettings(
-        model, tuple(Problem.from_mnk(text, layout, dtype, acc) for text in problems.split(",")), stage, steps, group,
+        model, tuple(Problem.from_mnk(text, layout, dtype, acc) for text in mnk_words(problems)), stage, steps, group,
         prompts, micro_batch, chosen.name, device, proof, None if archive is None else str(archive), lr, lora, kl,
         temperature, max_tokens, least_std, clip, seed, save_every, batch_seconds, memory_fraction, tensorboard, wandb,
         cpu, contrast, vllm, turns,
@@ -111,9 +109,15 @@ def _train(run: Path, settings: TrainSettings, language: Language, resume: bool)
     stage = settings.stage
     say(f"{stage}: {trained.steps} steps, {trained.taken} of them now; model: {trained.final}")
     say(f"log: {run / stage / 'log.jsonl'}")
+    files = {"model": trained.final, "log": run / stage / "log.jsonl"}
     if stage != "supervised":
-        store = "tasks.sqlite" if stage == GENERAL else "store.sqlite"
-        say(f"answers: {run / stage / 'answers.jsonl'}; kernels: {run / store}")
+        files |= {"answers": run / stage / "answers.jsonl"}
+        files |= {"kernels": run / ("tasks.sqlite" if stage == GENERAL else "store.sqlite")}
+        say(f"answers: {files['answers']}; kernels: {files['kernels']}")
+    if first:
+        print_result(
+            "train-llm", files, stage=stage, steps=trained.steps, taken=trained.taken, best_speedup=trained.best
+        )
 
 
 def _silence_progress_bars() -> None:

@@ -16,7 +16,7 @@ from outblas_lab.custom.cuda_text import comments
 from outblas_lab.custom.expression import Expression, variables_of
 
 LAUNCH_MARK = "outblas-launch"
-#: Maximum workspace, bytes; baselines get the same (docs/develop/call-path.md).
+#: Maximum workspace, bytes; baselines get the same (docs/develop/architecture.md).
 MAX_WORKSPACE_BYTES = 32 << 20
 _MAX_GRID = (2**31 - 1, 65535, 65535)
 _MAX_BLOCK = (1024, 1024, 64)

@@ -16,7 +16,14 @@ from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.judge.operands import CANARY
 from outblas.runtime.driver import check, driver
-from outblas.runtime.launch import PORTABLE_CLUSTER, KernelCall, StreamConfigs, check_operands, ensure_context
+from outblas.runtime.launch import (
+    PORTABLE_CLUSTER,
+    KernelCall,
+    StreamConfigs,
+    check_operands,
+    ensure_context,
+    launch_config,
+)
 from outblas.runtime.tensor_map import encode_boxes
 from outblas_lab.custom.contract import MAX_WORKSPACE_BYTES, LaunchBlock, TensorMap
 from outblas_lab.custom.free_kernel import FreeKernel
@@ -153,7 +160,11 @@ class DeviceKernel(_Loaded):
         params += [ctypes.c_int(x) for x in (problem.m, problem.n, problem.k)]
         params.append(ctypes.c_void_p(workspace.address if workspace else None))
         params += [each.getPtr() for each in maps]
-        configs = StreamConfigs(functools.partial(launch_config, self._launch, problem, self._gpu))
+        launch = self._launch
+        cluster = None if launch.cluster == (1, 1, 1) else launch.cluster
+        configs = StreamConfigs(
+            lambda: launch_config(launch.grid_of(problem, self._gpu), launch.block, launch.shared, cluster)
+        )
         return KernelCall(self._function, configs, params, (self, maps, workspace), operands)
 
 
@@ -247,27 +258,6 @@ def load(
     if built.kernel.launch.form == "host":
         return HostKernel(built, folder, cudart, gpu, max_workspace)
     return DeviceKernel(built, gpu, max_workspace)
-
-
-def launch_config(launch: LaunchBlock, problem: Problem, gpu: Gpu) -> Any:
-    """Return a CUlaunchConfig with the grid, block, shared memory and cluster of a launch block, without a stream.
-
-    Raises:
-        ContractError: the block's grid cannot be computed for the problem.
-    """
-    cu = driver()
-    config = cu.CUlaunchConfig()
-    config.gridDimX, config.gridDimY, config.gridDimZ = launch.grid_of(problem, gpu)
-    config.blockDimX, config.blockDimY, config.blockDimZ = launch.block
-    config.sharedMemBytes = launch.shared
-    attributes = []
-    if launch.cluster != (1, 1, 1):
-        cluster = cu.CUlaunchAttribute()
-        cluster.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-        cluster.value.clusterDim.x, cluster.value.clusterDim.y, cluster.value.clusterDim.z = launch.cluster
-        attributes.append(cluster)
-    config.attrs, config.numAttrs = attributes, len(attributes)
-    return config
 
 
 @functools.lru_cache(maxsize=1024)

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outblas.core.errors import RecordError
 from outblas.core.files import write_json
 from outblas.core.journal import check_same_settings
-from outblas.core.plain_files import read_json
+from outblas.core.plain_files import read_json, read_object
 from outblas.core.problem import Problem
 from outblas.core.version import __version__
 from outblas.records.provenance import utc_now
@@ -91,14 +90,8 @@ def read_run(path: Path) -> dict[str, Any]:
     Raises:
         RecordError: it is missing, cannot be read, or is of another kind or format.
     """
-    file = EvolveFiles(path).run
-    try:
-        data = read_json(file)
-    except (OSError, ValueError) as error:
-        raise RecordError(f"{file} cannot be read ({error})", "a whole JSON file", "choose another --run") from error
-    if not isinstance(data, dict) or data.get("kind") != KIND or data.get("format") != FORMAT:
-        raise RecordError(f"{file} is not of `outblas evolve`", f"kind {KIND}, format {FORMAT}", "choose another --run")
-    return data
+    expected = f"a run of `outblas evolve` (kind {KIND}, format {FORMAT})"
+    return read_object(EvolveFiles(path).run, expected, "choose another --run", kind=KIND, format=FORMAT)
 
 
 def is_evolution(path: Path) -> bool:

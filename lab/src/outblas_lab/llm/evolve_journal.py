@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from typing import Any
 from outblas.core.clean_text import clean_text
 from outblas.core.errors import RecordError
 from outblas.records.provenance import utc_now
+from outblas.records.store import transaction
 from outblas_lab.llm.archive import Entry
 from outblas_lab.llm.budget import Cost, Message
 from outblas_lab.llm.reply import Reply
@@ -135,7 +136,7 @@ class EvolveJournal(AbstractContextManager["EvolveJournal"]):
         texts = json.dumps(parents), json.dumps(messages)
         row = (chain, turn, problem, island, model, purpose, *texts, utc_now("milliseconds"))
         columns = "chain, turn, problem, island, model, purpose, parents, messages, at"
-        with self._transaction():
+        with self._guard(), transaction(self._db):
             made = self._db.execute(
                 f"INSERT INTO questions ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", _clean(row)
             )
@@ -150,7 +151,7 @@ class EvolveJournal(AbstractContextManager["EvolveJournal"]):
         """
         row = (question, most.prompt_tokens, most.answer_tokens, most.usd, utc_now("milliseconds"))
         columns = "question, prompt_tokens, answer_tokens, usd, at"
-        with self._transaction():
+        with self._guard(), transaction(self._db):
             return int(self._db.execute(f"INSERT INTO sends ({columns}) VALUES (?, ?, ?, ?, ?)", row).lastrowid or 0)
 
     def replied(self, send: int, reply: Reply) -> None:
@@ -162,7 +163,7 @@ class EvolveJournal(AbstractContextManager["EvolveJournal"]):
         took = reply.took
         row = (send, reply.outcome, reply.text, reply.finish, took.prompt_tokens, took.answer_tokens, took.usd,
                reply.seconds, reply.reasoning, utc_now("milliseconds"))  # fmt: skip
-        with self._transaction():
+        with self._guard(), transaction(self._db):
             self._db.execute("INSERT INTO replies VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", _clean(row))
 
     def settle(self, outcome: AnswerOutcome, entries: Sequence[Entry] = ()) -> None:
@@ -175,7 +176,7 @@ class EvolveJournal(AbstractContextManager["EvolveJournal"]):
             RecordError: the question has an outcome, or the disk refuses. Nothing is recorded then.
         """
         o = outcome
-        with self._transaction():
+        with self._guard(), transaction(self._db):
             self._db.execute(
                 "INSERT INTO outcomes (question, kind, answer, name, us, ratio, gain, words, at) "
                 "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -263,18 +264,6 @@ class EvolveJournal(AbstractContextManager["EvolveJournal"]):
         """Row by row: prompts and answers of a long run are more than one wants in memory."""
         with self._guard():
             yield from map(_clean, self._db.execute(query, arguments))
-
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        with self._guard():
-            self._db.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-                self._db.execute("COMMIT")
-            except BaseException:
-                with suppress(sqlite3.Error):  # rolled back by SQLite itself where the disk was full
-                    self._db.execute("ROLLBACK")
-                raise
 
     @contextmanager
     def _guard(self) -> Iterator[None]:

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from outblas.core.config import LAUNCHES, KernelConfig, config_name, config_to_json
-from outblas.core.errors import RecordError, UsageError
+from outblas.core.errors import UsageError
 from outblas.core.evaluation import Evaluation
 from outblas.core.evaluator import Evaluator
 from outblas.core.files import lock_run_folder, write_atomic, write_json
-from outblas.core.plain_files import read_json
+from outblas.core.plain_files import read_object
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.core.version import __version__
@@ -54,8 +54,7 @@ class KernelFolder(AbstractContextManager["KernelFolder"]):
         path: the folder: of an earlier session, of ``outblas evolve``, or new.
 
     Raises:
-        UsageError: the folder holds something else.
-        RecordError: it cannot be read, or another session works in it.
+        RecordError: the folder holds something else, cannot be read, or another session works in it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -190,19 +189,11 @@ class KernelFolder(AbstractContextManager["KernelFolder"]):
         return Entry(evaluation.problem.key, 0, name, candidate, score, evaluation.timing.median_us, 0)
 
     def _about(self) -> dict[str, Any]:
-        """Return the content of run.json; empty without one. Raise RecordError or UsageError if it is not ours."""
-        run = self.files.run
+        """Return the content of run.json; empty without one. Raise RecordError if it is not ours."""
+        run, expected = self.files.run, f"a run of `outblas mcp` (kind {KIND}, format {FORMAT}) or `outblas evolve`"
         if not run.exists():
             return {}
-        try:
-            data = read_json(run)
-        except (OSError, ValueError) as error:
-            raise RecordError(f"{run} cannot be read ({error})", "a whole JSON file", "choose another --run") from error
-        if not isinstance(data, dict) or data.get("kind") != KIND or data.get("format") != FORMAT:
-            raise UsageError(
-                f"{run} is not of `outblas mcp`", f"kind {KIND}, format {FORMAT}, or evolve", "choose another --run"
-            )
-        return data
+        return read_object(run, expected, "choose another --run", kind=KIND, format=FORMAT)
 
     def _write_best(self, evaluation: Evaluation) -> None:
         candidate, key = evaluation.config, evaluation.problem.key

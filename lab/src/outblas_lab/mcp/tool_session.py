@@ -48,8 +48,7 @@ class ToolSession(AbstractContextManager["ToolSession"]):
     One thread at a time may call it.
 
     Raises:
-        UsageError: the folder is no archive.
-        RecordError: the folder cannot be read or written, or another process works in it.
+        RecordError: the folder is no archive, cannot be read or written, or another process works in it.
     """
 
     def __init__(self, settings: SessionSettings) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from outblas.core.errors import RecordError
-from outblas.core.plain_files import read_json
+from outblas.core.plain_files import read_object
 from outblas.core.problem import Problem
 from outblas_lab.pool.ncu import FIGURE_METRICS
 
@@ -24,12 +24,7 @@ def read_counters(path: Path) -> dict[str, Any]:
         RecordError: it cannot be read, is damaged or of another version.
     """
     do = "make it again: python benchmarks/profile_regimes.py"
-    try:
-        data = read_json(path)
-    except (OSError, ValueError) as error:
-        raise RecordError(f"{path} cannot be read ({error})", "a whole JSON file", do) from error
-    if not isinstance(data, dict) or data.get("format") != FORMAT:
-        raise RecordError(f"{path} is of another version", f"format {FORMAT}", do)
+    data = read_object(path, f"counters of format {FORMAT}", do, format=FORMAT)
     try:
         _check(data)
     except (AttributeError, KeyError, TypeError, ValueError) as error:

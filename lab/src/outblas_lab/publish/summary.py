@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from outblas.core.errors import RecordError
-from outblas.core.plain_files import read_object
+from outblas.core.errors import OutblasError, RecordError
+from outblas.core.plain_files import read_json
 from outblas.records.result_rows import Row
 from outblas.records.results import Result, bench_files, read_result
 from outblas_lab.pool.averages import best_of_layouts, extended_figures, figures_by_start, figures_of
 
+_T = TypeVar("_T")
 #: Columns that identify a table within a suite. Rows that agree in them may be averaged together.
 TABLE_KEY = ("layout", "dtype", "acc", "mode", "pdl", "early")
 
@@ -108,6 +109,29 @@ def summary_text(directory: str | os.PathLike[str]) -> str:
     return text_of_rows([*summary_rows(directory), *engine_rows(directory)])
 
 
+def use_json(path: Path, made_by: str, use: Callable[[dict[str, Any]], _T], form: str = "") -> _T:
+    """Return the result of ``use``, called with the content of a result file in JSON.
+
+    Args:
+        made_by: the program that writes the file.
+        form: the format that the file must have; empty: any.
+
+    Raises:
+        RecordError: the file cannot be read, has another format, or ``use`` raises one of the usual errors for a
+            missing or damaged field.
+    """
+    try:
+        data = read_json(path)
+        if form and data["format"] != form:
+            raise ValueError(f"it is not of format {form}")
+        return use(data)
+    except (
+        OSError, ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError, OutblasError,
+    ) as error:  # fmt: skip
+        wrong, do = f"{path} cannot be read ({error!r})", "measure again, or restore the committed file"
+        raise RecordError(wrong, f"what {made_by} writes", do) from error
+
+
 def engine_rows(directory: str | os.PathLike[str]) -> list[Row]:
     """Return rows of inference engines: for each model and mode the mean and the least ratio of speed with OutBLAS.
 
@@ -117,9 +141,8 @@ def engine_rows(directory: str | os.PathLike[str]) -> list[Row]:
     path = Path(directory) / VLLM
     if not path.exists():
         return []
-    expected, do = "what benchmarks/vllm_engine.py writes", "measure again, or restore the file"
-    data = read_object(path, expected, do)
-    try:
+
+    def rows(data: dict[str, Any]) -> list[Row]:
         made = {field: data["provenance"][field] for field in ("gpu", "driver", "toolchain", "date", "commit")}
         return [
             {
@@ -131,8 +154,8 @@ def engine_rows(directory: str | os.PathLike[str]) -> list[Row]:
             for name, part in ((model, entry), (f"{model}, tuned", entry.get("tuned", {"geomean": {}})))
             for mode, mean in part["geomean"].items()
         ]  # fmt: skip
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
-        raise RecordError(f"{path} lacks a field ({type(error).__name__}: {error})", expected, do) from error
+
+    return use_json(path, "benchmarks/vllm_engine.py", rows)
 
 
 def text_of_rows(rows: Sequence[Row]) -> str:

@@ -8,20 +8,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from outblas.core.config import KernelConfig
+from outblas.core.rivals import BASELINE_WORDS
 from outblas_lab.compare.compare_result import Comparison
 from outblas_lab.compare.splits import held_out_words, is_split
 
 #: Names of the launch option, by whether programmatic dependent launch (PDL) is on.
 PDL_NAMES = {False: "without PDL", True: "with PDL"}
-
-#: Names of the baselines in :data:`outblas.core.rivals.BASELINE_NAMES`, in words.
-BASELINE_WORDS = {
-    "torch": "torch.matmul",
-    "cublas": "cuBLAS",
-    "lt_heuristic": "cuBLASLt, first choice",
-    "lt_auto": "cuBLASLt, autotuned",
-    "nvmmh": "nvMatmulHeuristics",
-}
 
 _REGIME = re.compile(r"(memory|compute)_1e(\d+)")
 _UNITS = ("", "k", "M", "G", "T", "P", "E")

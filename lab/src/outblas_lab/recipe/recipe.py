@@ -203,7 +203,7 @@ def _train_and_judge(
     request: RecipeRequest, problems: RecipeProblems, share: float, measured: HitRates, preset: str, seed: int,
     progress: Progress | None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Return the journal's entry of one training: its course, and its choices on the judged tasks."""
+    """Return the journal's entry of one training: its curve, and its choices on the judged tasks."""
     evaluator_of, start = partial(RecipeEvaluator, faulty=share, measured=measured), process_time()
     policy, curve = train_by_reward(problems.part, request.ppo(preset, seed), evaluator_of, progress)
     prepared = process_time()
@@ -389,8 +389,8 @@ class Choice(NamedTuple):
             failed counts as the slowest right candidate.
         right: True if the choice passes.
         outcome: ``none``: its reward is 0 or less, so cuBLAS stays. ``wrong``: the choice failed a gate. ``level``: it
-            is right, and not surely faster than the fastest baseline (the lower bound of its speed-up is 1 or less).
-            ``faster``: it is right and surely faster.
+            is right, and not significantly faster than the fastest baseline (the lower bound of its speed-up is 1 or
+            less). ``faster``: it is right and significantly faster.
     """
 
     quality: float

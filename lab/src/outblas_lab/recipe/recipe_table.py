@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from outblas.core.errors import RecordError
-from outblas.core.plain_files import read_json
+from outblas.core.plain_files import read_object
 
 FORMAT = 1
 KIND = "recipe"
@@ -26,12 +26,7 @@ def read_recipe(path: Path) -> dict[str, Any]:
         RecordError: it cannot be read, is of another kind or version, or lacks a field.
     """
     do = "make it again: outblas recipe"
-    try:
-        data = read_json(path)
-    except (OSError, ValueError) as error:
-        raise RecordError(f"{path} cannot be read ({error})", "a whole JSON file", do) from error
-    if not isinstance(data, dict) or (data.get("format"), data.get("kind")) != (FORMAT, KIND):
-        raise RecordError(f"{path} is of another kind or version", f"kind {KIND}, format {FORMAT}", do)
+    data = read_object(path, f"a file of kind {KIND}, format {FORMAT}", do, kind=KIND, format=FORMAT)
     missing = [name for name in _FIELDS if name not in data]
     if missing:
         raise RecordError(f"{path} lacks {', '.join(missing)}", "every field", do)
@@ -46,7 +41,7 @@ def recipe_rows(result: Mapping[str, Any]) -> list[list[str]]:
     """
     budgets = [r["budget"] for r in result["rows"][0]["regrets"]]
     head = ["kernels", "reward", *(f"regret after {b}" for b in budgets), "mean regret"]
-    rows = [[*head, "wrong chosen", "level chosen"]]
+    rows = [[*head, "wrong choices", "choices not faster"]]
     for row in result["rows"]:
         cells = f"{row['faulty']:.0%} faulty" if row["faulty"] else "as recorded"
         regrets = [f"{r['regret']:.1%} [{r['low']:.1%}, {r['high']:.1%}]" for r in row["regrets"]]
@@ -67,7 +62,9 @@ def recipe_notes(result: Mapping[str, Any]) -> list[str]:
         f"Trained on {problems['trained']} problems ({problems['layout']}), {settings['episodes']} episodes of each, "
         f"{settings['budget']} measurements an episode, {times}.",
         f"Judged on {problems['judged']} problems with other (M, N, K), {problems['tasks']} tasks with launch options.",
-        "Shares are of the choices after the last number of measurements.",
+        "Regret: time that the choice loses against the fastest right kernel. In brackets: its 95% interval.",
+        "Wrong choices failed a gate. Choices not faster are right, and not significantly faster than the fastest "
+        "baseline. Both are shares of the choices after the last number of measurements.",
         _hit_rate_note(result["hit_rates"]),
         _fault_note(result),
     ]

@@ -18,6 +18,8 @@ from outblas_lab.recordings.replay import ReplayEvaluator
 
 #: Environment variable: name or path of the recording to follow, instead of the GPU's packaged one.
 RECORDING_VARIABLE = "OUTBLAS_RECORDING"
+#: A recording of a name or path; an evaluator that answers from a recording.
+load, replay = Recording.load, ReplayEvaluator
 
 
 def nearest_recording(gpu: Gpu) -> Recording:
@@ -41,16 +43,6 @@ def fastest_recorded(recording: Recording, problem: Problem) -> list[KernelConfi
         return []
     passed = np.flatnonzero(recording.status[row] == STATUS_CODES[Status.PASSED])
     return [recording.catalogue[i] for i in passed[np.argsort(recording.median_us[row, passed], kind="stable")]]
-
-
-def load(name: str) -> Recording:
-    """Return the recording of a name or path, as :meth:`outblas_lab.recordings.recording.Recording.load`."""
-    return Recording.load(name)
-
-
-def replay(recording: Recording) -> ReplayEvaluator:
-    """Return an evaluator that answers from a recording."""
-    return ReplayEvaluator(recording)
 
 
 def recorded_tables() -> dict[str, list[str]]:

@@ -3,6 +3,9 @@
 Actions index the catalogue. :meth:`TuningEnv.action_masks` (the convention of sb3-contrib) marks those that are legal,
 offered and not tried yet. On a recording, only recorded cells are offered, since nothing is interpolated. An
 observation describes every candidate by features, so a policy scores candidates and not positions.
+
+Importing this module registers ``outblas/Tuning-v0``. Gymnasium has no plug-ins since 1.0, so its id names the module:
+``gymnasium.make("outblas_lab.train.env:outblas/Tuning-v0")``.
 """
 
 from __future__ import annotations
@@ -19,10 +22,13 @@ from outblas.core.config import LAUNCHES, KernelConfig, Launch, launch_of
 from outblas.core.errors import ToolchainMissing, UsageError
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.evaluator import Evaluator
+from outblas.core.gpu_records import nearest_with_data, reference_gpu
 from outblas.core.install_hint import install_hint
 from outblas.core.problem import Problem
-from outblas.predict.features import CANDIDATE_FEATURES, PROBLEM_FEATURES, Features
-from outblas_lab.train.policy import POSTERIOR_INPUTS, SEARCH_INPUTS, CandidateView, Policy
+from outblas.predict.features import CANDIDATE_FEATURES, PROBLEM_FEATURES, SWITCHES, Features
+from outblas_lab.recordings.recording import Recording
+from outblas_lab.recordings.replay import ReplayEvaluator
+from outblas_lab.train.policy import LOG_TIME_UNIT, POSTERIOR_INPUTS, SEARCH_INPUTS, CandidateView, Policy
 from outblas_lab.train.reward import reward
 
 try:
@@ -41,6 +47,16 @@ STATE_INPUTS = (
 )
 #: Log speed-ups are shown within these bounds.
 LOG_SPEEDUP_BOUND = 4.0
+#: Entries without bounds of their own are clipped to this magnitude, which is a factor e^10 between two times. Counters
+#: are among them: a profiler's share may come out slightly above 1.
+ENTRY_BOUND = 10 / LOG_TIME_UNIT
+#: Entries from 0 to 1.
+_SHARES = (
+    *(name for name in CANDIDATE_FEATURES if name.startswith("family_")), *SWITCHES, "last_wave", "used_m", "used_n",
+    "tried", "offered", "layout_nn", "bf16", "acc_fp16", "from_hbm", "any_proven", "budget_left", "has_counters",
+    *(f"last_{status}" for status in Status),
+)  # fmt: skip
+_BOUNDS = dict.fromkeys(_SHARES, (0.0, 1.0)) | dict.fromkeys(("best", "last"), (-LOG_SPEEDUP_BOUND, LOG_SPEEDUP_BOUND))
 
 
 class TuningEnv(gymnasium.Env[dict[str, NDArray[np.float32]], np.int64]):
@@ -60,12 +76,16 @@ class TuningEnv(gymnasium.Env[dict[str, NDArray[np.float32]], np.int64]):
     - ``problem`` [19], ``search`` [2], ``state`` (:data:`STATE_INPUTS`).
     - ``best``, ``last``: features of those candidates; 0 if none yet.
 
+    Each entry has finite bounds in ``observation_space``, and is clipped to them.
+
     ``info`` of a step has ``invalid_action``, ``status`` (a string), ``best_speedup`` and ``counters``.
 
     Args:
-        problems: the problems, one or more; each episode draws one, all with equal chance.
+        evaluator: answers the measurements. None: a replay of the packaged recording ``h200``.
+        catalogue: the candidates. None: those of the evaluator's recording, or of ``h200`` on a GPU.
+        problems: the problems, one or more; each episode draws one, all with equal chance. None: as ``catalogue``.
+        policy: its regressor provides the guesses; its scores are not used. None: that of the most similar GPU.
         budget: measurements per episode, at least 1.
-        policy: its regressor provides the guesses; its scores are not used.
         launches: launch options. Each episode draws one of those in which the problem is offered a candidate.
 
     Raises:
@@ -75,12 +95,19 @@ class TuningEnv(gymnasium.Env[dict[str, NDArray[np.float32]], np.int64]):
     metadata: dict[str, Any] = {"render_modes": []}
 
     def __init__(
-        self, evaluator: Evaluator, catalogue: Sequence[KernelConfig], problems: Sequence[Problem], policy: Policy,
-        budget: int = 8, launches: Sequence[Launch] = LAUNCHES[:2], preset: str = "gated",
+        self, evaluator: Evaluator | None = None, catalogue: Sequence[KernelConfig] | None = None,
+        problems: Sequence[Problem] | None = None, policy: Policy | None = None, budget: int = 8,
+        launches: Sequence[Launch] = LAUNCHES[:2], preset: str = "gated",
     ) -> None:  # fmt: skip
         if budget < 1:
             raise UsageError(f"budget is {budget}", "1 or more measurements per episode", "pass another")
+        evaluator = evaluator or ReplayEvaluator(Recording.load(reference_gpu().name))
+        if catalogue is None or problems is None:
+            recording = getattr(evaluator, "recording", None) or Recording.load(reference_gpu().name)
+            catalogue = recording.catalogue if catalogue is None else catalogue
+            problems = recording.problems if problems is None else problems
         self.evaluator, self.catalogue, self.budget = evaluator, tuple(catalogue), budget
+        policy = policy or Policy.load(nearest_with_data(evaluator.gpu, "policies", ".npz"))
         if not problems:
             raise UsageError("no problem to draw from", "at least one", "name more problems")
         self._problems, self._policy, self._launches, self._preset = problems, policy, tuple(launches), preset
@@ -88,17 +115,16 @@ class TuningEnv(gymnasium.Env[dict[str, NDArray[np.float32]], np.int64]):
         self._views: dict[tuple[Problem, Launch], tuple[CandidateView, NDArray[np.intp]]] = {}
         self._drawn_launches: dict[Problem, tuple[Launch, ...]] = {}
         self._rng = random.Random(0)
-        shapes = {
-            "candidates": (len(self.catalogue), len(CANDIDATE_FEATURES) + len(POSTERIOR_INPUTS) + 1),
-            "problem": (len(PROBLEM_FEATURES),),
-            "search": (len(SEARCH_INPUTS),),
-            "state": (len(STATE_INPUTS),),
-            "best": (len(CANDIDATE_FEATURES),),
-            "last": (len(CANDIDATE_FEATURES),),
+        candidate = (*CANDIDATE_FEATURES, *POSTERIOR_INPUTS, "offered")
+        spaces = {
+            "candidates": _box(candidate, len(self.catalogue)),
+            "problem": _box(PROBLEM_FEATURES),
+            "search": _box(SEARCH_INPUTS),
+            "state": _box(STATE_INPUTS),
+            "best": _box(CANDIDATE_FEATURES),
+            "last": _box(CANDIDATE_FEATURES),
         }
-        box = gymnasium.spaces.Box
-        spaces = {name: box(-np.inf, np.inf, shape, np.float32) for name, shape in shapes.items()}
-        self.observation_space = gymnasium.spaces.Dict(spaces)  # type: ignore[assignment]
+        self._spaces, self.observation_space = spaces, gymnasium.spaces.Dict(spaces)  # type: ignore[assignment]
         self.action_space = gymnasium.spaces.Discrete(len(self.catalogue))  # type: ignore[assignment]
 
     def reset(
@@ -201,14 +227,15 @@ class TuningEnv(gymnasium.Env[dict[str, NDArray[np.float32]], np.int64]):
         table = np.zeros((len(self.catalogue), x.shape[1] + 1), dtype=np.float32)
         table[columns, :-1], table[columns, -1] = x, 1.0
         best = min(proven, key=lambda pair: pair[1].timing.median_us, default=None)  # type: ignore[union-attr]
-        return {
+        entries = {
             "candidates": table,
-            "problem": view.problem.copy(),
+            "problem": view.problem,
             "search": search,
             "state": self._state(),
             "best": self._described(None if best is None else best[1]),
             "last": self._described(self.history[-1] if self.history else None),
         }
+        return {name: np.clip(x, self._spaces[name].low, self._spaces[name].high) for name, x in entries.items()}
 
     def _state(self) -> NDArray[np.float32]:
         last = self.history[-1] if self.history else None
@@ -226,8 +253,18 @@ class TuningEnv(gymnasium.Env[dict[str, NDArray[np.float32]], np.int64]):
 
     def _described(self, evaluation: Evaluation | None) -> Features:
         place = None if evaluation is None else self._place.get(self._column[evaluation.template])
-        return np.zeros(len(CANDIDATE_FEATURES), np.float32) if place is None else self._view.candidates[place].copy()
+        return np.zeros(len(CANDIDATE_FEATURES), np.float32) if place is None else self._view.candidates[place]
 
 
 def _log(speedup: float) -> float:
     return float(np.clip(math.log(speedup), -LOG_SPEEDUP_BOUND, LOG_SPEEDUP_BOUND)) if speedup > 0 else 0.0
+
+
+def _box(names: Sequence[str], rows: int | None = None) -> Any:
+    """Return the space of entries with these names: float32[names], or float32[rows, names]."""
+    bounds = np.array([_BOUNDS.get(name, (-ENTRY_BOUND, ENTRY_BOUND)) for name in names], dtype=np.float32)
+    low, high = bounds.T if rows is None else np.repeat(bounds.T[:, None], rows, axis=1)
+    return gymnasium.spaces.Box(low, high, dtype=np.float32)
+
+
+gymnasium.register("outblas/Tuning-v0", f"{__name__}:TuningEnv")

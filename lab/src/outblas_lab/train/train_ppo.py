@@ -163,6 +163,9 @@ def _train(parts: Sequence[TrainingPart], settings: PpoSettings, run: TrainingRu
             progress(0, settings.steps, f"regressor, epoch {done} of {total}, {note}")
 
     claim_folder(run, settings, parts)
+    kept = run.file("policy.npz")
+    if kept is not None and kept.exists() and steps_done(run) >= settings.steps:
+        return Policy.load(kept)
     learn, check = split_parts(parts, settings.seed)
     file = run.regressor or run.file("regressor.npz")
     regressor = cached_regressor(file, learn, settings.regress, settings.seed, epoch)
@@ -202,7 +205,8 @@ def make_learner(
     logs = str(run.path) if run.path is not None and run.tensorboard else None
     kept = run.file("ppo.zip")
     if kept is not None and kept.exists():
-        model = load_checkpoint(kept, env=envs, tensorboard_log=logs)
+        bounds = {"observation_space": envs.observation_space}  # an older release had none
+        model = load_checkpoint(kept, env=envs, tensorboard_log=logs, custom_objects=bounds)
         return model, int(model.num_timesteps)
     model = MaskablePPO(
         CandidatePolicy, envs, learning_rate=settings.lr, n_steps=settings.rollout, batch_size=settings.batch,
@@ -210,6 +214,16 @@ def make_learner(
         ent_coef=settings.entropy, seed=settings.seed, device="cpu", tensorboard_log=logs,
     )  # fmt: skip
     return model, 0
+
+
+def steps_done(run: TrainingRun) -> int:
+    """Return the transitions of a training up to its last checkpoint; 0 without one.
+
+    Raises:
+        RecordError: the checkpoint is damaged.
+    """
+    kept = run.file("ppo.zip")
+    return int(load_checkpoint(kept).num_timesteps) if kept is not None and kept.exists() else 0
 
 
 def save_checkpoint(model: Any, path: Path) -> None:
@@ -301,8 +315,9 @@ class _Checkpoints(BaseCallback):
         if (kept := self._run.file("ppo.zip")) is not None:
             save_checkpoint(self.model, kept)
         if self._progress is not None:
-            said = ", ".join(f"{b}: {q:.4f}" for b, q in at.items())
-            self._progress(self.num_timesteps, self._settings.steps, f"held back {said}")
+            said = ", ".join(f"{q:.2%} after {b}" for b, q in at.items())
+            words = f"speed on held-out problems, of the best: {said} measurements"
+            self._progress(self.num_timesteps, self._settings.steps, words)
 
 
 def claim_folder(run: TrainingRun, settings: Any, parts: Sequence[TrainingPart]) -> None:

@@ -289,7 +289,7 @@ class Learner:
             with machine.slice(timed=False):
                 machine.warm()
         except Exception as error:  # whatever it is, the first product meets it again and says so
-            _LOG.info("the GPU is not warmed up for learning: %s", error)
+            _LOG.debug("the GPU is not warmed up for learning: %s", error)
         with self._changed:
             self._to_warm.popleft()
             self._changed.notify_all()

@@ -145,7 +145,8 @@ class LearningDevice:
         """
         state = self._state()
         effort, most = (BRIEF, WHILE_RUNNING) if limits is RUNNING else self._settling(problem)
-        ready = yield from find_ready(problem, launch, self._gpu, state.library, state.lt, self._own, most)
+        lt, exclude = state.lt, state.exclude
+        ready = yield from find_ready(problem, launch, self._gpu, state.library, lt, self._own, exclude, most)
         if not ready.contenders:
             return None
         kernels = {}

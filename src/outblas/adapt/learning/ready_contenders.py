@@ -15,6 +15,7 @@ from outblas.core.errors import OutblasError, ToolchainMissing
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu, architecture
 from outblas.dispatch.decide import Choose, LeftToTorch
+from outblas.dispatch.exclusion import Exclusions
 from outblas.dispatch.unlisted_shapes import predicted_kernels, promising_answers
 from outblas.kernels.catalogue import first_search_candidates
 from outblas.kernels.geometry import workspace_bytes
@@ -61,26 +62,29 @@ class Ready:
 
 def find_ready(
     problem: Problem, launch: Launch, gpu: Gpu, library: Library, lt: LtAlgorithms, own: Choose | None,
-    most: tuple[int, int] = WHILE_RUNNING,
+    exclude: Exclusions, most: tuple[int, int] = WHILE_RUNNING,
 ) -> Generator[None, None, Ready]:  # fmt: skip
     """Find the contenders of a product; yield after each small step.
 
     Args:
         lt: cuBLASLt of the device, whose context is current.
         own: chooser of the device; a kernel that it chooses is the first contender.
+        exclude: kernels that are no contenders.
 
     Returns:
         The contenders; none if nothing is ready.
     """
-    ready = Ready(unmeasured=_choice(own, problem, gpu, launch))
+    before = _choice(own, problem, gpu, launch)
+    chosen = None if before is None else before.config
+    ready = Ready(unmeasured=None if exclude.why_not(problem, chosen) else before)
     first = lt.first_answer(problem) or ""
     algorithms = _likely_answers(problem, gpu, lt, first)[: most[1]]
     yield
-    chosen = None if ready.unmeasured is None else ready.unmeasured.config
     for config in _likely_kernels(problem, launch, gpu, library, chosen, first):
         if len(ready.cubins) == most[0]:
             break
-        cubin = None if config in ready.cubins else ready_cubin(problem, config, architecture(gpu))
+        is_out = config in ready.cubins or exclude.why_not(problem, config)
+        cubin = None if is_out else ready_cubin(problem, config, architecture(gpu))
         if cubin is not None:
             ready.cubins[config] = cubin
         yield

@@ -6,6 +6,7 @@ import ctypes
 import importlib
 import os
 import platform
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from outblas.core.derived_gpu import never_ran_on
 from outblas.core.errors import OutblasError
 from outblas.core.files import try_folder
 from outblas.core.gpu_records import GpuRecord, has_data, nearest_with_data
-from outblas.core.install_hint import install_hint, lab_hint
+from outblas.core.install_hint import CPU_TORCH, install_hint, lab_hint
 from outblas.core.lab_parts import find_part
 from outblas.core.roofline import Gpu, architecture
 from outblas.kernels.source import Source
@@ -173,7 +174,23 @@ def _torch(need: bool) -> Check:
         return Check("torch", missing, f"{version} without CUDA", do)
     if need and not torch.cuda.is_available():
         return Check("torch", False, f"{version}, cannot use the GPU", "match torch's CUDA version to the driver")
-    return Check("torch", True, f"{version}, CUDA {torch.version.cuda}")
+    found = f"{version}, CUDA {torch.version.cuda}"
+    if not need:
+        do = f"to free them: a new environment, in it first {CPU_TORCH}"
+        return Check("torch", None, f"{found}: {_torch_bytes() / 1e9:.1f} GB that serve no GPU here", do)
+    return Check("torch", True, found)
+
+
+def _torch_bytes() -> int:
+    """Return the installed size of torch with the wheels of CUDA that it brought, from their lists of files."""
+    names, found = ["torch"], dict[str, int]()
+    while names:
+        name = names.pop()
+        if name not in found and _version(name) is not None:
+            found[name] = sum(file.size or 0 for file in metadata.files(name) or ())
+            needed = (re.split(r"[^\w.-]", line, maxsplit=1)[0] for line in metadata.requires(name) or ())
+            names += [one for one in needed if one.startswith(("nvidia-", "cuda-", "triton"))]
+    return sum(found.values())
 
 
 def _nvrtc(need: bool) -> Check:

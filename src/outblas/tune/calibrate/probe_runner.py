@@ -5,12 +5,14 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 from outblas.core.roofline import Gpu, architecture
 from outblas.kernels.source import Source
 from outblas.runtime.driver import check, driver
+from outblas.runtime.launch import launch_config
 from outblas.runtime.nvrtc import compile_source
 
 #: Largest cluster that a kernel may request.
@@ -19,7 +21,7 @@ _MOST_CLUSTER = 16
 _LAUNCH_US = 2000.0
 
 
-class ProbeRunner:
+class ProbeRunner(AbstractContextManager["ProbeRunner"]):
     """Runs probes on one GPU; a context manager that holds the GPU's primary context and a buffer.
 
     Raises:
@@ -39,9 +41,6 @@ class ProbeRunner:
         self._buffer, self._buffer_bytes = 0, 0
         self._sink = int(check("cuMemAlloc", cu.cuMemAlloc(256)))
         self._functions: dict[Source, Any] = {}
-
-    def __enter__(self) -> ProbeRunner:
-        return self
 
     def __exit__(self, *_: object) -> None:
         cu = driver()
@@ -104,13 +103,7 @@ class ProbeRunner:
         check("cuFuncSetAttribute", cu.cuFuncSetAttribute(function, allowed, 1))
         found = []
         for size in range(1, _MOST_CLUSTER + 1):
-            config, cluster = cu.CUlaunchConfig(), cu.CUlaunchAttribute()
-            config.gridDimX, config.gridDimY, config.gridDimZ = size * self._gpu.sms, 1, 1
-            config.blockDimX, config.blockDimY, config.blockDimZ = 32, 1, 1
-            config.sharedMemBytes = self._gpu.smem_optin
-            cluster.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-            cluster.value.clusterDim.x, cluster.value.clusterDim.y, cluster.value.clusterDim.z = size, 1, 1
-            config.attrs, config.numAttrs = [cluster], 1
+            config = launch_config((size * self._gpu.sms, 1, 1), (32, 1, 1), self._gpu.smem_optin, (size, 1, 1))
             status, *count = cu.cuOccupancyMaxActiveClusters(function, config)
             found.append(int(count[0]) if int(status) == 0 else 0)
         return tuple(found)

@@ -14,8 +14,10 @@ from outblas.core.roofline import Gpu
 from outblas.core.suites import ENGINE_SEQUENCES, capture_sizes
 from outblas.core.weight import Weight, WeightRange
 from outblas.dispatch.decide import Choose
+from outblas.dispatch.exclusion import exclusions_of_environment
 from outblas.kernels.cost.predicted_time import predicted_us
 from outblas.records.library import Library
+from outblas.records.library_row import AnswerChoice, LibraryChoice
 from outblas.records.user_library import library_for_device
 from outblas.runtime.device import Device, gpu_of_device
 from outblas.tune.intervals.range_search import RangesRequest, engine_ranges
@@ -293,12 +295,16 @@ def served(problem: Problem, gpu: Gpu, library: Library, choose: Choose | None) 
         choose: chooses for a product of no library; None: torch has it.
     """
     row, us = library.lookup(problem), predicted_us(problem, gpu)
-    if row is not None and row.plain is not None:
-        return ProductWay("kernel", row.plain.speedup, us)
-    if row is not None and not row.is_open:
-        return ProductWay("cuBLASLt" if row.fallback else "torch", 1.0, us)
-    choice = None if choose is None else choose(problem, gpu, "plain")
-    return ProductWay("torch", 1.0, us) if choice is None else ProductWay("predicted", choice.speedup, us)
+    choice: LibraryChoice | AnswerChoice | None = None if row is None else row.plain
+    by = "predicted" if choice is None else "kernel"
+    if choice is None and choose is not None and (row is None or row.is_open):
+        choice = choose(problem, gpu, "plain")
+    if exclusions_of_environment().why_not(problem, getattr(choice, "config", None)):
+        return ProductWay("torch", 1.0, us)
+    if choice is None:
+        is_named = row is not None and row.fallback and not row.is_open
+        return ProductWay("cuBLASLt" if is_named else "torch", 1.0, us)
+    return ProductWay(by, choice.speedup, us)
 
 
 def step_speedup(parts: Iterable[tuple[int, ProductWay]]) -> float:

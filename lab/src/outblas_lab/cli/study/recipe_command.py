@@ -48,5 +48,7 @@ def recipe(
     for row in rows:
         table.add_row(*row)
     common.print_table(table)
-    for line in (*recipe_notes(result), f"result: {out_file}", f"course: {run}"):
+    for line in (*recipe_notes(result), f"result: {out_file}", f"trainings: {run}"):
         out.print(line, markup=False)
+    files = {"result": out_file, "trainings": run}
+    common.print_result("recipe", files, result["rows"], problems=result["problems"])

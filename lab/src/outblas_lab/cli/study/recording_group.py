@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from outblas.cli import common
-from outblas.cli.common import JsonOption, RecordingNameOption, err, out
+from outblas.cli.common import RecordingNameOption, err, out, with_json
 from outblas.core.errors import RecordError, UsageError
 from outblas.core.plain_files import read_plain_file
 
@@ -29,6 +29,7 @@ MAX_SEED = 2**63
 
 
 @recording.command("export", short_help="Write a recording as a data set")
+@with_json
 def export_dataset(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to make; missing or empty.")],
     name: RecordingNameOption = common.DEFAULT_RECORDING,
@@ -49,14 +50,22 @@ def export_dataset(
     out.print(f"{sheet['problems']} problems, {sheet['candidates']} kernels, {size:.1f} MB: {folder}", markup=False)
     out.print(f"card: {folder / CARD}\nsheet: {folder / SHEET}", markup=False)
     out.print(f'use it: datasets.load_dataset("{folder}", "cells")', markup=False)
+    written = {"folder": folder, "card": folder / CARD, "sheet": folder / SHEET}
+    common.print_result(
+        "recording export", written, problems=sheet["problems"], candidates=sheet["candidates"], megabytes=size
+    )
 
 
 @recording.command("score", short_help="Score an agent file on held-out problems")
+@with_json
 def score(
     agent_file: Annotated[Path, typer.Argument(metavar="AGENT_FILE", help="Python file that defines one agent.")],
     name: RecordingNameOption = common.DEFAULT_RECORDING,
     baselines: Annotated[
-        str, typer.Option(help="Agents beside it, separated by commas; none for nothing.")
+        str,
+        typer.Option(
+            help="Agents beside it, separated by commas; none for nothing. regressor trains with torch (extra rl)."
+        ),
     ] = "random,nearest,regressor",
     sample: Annotated[
         int | None, typer.Option(help="Search this number of held-out problems, stratified by regime; by default all.")
@@ -69,10 +78,10 @@ def score(
     run: Annotated[Path, typer.Option(help="Directory of the scores; resumed if they exist.")] = Path("runs/score"),
     jobs: Annotated[int, typer.Option(help="Processes that search side by side.")] = 1,
     resume: Annotated[bool, typer.Option(help="Read scores that are there; else search anew.")] = True,
-    json_out: JsonOption = False,
 ) -> None:
     """Score an agent file on held-out problems: regret after 0, 1, 2, 4 and 8 measurements, beside baselines.
 
+    The file defines one class that derives from ``outblas.tune.agents.base.Agent``. No checkout is needed.
     The file is run as it is: score no file that you do not trust.
     Example: ``outblas recording score my_agent.py --sample 40``.
     """
@@ -89,7 +98,7 @@ def score(
     request = ScoreRequest(agent_file, name, common.command_line(), names, seed, sample, seeds, run, jobs, resume)
     with common.progress_bar("score") as progress:
         found = score_agent(request, progress, lambda line: err.print(line, markup=False))
-    _print_score(found, request, split_seed_file is not None, json_out)
+    _print_score(found, request, split_seed_file is not None)
 
 
 def _private_seed(path: Path) -> int:
@@ -106,17 +115,16 @@ def _private_seed(path: Path) -> int:
     return seed
 
 
-def _print_score(found: Score, request: ScoreRequest, private: bool, json_out: bool) -> None:
+def _print_score(found: Score, request: ScoreRequest, private: bool) -> None:
     from rich.table import Table
 
-    from outblas_lab.compare.compare_result import figures, noise_regret
+    from outblas_lab.compare.compare_result import FIRST_CHOICE, figures, noise_regret
     from outblas_lab.compare.splits import PUBLIC_SPLIT
 
     parts = [found.agent] if found.baselines is None else [found.agent, found.baselines]
     rows = [figure for part in parts for figure in figures(part, PUBLIC_SPLIT).values()]
-    if json_out:
+    if common.wants_json():
         _print_document(found, request, private, rows)
-        return
     size = found.agent.meta["splits"][PUBLIC_SPLIT]
     which = "private split" if private else f"split seed {request.split_seed}"
     out.print(
@@ -129,6 +137,7 @@ def _print_score(found: Score, request: ScoreRequest, private: bool, json_out: b
         cells = [f"{f.regret:.2%} [{1 / f.high - 1:.2%}, {1 / f.low - 1:.2%}]" for f in rows if f.agent == agent]
         table.add_row(agent, *cells)
     common.print_table(table)
+    out.print(FIRST_CHOICE)
     out.print(f"noise floor: {noise_regret(found.agent):.2%}; the recording hides smaller regrets", markup=False)
     for part in parts:
         out.print(f"result: {part.path}", markup=False)
@@ -136,7 +145,6 @@ def _print_score(found: Score, request: ScoreRequest, private: bool, json_out: b
 
 def _print_document(found: Score, request: ScoreRequest, private: bool, rows: Sequence[Figure]) -> None:
     """Print the score as one JSON document; the seed of a private split is not in it."""
-    from outblas.cli.documents import print_document
     from outblas_lab.cli.lab_documents import ScoreDocument, ScoreFigure
     from outblas_lab.compare.compare_result import noise_regret
     from outblas_lab.compare.splits import PUBLIC_SPLIT
@@ -154,4 +162,4 @@ def _print_document(found: Score, request: ScoreRequest, private: bool, rows: Se
         split_seed=None if private else request.split_seed, training=size["training"], searched=size["searched"],
         noise_regret=noise_regret(found.agent), scores=scores,
     )  # fmt: skip
-    print_document(document)
+    common.print_document(document)

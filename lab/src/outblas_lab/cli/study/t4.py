@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,7 +14,6 @@ from outblas.cli.common import AccOption, DtypeOption, LaunchOption, LayoutOptio
 from outblas.core.config import config_name
 from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
-from outblas.runtime.device import parse_device
 
 if TYPE_CHECKING:
     from outblas_lab.recordings.recording import Recording
@@ -41,6 +40,7 @@ def export_t4(
     text = to_cache(task) if cache else json.dumps(to_t4(task), indent=1)
     write_atomic(out_file, text.encode())
     out.print(f"{len(task.cells)} configs of {task.problem.key}, {chosen}: {out_file}", markup=False)
+    common.print_result("export-t4", {"results": out_file}, problem=task.problem.key, configs=len(task.cells))
 
 
 def import_t4(
@@ -74,13 +74,17 @@ def import_t4(
     out.print(f"{len(task.cells)} configs of {task.problem.key}, {task.launch}; {failed} failed", markup=False)
     if best is not None:
         out.print(f"best: {best[1]:.3f} us, {config_name(best[0])}", markup=False)
+    facts: dict[str, Any] = {"problem": task.problem.key, "configs": len(task.cells), "failed": failed}
+    facts |= {"best": None, "best_us": None} if best is None else {"best": config_name(best[0]), "best_us": best[1]}
     if recorded is not None:
         equal = sum(recorded.cells.get(config) == cell for config, cell in task.cells.items())
         target = recorded.best()
+        facts |= {"equal": equal, "recorded": len(recorded.cells), "recorded_best_us": target and target[1]}
         out.print(f"recorded: {equal} of them the same, of {len(recorded.cells)} in {device}", markup=False)
         if target is not None:
             share = "" if best is None else f"; the file's best reaches {target[1] / best[1]:.1%} of its speed"
             out.print(f"best there: {target[1]:.3f} us, {config_name(target[0])}{share}", markup=False)
+    common.print_result("import-t4", {"evaluations": to}, **facts)
 
 
 def _read_evaluations(path: Path) -> None:
@@ -97,7 +101,4 @@ def _read_evaluations(path: Path) -> None:
 def _recording(device: str) -> Recording:
     from outblas_lab.recordings.recording import Recording
 
-    where = parse_device(device)
-    if where.recording is None:
-        raise UsageError(f"device {device}", "a recording", f"e.g. --device replay:{common.DEFAULT_RECORDING}")
-    return Recording.load(where.recording)
+    return Recording.load(common.recording_name(device))

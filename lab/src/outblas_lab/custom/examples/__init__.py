@@ -1,1 +1,1 @@
-"""Correct free kernels as starting points and test cases: their texts and names (docs/judge/templates.md)."""
+"""Correct free kernels as starting points and test cases: their texts and names (docs/judge/free-kernels.md)."""

@@ -1,1 +1,1 @@
-"""CUTLASS and CuTe texts with placeholders, and the records that fill them (docs/judge/templates.md)."""
+"""CUTLASS and CuTe texts with placeholders, and the records that fill them (docs/judge/free-kernels.md)."""

@@ -297,7 +297,7 @@ def _make_room(settings: TrainSettings, say: Say) -> Callable[[], None] | None:
     if timed_on is not None and str(own) in timed_on[1].split(","):
         say(
             f"note: candidates are timed on GPU {own}, which trains, too: training is held to "
-            f"{settings.memory_fraction:.0%} of its memory; --eval-gpu names another"
+            f"{settings.memory_fraction:.0%} of its memory; --gpus names another"
         )
         torch.cuda.set_per_process_memory_fraction(settings.memory_fraction, own)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from outblas.core.errors import ConfigError, RecordError
 from outblas.core.gpu_records import gpu_of_product, reference_gpu
-from outblas.core.plain_files import read_json
+from outblas.core.plain_files import read_object
 from outblas.core.roofline import Gpu
 from outblas.core.stats import LOSS_BELOW
 from outblas.kernels.config_text import config_from_name
@@ -138,7 +138,8 @@ def load_run(path: str | os.PathLike[str]) -> ReportedRun:
             "a finished `outblas tune` run",
             "run the same `outblas tune` again; it resumes",
         )
-    about = _run_json(path / "run.json")
+    run, do = path / "run.json", "restore it or run `outblas tune` again"
+    about = read_object(run, "a JSON object", do) if run.exists() else {}
     intervals = Library.load(path / "library.json").intervals if about.get("ranges") else ()
     return ReportedRun(read_result(path / "result.parquet"), about, _counters(path), intervals)
 
@@ -218,17 +219,3 @@ def _counters(path: Path) -> dict[tuple[str, str], dict[str, float]]:
         return {}
     with open_store(path) as (store, run_id):
         return store.counters_by_pair(run_id)
-
-
-def _run_json(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        return {}
-    try:
-        data = read_json(path)
-    except (OSError, ValueError) as error:
-        raise RecordError(
-            f"{path} cannot be read", "a JSON object", "restore it or run `outblas tune` again"
-        ) from error
-    if not isinstance(data, dict):
-        raise RecordError(f"{path} holds a {type(data).__name__}", "a JSON object", "run `outblas tune` again")
-    return data

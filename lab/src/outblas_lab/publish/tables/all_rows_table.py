@@ -24,19 +24,19 @@ _FLAGS = {"plain": "without PDL", "pdl": "with PDL", "weights": "with constant w
 #: Figures of a server's median latency over one baseline, and how the table's notes name it.
 _SERVED_OVER = {
     "geomean_torch": "over torch.matmul",
-    "geomean_lt_auto": "over a native call of cuBLASLt with the algorithm chosen",
+    "geomean_lt_auto": "over a native cuBLASLt call with its algorithm already chosen",
 }
 #: Figures over what is no rival, and how the table's notes name it.
 _UNRANKED = {
-    "geomean_torch_full": "torch.matmul with its two switches of reduced-precision reductions off",
-    "geomean_lt_edges": "cuBLASLt with programmatic edges on its captured nodes, which is not safe",
+    "geomean_torch_full": "torch.matmul with both reduced-precision switches off",
+    "geomean_lt_edges": "cuBLASLt with (unsafe) programmatic edges on its captured nodes",
 }
 
 
 def markdown_table(rows: Sequence[dict[str, Any]], more_notes: Sequence[str] = ()) -> str:
     """Return the table of every summary row in Markdown, with its notes and its provenance."""
     head = ["suite", "layout", "types", "mode", "PDL", "problems", "geometric mean", "FLOP-weighted", "worst"]
-    head += ["losses", "below 0.98", "fall-backs", "over torch"]
+    head += ["losses", "below 0.98", "fallbacks", "over torch"]
     lines = table_lines(head, 5, [])
     for r in sorted(rows, key=_order):
         parts = {f"{r['suite']}, {name}": {**r, **part} for name, part in r.get("by_alignment", {}).items()}
@@ -79,11 +79,11 @@ def _notes(rows: Sequence[dict[str, Any]]) -> list[str]:
         notes += [f"- {name}, {flag}: {r[f]:.3f}× over {whom}" for f, whom in _UNRANKED.items() if r.get(f) is not None]
         if second := r.get("plain_choice"):
             notes.append(
-                f"- {name}, {flag}: {second['n']} rows have a second winner; "
-                f"with the plain choice in every row {second['geomean']:.3f}×"
+                f"- {name}, {flag}: {second['n']} rows run a second winner; "
+                f"{second['geomean']:.3f}× with the plain choice in every row"
             )
         if own := r.get("less_clock"):
-            text = f"the clock's own {own['us']:.1f} µs are in every time; less these, {own['geomean']:.3f}×"
+            text = f"every time includes {own['us']:.1f} µs of timer overhead; {own['geomean']:.3f}× without it"
             notes.append(f"- {name}, {flag}: {text}")
         if r.get("p99"):
             p50, p99 = (f"{r[q]['geomean']:.3f}×" for q in ("p50", "p99"))
@@ -181,7 +181,7 @@ def _failed_kernels(results: Sequence[Result]) -> Iterator[str]:
         if failed:
             each = ", ".join(f"{status} in {count}" for status, count in failed.items())
             table = table_label(result.suite, result.rows[0])
-            yield f"- {table}: of {len(result.rows)} rows the library's kernel failed and is no figure: {each}"
+            yield f"- {table}: of {len(result.rows)} rows the library's kernel failed and has no result: {each}"
 
 
 def _lost_rivals(results: Sequence[Result]) -> Iterator[str]:
@@ -199,11 +199,12 @@ def _lost_rivals(results: Sequence[Result]) -> Iterator[str]:
 
 def _below_the_floor(results: Sequence[Result]) -> Iterator[str]:
     """Yield a line with the number of rows whose time the check of free kernels would not believe."""
-    of_gpu = [(row, gpu_of_product(result.provenance["gpu"])) for result in results for row in result.rows]
-    count = sum(gpu is not None and _too_fast(row, gpu) for row, gpu in of_gpu)
+    gpus = [(result.rows, gpu_of_product(result.provenance["gpu"])) for result in results]
+    of = sum(len(rows) for rows, _ in gpus)
+    count = sum(gpu is not None and _too_fast(row, gpu) for rows, gpu in gpus for row in rows)
     if count:
         yield (
-            f"- {count} of {len(of_gpu)} rows take less than {PLAUSIBLE_SHARE:.0%} of the least plausible time and of "
+            f"- {count} of {of} rows take less than {PLAUSIBLE_SHARE:.0%} of the least plausible time and of "
             "the time of every rival"
         )
 

@@ -6,15 +6,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from outblas.core.errors import OutblasError, RecordError, UsageError
-from outblas.core.plain_files import read_json
+from outblas.core.errors import UsageError
 from outblas.predict.any_shape import AnyShapeModel
 from outblas.records.result_rows import Row
 from outblas.records.results import read_result
+from outblas_lab.publish.summary import use_json
 
 #: Folder, beside those of the GPUs, with the bench of shapes that no list has.
 ANY_SHAPES = "any_shapes"
 NOT_MEASURED = "Not measured on this GPU."
+_MADE_BY = "outblas fit any-shape"
 
 
 def any_shape_text(folder: Path) -> str:
@@ -31,9 +32,10 @@ def any_shape_text(folder: Path) -> str:
     bench = stem.with_name(f"{folder.name}_bench.parquet")
     lines = []
     if figures.exists() and bench.exists():
-        lines.append(_used(figures, lambda data: _benched(data, read_result(bench).rows, figures, folder.name)))
+        rows = read_result(bench).rows
+        lines.append(use_json(figures, _MADE_BY, lambda data: _benched(data, rows, figures, folder.name)))
     if held_out.exists():
-        lines.append(_used(held_out, lambda data: _recorded(data, held_out, folder.name)))
+        lines.append(use_json(held_out, _MADE_BY, lambda data: _recorded(data, held_out, folder.name)))
     return "\n".join(lines) or NOT_MEASURED
 
 
@@ -46,19 +48,7 @@ def of_another_fit(figures: Path, gpu: str) -> bool:
     Raises:
         RecordError: the file cannot be read.
     """
-    return figures.exists() and bool(_used(figures, lambda data: "other" if data["fit"] != _packaged_fit(gpu) else ""))
-
-
-def _used(path: Path, text: Any) -> str:
-    """Return ``text(content of a JSON file)``; a RecordError if the file cannot be used."""
-    try:
-        return str(text(read_json(path)))
-    except (OSError, ValueError, KeyError, TypeError, IndexError, OutblasError) as error:
-        raise RecordError(
-            f"{path} cannot be read ({error!r})",
-            "what outblas fit any-shape writes",
-            "make it again, or restore the committed file",
-        ) from error
+    return figures.exists() and use_json(figures, _MADE_BY, lambda data: data["fit"] != _packaged_fit(gpu))
 
 
 def _packaged_fit(gpu: str) -> str:
@@ -73,16 +63,16 @@ def _benched(data: Mapping[str, Any], rows: Sequence[Row], path: Path, gpu: str)
     served = [row["published"] for row in rows if not row["fallback"]]
     behind = [ratio for ratio in served if ratio < 1]
     made = data["provenance"]
-    rule = "an earlier fit" if data["fit"] != _packaged_fit(gpu) else "the packaged fit"
+    model = "An earlier model" if data["fit"] != _packaged_fit(gpu) else "The packaged model"
     slower = data["slower"] or "none"
-    worst = f", by {1 - min(behind):.1%} at most" if behind else ""
+    worst = f", by at most {1 - min(behind):.1%}" if behind else ""
     return (
-        f"By {rule}, {data['ours']} of {data['shapes']} random shapes outside the library ran a predicted kernel "
-        f"(case 3). They gained {data['ours_over_torch']:.2f}× over torch.matmul, and "
-        f"{data['ours_over_lt_auto']:.2f}× over autotuned "
-        f"cuBLASLt.\n{len(behind)} of the {data['ours']} were slower than the fastest rival{worst}. All "
-        f"{data['shapes']} together gained {data['over_torch']:.3f}× over torch if a fall-back counts as 1, and "
-        f"{slower} ran below 0.98 of it.\n"
+        f"{model} chose a kernel (case 3) for {data['ours']} of {data['shapes']} random shapes outside the library. "
+        f"These ran at {data['ours_over_torch']:.2f}× the speed of torch.matmul and "
+        f"{data['ours_over_lt_auto']:.2f}× that of autotuned cuBLASLt.\n"
+        f"{len(behind)} of the {data['ours']} were slower than the fastest rival{worst}. With fallbacks as 1, "
+        f"the geometric mean of all {data['shapes']} is {data['over_torch']:.3f}× over torch, and {slower} ran below "
+        "0.98×.\n"
         f"({made['gpu']}, {made['date'][:10]}, commit {made['commit'][:7]}, `{path.as_posix()}`.)"
     )
 
@@ -94,8 +84,8 @@ def _recorded(data: Mapping[str, Any], path: Path, gpu: str) -> str:
         if row["source"] == "grid1000" and row["launch"] == "plain"
     }
     each = " and ".join(f"{ratio:.3f}× in {layout}" for layout, ratio in plain.items())
-    rule = "today's rule gains" if _packaged_fit(gpu).startswith(data["data"]) else "the rule of an earlier fit gained"
+    model = "the packaged" if _packaged_fit(gpu).startswith(data["data"]) else "an earlier"
     return (
-        f"On recorded problems of *grid1000* that its fit had not seen, {rule} this over the fastest rival, "
+        f"On recorded *grid1000* problems held out from training, {model} model reaches this over the fastest rival, "
         f"without PDL: {each} (`{path.as_posix()}`)."
     )

@@ -22,21 +22,21 @@ from outblas_lab.pool.averages import (
 )
 from outblas_lab.publish.summary import VLLM, engine_rows
 from outblas_lab.publish.tables.any_shape_block import ANY_SHAPES, of_another_fit
-from outblas_lab.publish.tables.rival_tables import CUDA_L2_FILE, MODEL_STEPS, own_sums_ratios, read_model_steps
+from outblas_lab.publish.tables.rival_tables import CUDA_L2, MODEL_STEPS, own_sums_ratios, read_model_steps
 from outblas_lab.publish.tables.whole_models_table import WHOLE_MODELS, by_context, model_words, read_whole_models
 from outblas_lab.publish.words import mean_in_words, table_lines
 
 SITE = "https://outblas.github.io/outblas"
 #: Decoder layers of Llama 3 8B.
 LAYERS = 32
-SPLIT_LAYERS = "LLM layers split over GPUs, random M"
+SPLIT_LAYERS = "tensor-parallel LLM layers, random M"
 #: Rivals of every bench, in words.
 ALL_RIVALS = "the fastest of torch, cuBLAS and autotuned cuBLASLt"
 #: (variant, figure, use, rival in words) of whole models.
 _OF_MODELS = (
     ("enable", "speedup", "`enable()`", "torch"),
     ("optimize", "speedup", "`optimize()`", "torch"),
-    ("optimize", "speedup_over_merged", "`optimize()`", "torch with merged weights and its fused norms"),
+    ("optimize", "speedup_over_merged", "`optimize()`", "torch with merged weights and fused norms"),
 )
 
 
@@ -45,7 +45,7 @@ class HeadlineRow:
     """A row of the table.
 
     Attributes:
-        geomean: geometric mean of the speed-ups; a fall-back counts as measured.
+        geomean: geometric mean of the speedups; timed fallbacks are included.
         flop_weighted: mean weighted by FLOP; None if the file has no FLOP.
         interval: least and greatest geometric mean of a start of the machine; None if there was one.
         bootstrap: 95% interval of the geometric mean over drawn shapes; None if the problems are a list.
@@ -87,16 +87,14 @@ def short_rows(folder: Path, results: Sequence[Result]) -> list[HeadlineRow]:
 
 def _cuda_l2(folder: Path) -> Iterator[HeadlineRow]:
     """Yield the ratio to CUDA-L2's kernels on their own problems, of those that sum as they claim."""
-    path = folder / CUDA_L2_FILE
+    path = folder / CUDA_L2.name
     if not path.exists():
         return
     data = read_json(path)
     ratios = own_sums_ratios(data["rows"])
-    made = data["provenance"]
-    yield HeadlineRow(
-        made["gpu"], "CUDA-L2's own problems", len(ratios), geomean(ratios), None, "CUDA-L2's kernels",
-        (made["driver"],), (made["date"][:10],), "results/cuda-l2/", min(ratios), losses(ratios, FAR_BELOW),
-    )  # fmt: skip
+    yield _of_ratios(
+        data["provenance"], "CUDA-L2's own problems", ratios, "CUDA-L2's kernels", "results/other-kernels/"
+    )
 
 
 def _engine(folder: Path) -> Iterator[HeadlineRow]:
@@ -110,11 +108,8 @@ def _engine(folder: Path) -> Iterator[HeadlineRow]:
         for mode, use in uses.items():
             ratios = [cell["ratio"] for cell in entry["cells"].get(mode, {}).values()]
             if ratios:
-                yield HeadlineRow(
-                    made["gpu"], use.format(model_words(model)), len(ratios), geomean(ratios), None, "vLLM alone",
-                    (made["driver"],), (made["date"][:10],), "use/engines/#how-much-does-vllm-gain", min(ratios),
-                    losses(ratios, FAR_BELOW),
-                )  # fmt: skip
+                page = "use/engines/#vllm-results"
+                yield _of_ratios(made, use.format(model_words(model)), ratios, "vLLM alone", page)
 
 
 def headline_table(rows: Sequence[HeadlineRow], folders: Sequence[Path] = (), linked: bool = True) -> str:
@@ -137,12 +132,12 @@ def headline_table(rows: Sequence[HeadlineRow], folders: Sequence[Path] = (), li
     when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
     drivers = ", ".join(sorted({driver for row in rows for driver in row.drivers}))
     gpus = " and ".join(dict.fromkeys(row.gpu for row in rows))
-    head = ["GPU", "use", "problems", "geometric mean", "FLOP-weighted", "worst", "below 0.98"]
+    head = ["GPU", "workload", "cases", "geometric mean", "FLOP-weighted", "worst", "below 0.98"]
     lines = [
         *table_lines(head, 2, cells),
         "",
-        "fp16 with fp32 sums unless bf16 is named, without PDL. grid1000 and the layers have B stored as (N, K). "
-        f"{_how_counted(rows)} Speed-ups without a rival's name are over {ALL_RIVALS}. Measured {when}, {gpus}, "
+        "fp16 with fp32 sums unless bf16 is named, without PDL. grid1000 and LLM layers store B as (N, K). "
+        f"{_how_counted(rows)} Rows that name no rival compare with {ALL_RIVALS}. Measured {when}, {gpus}, "
         f"driver {drivers}.",
         *_on_alignment(rows),
         *_on_compile(folders),
@@ -155,12 +150,12 @@ def _on_alignment(rows: Sequence[HeadlineRow]) -> Iterator[str]:
     aligned = [row.geomean for row in rows if row.use.endswith(", aligned")]
     unaligned = [row.geomean for row in rows if row.use.endswith(", unaligned")]
     if aligned and unaligned:
-        main = " The gain of random shapes comes from the unaligned ones." if max(aligned) < min(unaligned) else ""
-        yield f"Aligned: K and N are multiples of {ALIGNED_TO}, as in layers of models.{main}"
+        main = " The gain on random shapes comes from the unaligned ones." if max(aligned) < min(unaligned) else ""
+        yield f"Aligned: K and N are multiples of {ALIGNED_TO}, as in model layers.{main}"
 
 
 def _on_compile(folders: Sequence[Path]) -> Iterator[str]:
-    """Yield the line on torch.compile beside ``optimize()``; none if no whole model was measured."""
+    """Yield the line that compares torch.compile with ``optimize()``; none if no whole model was measured."""
     parts = []
     for path in (folder / WHOLE_MODELS for folder in folders):
         if not path.exists():
@@ -170,10 +165,10 @@ def _on_compile(folders: Sequence[Path]) -> Iterator[str]:
         both = [(theirs[0], ours[0]) for theirs, ours in found if theirs and ours]
         won, of = sum(theirs < ours for theirs, ours in both), len(data["rows"])
         gpu = _short(data["settings"]["gpu"])
-        slower = f"slower in {won} of the {len(both)} whole-model steps timed with both on the {gpu} (of {of})"
+        slower = f"slower in {won} of the {len(both)} model steps timed with both on the {gpu} (of {of} steps)"
         parts.append(slower if both else f"not timed on the {gpu}")
     if parts:
-        yield f"`optimize()` beside torch.compile with max-autotune: {'; '.join(parts)}."
+        yield f"`optimize()` compared with torch.compile in mode max-autotune: {'; '.join(parts)}."
 
 
 def _short(gpu: str) -> str:
@@ -182,10 +177,10 @@ def _short(gpu: str) -> str:
 
 
 def _how_counted(rows: Sequence[HeadlineRow]) -> str:
-    """Return the sentences on fall-backs and on the noise between starts."""
-    said = ["A fall-back counts as measured."]
+    """Return the sentences on fallbacks and on the noise between starts."""
+    said = ["Timed fallbacks are included."]
     if any(row.interval for row in rows):
-        said.append("Starts: the range of the means of single starts of the machine.")
+        said.append("*Starts*: lowest and highest mean of a single machine boot.")
     return " ".join(said)
 
 
@@ -227,11 +222,10 @@ def _unlisted(folder: Path) -> Iterator[HeadlineRow]:
     if path.exists():
         result = read_result(path)
         day = str(result.provenance["date"])[:10]
-        earlier = (
-            f", by an earlier fit, {day}" if of_another_fit(path.with_name(f"{folder.name}.json"), folder.name) else ""
-        )
+        earlier = of_another_fit(path.with_name(f"{folder.name}.json"), folder.name)
         rows = [row for row in result.rows if not row["pdl"]]
-        yield _row(result, f"random shapes of no list{earlier}", rows, "use/matmul/#which-products-can-gain")
+        use = f"random shapes not in the library{f' (earlier model, {day})' if earlier else ''}"
+        yield _row(result, use, rows, "use/matmul/#kernel-selection")
 
 
 def _row(result: Result, use: str, rows: Sequence[dict[str, Any]], page: str) -> HeadlineRow:
@@ -247,11 +241,21 @@ def _row_of(result: Result, use: str, figures: Row, page: str, bootstrap: Sequen
     )  # fmt: skip
 
 
+def _of_ratios(
+    made: Mapping[str, Any], use: str, ratios: Sequence[float], rival: str, page: str, days: tuple[str, ...] = ()
+) -> HeadlineRow:
+    """Return a row of speed-ups without FLOP, with the GPU, the driver and, unless given, the day of a provenance."""
+    return HeadlineRow(
+        made["gpu"], use, len(ratios), geomean(ratios), None, rival, (made["driver"],), days or (made["date"][:10],),
+        page, min(ratios), losses(ratios, FAR_BELOW),
+    )  # fmt: skip
+
+
 def unusual_words(data: Mapping[str, Any]) -> str:
     """Return what sets a model of a result file apart from the whole one with the packaged library; else nothing."""
     layers = data.get("layers", LAYERS)
     fewer = "" if layers == LAYERS else f", {layers} of its {LAYERS} layers"
-    return f"{fewer}, tuned before" if "tuned" in data else fewer
+    return f"{fewer}, after tuning" if "tuned" in data else fewer
 
 
 def _model_steps(path: Path) -> Iterator[HeadlineRow]:
@@ -262,20 +266,8 @@ def _model_steps(path: Path) -> Iterator[HeadlineRow]:
         steps = [step for step in data["steps"] if step["step"].startswith(kind) and step["mode"] == "graph"]
         if steps:
             ratios = [step["variants"]["outblas"]["speedup"][0] for step in steps]
-            made = data["provenance"]
-            yield HeadlineRow(
-                made["gpu"],
-                f"{kind} steps of Llama 3 8B{unusual_words(data)}",
-                len(steps),
-                geomean(ratios),
-                None,
-                "torch",
-                (made["driver"],),
-                (made["date"][:10],),
-                "results/transformer/",
-                min(ratios),
-                losses(ratios, FAR_BELOW),
-            )
+            use = f"{kind} steps of Llama 3 8B{unusual_words(data)}"
+            yield _of_ratios(data["provenance"], use, ratios, "torch", "results/whole-models/#decode-and-prefill-steps")
 
 
 def _whole_models(path: Path) -> Iterator[HeadlineRow]:
@@ -289,21 +281,11 @@ def _whole_models(path: Path) -> Iterator[HeadlineRow]:
     rows = [row for table in tables.values() for row in table.get(context, ())]
     names, settings = " and ".join(map(model_words, tables)), data["settings"]
     unusual = f", {settings['layers']} layers" if settings.get("layers") else ""
-    unusual += ", tuned before" if settings["tune"] else ""
+    unusual += ", after tuning" if settings["tune"] else ""
     for variant, figure, use, rival in _OF_MODELS:
         found = [row["variants"].get(variant, {}).get(figure) for row in rows]
         if rows and None not in found:
             ratios = [ratio for ratio, _, _ in found]
-            yield HeadlineRow(
-                settings["gpu"],
-                f"{use} in {names} of transformers, bf16, context {context}{unusual}",
-                len(found),
-                geomean(ratios),
-                None,
-                rival,
-                (settings["driver"],),
-                tuple(each["date"][:10] for row in rows for each in row["provenance"]),
-                "results/whole-models/",
-                min(ratios),
-                losses(ratios, FAR_BELOW),
-            )
+            use = f"{use} in {names} in transformers, bf16, context {context}{unusual}"
+            days = tuple(each["date"][:10] for row in rows for each in row["provenance"])
+            yield _of_ratios(settings, use, ratios, rival, "results/whole-models/", days)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from outblas.core.config import config_name
-from outblas.core.errors import OutblasError, RecordError
-from outblas.core.plain_files import read_json
+from outblas.core.errors import RecordError
 from outblas.core.problem import Problem
 from outblas.core.stats import geomean
 from outblas.core.suites import SUITES, Table
@@ -20,6 +19,7 @@ from outblas.records.results import Result, read_meta
 from outblas_lab.build.library_tables import kernels_since
 from outblas_lab.pool.averages import table_label
 from outblas_lab.pool.retuning import RETUNE_FILE, RETUNE_FORMAT, seconds_by_step
+from outblas_lab.publish.summary import use_json
 from outblas_lab.publish.tables.gpu_folders import bench_files_of, json_files_of
 
 
@@ -49,7 +49,7 @@ def notes_of_replaced(directory: Path, results: Sequence[Result]) -> list[str]:
         if count:
             table = table_label(result.suite, result.rows[0])
             notes.append(
-                f"- {table}: of an earlier library; {count} of {len(result.rows)} rows have another kernel now"
+                f"- {table}: from an earlier library; {count} of {len(result.rows)} rows now have another kernel"
             )
     return notes
 
@@ -73,7 +73,7 @@ def notes_of_earlier_kernels(directory: Path) -> list[str]:
 def _dated_files(directory: Path) -> list[tuple[Path, str]]:
     """Return (file, date of its provenance) of the benches and of the JSON files that have one.
 
-    Those of shapes of no list lie in a folder beside this one.
+    Those of unlisted shapes are in a sibling folder.
     """
     found = [(path, str(read_meta(path)["provenance"]["date"])) for path in bench_files_of(directory)]
     for path, data in json_files_of(directory):
@@ -94,14 +94,14 @@ def _packaged_part(data: Mapping[str, Any]) -> Mapping[str, Any]:
 def replaced_words(directory: Path, rows: Sequence[Mapping[str, Any]]) -> str:
     """Return how many rows of a peer's result file timed another kernel than the packaged library has now, in words.
 
-    Example: ``"; 3 of 60 have another kernel in the library now"``. Nothing if none has, or without such a library.
+    Example: ``"; the library now has another kernel for 3 of 60"``. Nothing if none has, or without such a library.
 
     Args:
         rows: rows with ``problem``, a key, and ``config``, the name of a kernel for plain launches or None.
     """
     library = Library.packaged(Path(directory).name, missing_ok=True)
     count = sum(_plain_kernel(library, str(row["problem"])) != row["config"] for row in rows) if library.rows else 0
-    return f"; {count} of {len(rows)} have another kernel in the library now" if count else ""
+    return f"; the library now has another kernel for {count} of {len(rows)}" if count else ""
 
 
 def _plain_kernel(library: Library, key: str) -> str | None:
@@ -110,23 +110,31 @@ def _plain_kernel(library: Library, key: str) -> str | None:
     return config_name(choice.config) if choice else None
 
 
-def note_of(path: Path, form: str, made_by: str, note: Callable[[dict[str, Any]], str]) -> list[str]:
-    """Return the lines of a note on a result file in JSON; an empty list if the file is missing.
+class NotedFile(NamedTuple):
+    """A result file in JSON from which a note or a table is made.
 
-    Raises:
-        RecordError: the file is there and cannot be used.
+    Attributes:
+        name: its name beside the result files.
+        form: its format.
+        made_by: the program that writes it.
+        text: takes the content and the folder; returns lines of Markdown.
     """
-    if not path.exists():
-        return []
-    try:
-        data = read_json(path)
-        if data["format"] != form:
-            raise ValueError(f"it is not of format {form}")
-        return note(data).splitlines()
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, OutblasError) as error:
-        raise RecordError(
-            f"{path} cannot be read ({error})", f"what {made_by} writes", "measure again, or restore the committed file"
-        ) from error
+
+    name: str
+    form: str
+    made_by: str
+    text: Callable[[dict[str, Any], Path], str]
+
+    def lines(self, folder: Path) -> list[str]:
+        """Return the lines of the file in a folder; an empty list if it is missing.
+
+        Raises:
+            RecordError: the file is there and cannot be used.
+        """
+        path = Path(folder) / self.name
+        if not path.exists():
+            return []
+        return use_json(path, self.made_by, lambda data: self.text(data, folder), self.form).splitlines()
 
 
 def _when(made: Mapping[str, Any]) -> str:
@@ -134,39 +142,25 @@ def _when(made: Mapping[str, Any]) -> str:
     return f", {made['date'][:10]}, commit {made['commit'][:7]}"
 
 
-LARGE_FORMAT = "outblas-large-products-1"
-#: Its name beside the result files.
-LARGE_FILE = "large_products.json"
-
-
-def notes_of_large_products(directory: Path) -> list[str]:
-    """Return a line of Markdown with the wins of each library timed in blocks; an empty list without the file.
-
-    Raises:
-        RecordError: the file is there and cannot be used.
-    """
-    return note_of(Path(directory) / LARGE_FILE, LARGE_FORMAT, "benchmarks/large_products.py", _large_line)
-
-
-def _large_line(data: dict[str, Any]) -> str:
+def _large_line(data: dict[str, Any], _: Path) -> str:
+    """Return a line with the wins of each library timed in blocks."""
     libraries = sorted(data["libraries"].items())
     each = [
         f"{found['wins']} of {found['with_kernel']} kernels ({name}{_when(found['provenance'])})"
         for name, found in libraries
     ]
-    return f"- products from 1e11 FLOP on, each kernel alone, that win by 0.5% or more: {', '.join(each)}"
+    return f"- matmuls of 1e11 FLOP or more, each kernel timed alone, that win by 0.5% or more: {', '.join(each)}"
 
 
-CUTLASS_FORMAT = "outblas-cutlass-1"
-#: Its name beside the result files.
-CUTLASS_FILE = "cutlass_peer.json"
+#: Wins over products that are timed in blocks.
+LARGE = NotedFile("large_products.json", "outblas-large-products-1", "benchmarks/large_products.py", _large_line)
 
 
 def cutlass_means(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Return geometric means over the problems on which an instance of CUTLASS passed.
 
     Returns:
-        ``cutlass_over_baseline``, ``ours_over_baseline`` (a fall-back counts as 1 in older files, and as measured in
+        ``cutlass_over_baseline``, ``ours_over_baseline`` (a fallback counts as 1 in older files, and is timed in
         others) and ``ours_over_cutlass``.
 
     Raises:
@@ -184,19 +178,7 @@ def cutlass_means(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     }
 
 
-def notes_of_cutlass(directory: Path) -> list[str]:
-    """Return a line of Markdown for the table's notes; an empty list if CUTLASS was not measured.
-
-    Raises:
-        RecordError: the file is there and cannot be used.
-    """
-    return note_of(
-        Path(directory) / CUTLASS_FILE, CUTLASS_FORMAT, "benchmarks/cutlass_peer.py",
-        lambda data: _cutlass_line(data) + replaced_words(directory, data["rows"]),
-    )  # fmt: skip
-
-
-def _cutlass_line(data: dict[str, Any]) -> str:
+def _cutlass_line(data: dict[str, Any], directory: Path) -> str:
     rows, instances = data["rows"], len(data["instances"])
     found = cutlass_means(rows)
     both = [row for row in rows if row["cutlass"] is not None]
@@ -204,60 +186,38 @@ def _cutlass_line(data: dict[str, Any]) -> str:
     return (
         f"- CUTLASS 3.x, the fastest of {instances} kernels of its collective builder on each of {len(both)} problems "
         f"of grid1000 (TN, fp16/fp32, offline, without PDL): {found['cutlass_over_baseline']:.3f}× the fastest "
-        f"baseline; the kernels that the library names have {found['ours_over_baseline']:.3f}× there and "
-        f"{found['ours_over_cutlass']:.3f}× CUTLASS, surely ahead on {ahead}{_when(data['provenance'])}"
+        f"baseline; the library's kernels reach {found['ours_over_baseline']:.3f}× there and "
+        f"{found['ours_over_cutlass']:.3f}× CUTLASS, significantly faster on {ahead}{_when(data['provenance'])}"
+        f"{replaced_words(directory, rows)}"
     )
 
 
-INDUCTOR_FORMAT = "outblas-inductor-rival-1"
-#: Its name beside the result files.
-INDUCTOR_FILE = "inductor_rival.json"
-
-
-def notes_of_inductor(directory: Path) -> list[str]:
-    """Return a line of Markdown for each suite that was timed beside torch.compile; an empty list without the file.
-
-    Raises:
-        RecordError: the file is there and cannot be used.
-    """
-    return note_of(
-        Path(directory) / INDUCTOR_FILE, INDUCTOR_FORMAT, "benchmarks/inductor_rival.py",
-        lambda data: _inductor_lines(data, directory),
-    )  # fmt: skip
+CUTLASS = NotedFile("cutlass_peer.json", "outblas-cutlass-1", "benchmarks/cutlass_peer.py", _cutlass_line)
 
 
 def _inductor_lines(data: dict[str, Any], directory: Path) -> str:
+    """Return a line for each suite that was timed beside torch.compile."""
     rows = {suite: [row for row in data["rows"] if row["suite"] == suite] for suite in data["means"]}
     counts = Counter(row["suite"] for row in data["rows"] if row["inductor"])
     return "\n".join(
         f"- torch.compile with max-autotune on {counts[suite]} problems of {suite} (TN, fp16/fp32, offline, "
-        f"without PDL): {found['inductor']:.3f}× the fastest baseline; the library's kernels have "
+        f"without PDL): {found['inductor']:.3f}× the fastest baseline; the library's kernels reach "
         f"{found['ours']:.3f}× there and {found['ours_over_inductor']:.3f}× torch.compile"
         f"{_when(data['provenance'])}{replaced_words(directory, rows[suite])}"
         for suite, found in data["means"].items()
     )
 
 
-ACCURACY_FORMAT = "outblas-torch-accuracy-3"
-#: Its name beside the result files.
-ACCURACY_FILE = "torch_accuracy.json"
+INDUCTOR = NotedFile("inductor_rival.json", "outblas-inductor-rival-1", "benchmarks/inductor_rival.py", _inductor_lines)
 
 
-def notes_of_accuracy(directory: Path) -> list[str]:
-    """Return a line of Markdown on the products outside the bound of fp32 sums; an empty list without the file.
-
-    Raises:
-        RecordError: the file is there and cannot be used.
-    """
-    return note_of(Path(directory) / ACCURACY_FILE, ACCURACY_FORMAT, "benchmarks/torch_accuracy.py", _accuracy_line)
-
-
-def _accuracy_line(data: dict[str, Any]) -> str:
+def _accuracy_line(data: dict[str, Any], _: Path) -> str:
+    """Return a line on the products outside the bound of fp32 sums."""
     names = {
         "torch": "torch.matmul by default",
         "torch_full": "torch.matmul with both switches off",
-        "outblas_kernel": "OutBLAS' kernels",
-        "outblas_fallback": "OutBLAS' fall-backs",
+        "outblas_kernel": "OutBLAS kernels",
+        "outblas_fallback": "OutBLAS fallbacks",
         "outblas_accurate": "`accurate=True`",
     }
     each = []
@@ -266,29 +226,27 @@ def _accuracy_line(data: dict[str, Any]) -> str:
         each.append(f"{sum(one['outside'] for one in found)} of {sum(one['n'] for one in found)} with {name}")
     costs = data["cost_of_full_precision"]
     shared = "; ".join(
-        f"{name} takes {costs[group][who]['geomean']:.3f}× the time on {costs[group][who]['n']} {group} products"
+        f"{name} takes {costs[group][who]['geomean']:.3f}× the time on {costs[group][who]['n']} {group} matmuls"
         for group in costs
         for who, name in (("torch", names["torch_full"]), ("outblas", f"OutBLAS with {names['outblas_accurate']}"))
     )
-    return f"- products outside the error bound of fp32 sums: {', '.join(each)}; {shared}{_when(data['provenance'])}"
+    return f"- matmuls outside the error bound of fp32 sums: {', '.join(each)}; {shared}{_when(data['provenance'])}"
 
 
-def notes_of_retune(directory: Path) -> list[str]:
-    """Return the time that a library from nothing took, as one line of Markdown in a list.
-
-    The list is empty if the directory has no file ``retune.json``, i.e. no library was built from nothing.
-
-    Raises:
-        RecordError: ``retune.json`` is there and cannot be used.
-    """
-    return note_of(Path(directory) / RETUNE_FILE, RETUNE_FORMAT, "outblas build-library --from-nothing", _retune_line)
+ACCURACY = NotedFile("torch_accuracy.json", "outblas-torch-accuracy-3", "benchmarks/torch_accuracy.py", _accuracy_line)
 
 
-def _retune_line(data: dict[str, Any]) -> str:
+def _retune_line(data: dict[str, Any], _: Path) -> str:
+    """Return a line with the time that a library from nothing took."""
     steps = seconds_by_step(data["seconds"])
     tables = (Table.parse(name) for name in data["tables"])
     names = " and ".join(f"{t.suite} {t.layout} {t.dtype}/{t.acc}" for t in tables)
     each = ", ".join(f"{step} {seconds / 60:.1f}" for step, seconds in steps.items())
     made = data["provenance"]
     minutes = f"{sum(steps.values()) / 60:.1f} minutes of one {made['gpu']}"
-    return f"- {names}, tuned from nothing: {minutes} ({each}){_when(made)}"
+    return f"- {names}, tuned from scratch: {minutes} ({each}){_when(made)}"
+
+
+RETUNE = NotedFile(RETUNE_FILE, RETUNE_FORMAT, "outblas build-library --from-nothing", _retune_line)
+#: Files with lines under the published table, in the order of the lines.
+NOTED = (LARGE, RETUNE, CUTLASS, INDUCTOR, ACCURACY)

@@ -43,10 +43,11 @@ from outblas_lab.publish.tables.compare_picture import compare_svg
 from outblas_lab.publish.tables.gpu_folders import gpu_folders, name_of_gpu, refuse_files_of_another_gpu
 from outblas_lab.publish.tables.headline import HeadlineRow, headline_rows, headline_table, short_rows
 from outblas_lab.publish.tables.rival_tables import (
+    AMPERE,
+    CUDA_L2,
     MODEL_STEPS,
-    ampere_table,
-    cuda_l2_table,
     cutlass_table,
+    each_table,
     transformer_table,
 )
 from outblas_lab.publish.tables.speedup_picture import speedup_svg
@@ -113,21 +114,23 @@ def generated_blocks(measured: Measured, *beside: Measured) -> dict[tuple[str, s
         ("docs/results/tables.md", "tables"): lambda: _each(
             benched, lambda gpu: markdown_table(gpu.summary, [*notes_of_rows(gpu.results), *_notes(gpu)]), "## "
         ),
-        ("docs/results/transformer.md", "transformer"): lambda: _each_with(MODEL_STEPS, gpus, transformer_table),
+        ("docs/results/whole-models.md", "transformer"): lambda: _each_with(MODEL_STEPS, gpus, transformer_table),
         ("docs/results/whole-models.md", "whole_models"): lambda: _each_with(WHOLE_MODELS, gpus, whole_models_block),
-        ("docs/results/cutlass.md", "cutlass"): lambda: _each_with(notes.CUTLASS_FILE, gpus, cutlass_table),
-        ("docs/results/ampere-peers.md", "ampere"): lambda: ampere_table(folder.parent),
-        ("docs/results/cuda-l2.md", "cuda-l2"): lambda: cuda_l2_table(folder.parent),
+        ("docs/results/other-kernels.md", "cutlass"): lambda: _each_with(notes.CUTLASS.name, gpus, cutlass_table),
+        ("docs/results/other-kernels.md", "ampere"): lambda: each_table(folder.parent, AMPERE),
+        ("docs/results/other-kernels.md", "cuda-l2"): lambda: each_table(folder.parent, CUDA_L2),
         ("docs/use/when-not.md", "weak"): lambda: _weak(benched),
         ("docs/use/matmul.md", "any_shapes"): lambda: _any_shapes(gpus),
         ("docs/use/engines.md", "vllm"): lambda: _each_with(VLLM, gpus, vllm_block),
-        ("docs/develop/several-gpus.md", "scale"): lambda: scale_block(folder),
-        ("docs/kernels/counters.md", "ncu"): lambda: _each_with(COUNTERS, gpus, lambda f: counters_text(f / COUNTERS)),
+        ("docs/develop/build-the-library.md", "scale"): lambda: scale_block(folder),
+        ("docs/kernels/cost-model.md", "ncu"): lambda: _each_with(
+            COUNTERS, gpus, lambda folder: counters_text(folder / COUNTERS)
+        ),
         ("docs/reference/knobs.md", "knobs"): lambda: "\n\n".join(
             f"## {family}\n\n{knob_table(family)}" for family in FAMILIES
         ),
         ("docs/search/agents.md", "agents"): agent_table,
-        ("docs/search/published-recipe.md", "recipe"): lambda: recipe_block(folder / RECIPE),
+        ("docs/search/ppo.md", "recipe"): lambda: recipe_block(folder / RECIPE),
     }
     across = across_files(folder.parent)
     if (folder.parent / DRAWS).exists():
@@ -195,14 +198,7 @@ def _weak(gpus: Sequence[Measured]) -> str:
 def _notes(gpu: Measured) -> list[str]:
     folder = gpu.folder
     about_library = [*notes.notes_of_replaced(folder, gpu.results), *notes.notes_of_earlier_kernels(folder)]
-    beside = (
-        notes.notes_of_large_products,
-        notes.notes_of_retune,
-        notes.notes_of_cutlass,
-        notes.notes_of_inductor,
-        notes.notes_of_accuracy,
-    )
-    return [*about_library, *(line for notes_of in beside for line in notes_of(folder))]
+    return [*about_library, *(line for file in notes.NOTED for line in file.lines(folder))]
 
 
 def _wanted(folder: Path, root: Path) -> dict[Path, str]:

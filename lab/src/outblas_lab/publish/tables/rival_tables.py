@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,12 +11,11 @@ from outblas.core.errors import RecordError
 from outblas.core.plain_files import read_json
 from outblas.core.problem import Problem
 from outblas.core.stats import geomean
-from outblas_lab.publish.tables.notes import CUTLASS_FILE, cutlass_means, note_of, notes_of_cutlass, replaced_words
+from outblas_lab.publish.summary import use_json
+from outblas_lab.publish.tables.notes import CUTLASS, NotedFile, cutlass_means, replaced_words
 from outblas_lab.publish.words import regime_words, step_words, table_lines
 
-AMPERE_FORMAT, AMPERE_FILE = "outblas-ampere-peers-1", "ampere_peers.json"
 MODEL_STEPS = "model_steps.json"
-CUDA_L2_FORMAT, CUDA_L2_FILE = "outblas-cuda-l2-1", "cuda_l2.json"
 NOT_MEASURED = "Not measured yet."
 #: Shared memory of a CTA, KiB -> GPUs with it.
 _LIMITS = {"163": "163 KiB (A100)", "99": "99 KiB (A10, L40S, GeForce)"}
@@ -26,9 +25,9 @@ _RIVALS = {"cutlass": ("fastest CUTLASS 2.x", 1.00), "cuda_l2": ("CUDA-L2's A100
 _SQUARE, _SQUARE_BAR = "4096_4096_4096", 0.95
 _PAIRS = {
     "ours_over_cuda_l2": "OutBLAS / CUDA-L2",
-    "cuda_l2_over_lt_auto": "CUDA-L2 / cuBLASLt, autotuned",
+    "cuda_l2_over_lt_auto": "CUDA-L2 / autotuned cuBLASLt",
     "cuda_l2_over_torch": "CUDA-L2 / torch",
-    "ours_over_lt_auto": "OutBLAS / cuBLASLt, autotuned",
+    "ours_over_lt_auto": "OutBLAS / autotuned cuBLASLt",
     "ours_over_torch": "OutBLAS / torch",
 }
 
@@ -94,33 +93,24 @@ def _mean(ratios: Sequence[Mapping[str, Any]]) -> Mean:
     return Mean(geomean(each["ratio"] for each in ratios), len(ratios), sum(each["low"] > 1.0 for each in ratios))
 
 
-def ampere_table(results: Path) -> str:
-    """Return the table of Ampere's kernels for every GPU that has one, or one line if no file is there.
+def each_table(results: Path, file: NotedFile) -> str:
+    """Return the table of a file, :data:`AMPERE` or :data:`CUDA_L2`, for every GPU that has it; one line if none has.
 
     Raises:
         RecordError: a file cannot be used.
     """
-    return _each(results, AMPERE_FILE, AMPERE_FORMAT, "benchmarks/ampere_peers.py", _ampere_text)
-
-
-def cuda_l2_table(results: Path) -> str:
-    """Return the table of CUDA-L2's H100 kernels, as :func:`ampere_table`."""
-    return _each(results, CUDA_L2_FILE, CUDA_L2_FORMAT, "benchmarks/cuda_l2.py", _cuda_l2_text)
-
-
-def _each(results: Path, name: str, form: str, made_by: str, text: Callable[[dict[str, Any]], str]) -> str:
-    parts = ["\n".join(note_of(path, form, made_by, text)) for path in sorted(results.glob(f"*/{name}"))]
+    parts = ["\n".join(file.lines(path.parent)) for path in sorted(results.glob(f"*/{file.name}"))]
     return "\n\n".join(parts) or NOT_MEASURED
 
 
-def _ampere_text(data: dict[str, Any]) -> str:
+def _ampere_text(data: dict[str, Any], _: Path) -> str:
     rows = data["rows"]
     cells = []
     for limit, acc, rival, mean in _some(ampere_means(rows)):
         words, aim = _RIVALS[rival]
         bar = f"{aim:.2f}×" if limit == "163" else "–"
         cells.append([_LIMITS[limit], acc, words, mean.problems, f"{mean.ratio:.3f}×", bar, mean.ahead])
-    head = ["shared memory of a CTA", "sums", "rival", "problems", "OutBLAS / rival", "aim", "surely ahead on"]
+    head = ["shared memory per CTA", "sums", "rival", "problems", "OutBLAS / rival", "target", "significantly ahead"]
     return "\n".join([*table_lines(head, 3, cells), "", *_square_lines(rows), *_notes(data)])
 
 
@@ -130,19 +120,19 @@ def _square_lines(rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
         found = _ratios(row).get("163", {}).get("cutlass")
         if problem.mnk == _SQUARE and found:
             yield (
-                f"On {_SQUARE} with sums in {problem.acc} it has {found['ratio']:.3f}× the fastest CUTLASS 2.x; "
-                f"the aim is {_SQUARE_BAR:.2f}×."
+                f"On {_SQUARE} with {problem.acc} sums it has {found['ratio']:.3f}× the speed of the fastest CUTLASS "
+                f"2.x; the target is {_SQUARE_BAR:.2f}×."
             )
 
 
-def _cuda_l2_text(data: dict[str, Any]) -> str:
+def _cuda_l2_text(data: dict[str, Any], _: Path) -> str:
     rows = data["rows"]
     cells = [
         [words, _PAIRS[pair], mean.problems, f"{mean.ratio:.3f}×", mean.ahead]
         for words, means in _some(list(cuda_l2_groups(rows).items()))
         for pair, mean in means.items()
     ]
-    head = ["CUDA-L2's sums", "GPU time", "problems", "ratio of speed", "surely above 1 on"]
+    head = ["CUDA-L2's sums", "GPU time", "problems", "speed ratio", "significantly above 1"]
     timed = [row for row in rows if "ours_over_cuda_l2" in _ratios(row)]
     host = {name: geomean(row["host_us"][name] for row in timed) for name in timed[0]["host_us"]}
     kernels = [row["kernel"] for row in rows if row.get("kernel")]
@@ -151,14 +141,14 @@ def _cuda_l2_text(data: dict[str, Any]) -> str:
         for kernel in kernels
         if _has_other_sums(kernel)
     )
-    sums = "; ".join(f"{count} sum in {words}" for words, count in other.items()) or "none sums otherwise than claimed"
+    sums = "; ".join(f"{count} accumulate in {words}" for words, count in other.items()) or "all sum as claimed"
     waits, padded = sum(kernel["waits"] for kernel in kernels), sum(kernel["padded"] is not None for kernel in kernels)
     lines = [
         *table_lines(head, 2, cells),
         "",
         "Host time per call, geometric mean: " + ", ".join(f"{name} {us:.2f} µs" for name, us in host.items()) + ".",
-        f"By their machine code, of {len(kernels)} kernels {sums}. "
-        f"{waits} wait for the GPU in each call, and {padded} compute padded problems.",
+        f"According to their machine code, of {len(kernels)} kernels {sums}. "
+        f"{waits} wait for the GPU in each call. Padded problems: {padded}.",
         *_notes(data),
     ]
     return "\n".join(lines)
@@ -190,6 +180,8 @@ def _failures(counts: Counter[str]) -> str:
     return f"{sum(counts.values())} builds or proofs failed: {'most often ' if len(counts) > 3 else ''}{named}."
 
 
+AMPERE = NotedFile("ampere_peers.json", "outblas-ampere-peers-1", "benchmarks/ampere_peers.py", _ampere_text)
+CUDA_L2 = NotedFile("cuda_l2.json", "outblas-cuda-l2-1", "benchmarks/cuda_l2.py", _cuda_l2_text)
 #: Variant of a step -> its column.
 _VARIANTS = {"outblas": "`enable()`", "outblas_fused": "residuals and gates fused"}
 _MODES = {"eager": "eager", "compile": "torch.compile", "graph": "CUDA graph"}
@@ -201,19 +193,14 @@ def read_model_steps(path: Path) -> dict[str, Any]:
     Raises:
         RecordError: the file cannot be read, or lacks a field.
     """
-    try:
-        data = read_json(path)
-        made = data["provenance"]
-        assert all(isinstance(made[field], str) for field in ("gpu", "driver", "date"))
+
+    def checked(data: dict[str, Any]) -> dict[str, Any]:
+        assert all(isinstance(data["provenance"][field], str) for field in ("gpu", "driver", "date"))
         for step in data["steps"]:
             float(step["variants"]["outblas"]["speedup"][0]), float(step["variants"]["torch"]["us"][0])
-    except (OSError, ValueError, KeyError, TypeError, IndexError, AssertionError) as error:
-        raise RecordError(
-            f"{path} cannot be read ({error!r})",
-            "the result of benchmarks/transformer/model_steps.py",
-            "measure again, or restore the committed file",
-        ) from error
-    return dict(data)
+        return dict(data)
+
+    return use_json(path, "benchmarks/transformer/model_steps.py", checked)
 
 
 def transformer_table(folder: Path) -> str:
@@ -241,7 +228,7 @@ def transformer_table(folder: Path) -> str:
         *table_lines(["step", "mode", "torch", "tokens/s", *(_VARIANTS[name] for name in names)], 2, rows),
         "| geometric mean | | | | " + " | ".join(means) + " |",
         "",
-        f"{data['layers']} layers{', tuned before' if 'tuned' in data else ''}, context {data['context']}, "
+        f"{data['layers']} layers{', after tuning' if 'tuned' in data else ''}, context {data['context']}, "
         f"{data['rounds']} interleaved rounds; {made['gpu']}, "
         f"driver {made['driver']}, torch {made['toolchain']['torch']}, {made['date'][:10]}, "
         f"commit {made['commit'][:7]}.",
@@ -257,15 +244,14 @@ def _interval(variant: Mapping[str, Any] | None) -> str:
 
 
 def cutlass_table(folder: Path) -> str:
-    """Return CUTLASS beside OutBLAS by regime, or one line if it is not measured.
+    """Return CUTLASS and OutBLAS by regime, or one line if it is not measured.
 
     Raises:
         RecordError: the file is there and cannot be read.
     """
-    line = notes_of_cutlass(folder)
-    if not line:
+    if not CUTLASS.lines(folder):
         return "Not measured on this GPU."
-    data = read_json(folder / CUTLASS_FILE)
+    data = read_json(folder / CUTLASS.name)
     groups: dict[str, list[Mapping[str, Any]]] = {}
     for row in data["rows"]:
         if row["cutlass"] is not None:
@@ -282,9 +268,9 @@ def cutlass_table(folder: Path) -> str:
     lines = [
         *table_lines(head, 1, cells),
         "",
-        f"The worst problem for OutBLAS is {Problem.from_key(worst['problem']).mnk}: "
+        f"The worst problem for OutBLAS is {Problem.from_key(worst['problem']).mnk}, at "
         f"{worst['ours_over_cutlass']['ratio']:.3f}× CUTLASS. "
-        f"CUTLASS has the fastest of {len(data['instances'])} kernels of its collective builder"
+        f"CUTLASS runs the fastest of {len(data['instances'])} kernels of its collective builder"
         f"{replaced_words(folder, data['rows'])}. "
         f"{made['gpu']}, {made['date'][:10]}, commit {made['commit'][:7]}.",
     ]

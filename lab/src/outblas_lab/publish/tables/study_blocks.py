@@ -9,12 +9,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from outblas.core.errors import RecordError
-from outblas.core.plain_files import read_json
 from outblas.core.problem import Problem
 from outblas.kernels.config_text import config_from_name
 from outblas_lab.pool.averages import FAR_BELOW
 from outblas_lab.pool.counter_file import OURS, read_counters
+from outblas_lab.publish.summary import use_json
 from outblas_lab.publish.words import mean_in_words, short_config, table_lines
 
 #: Its name in the folder of the GPUs' folders.
@@ -32,14 +31,7 @@ def draws_block(path: Path) -> str:
     """
     if not path.exists():
         return "No draws are recorded."
-    try:
-        data = read_json(path)
-        if data["format"] != FORMAT:
-            raise ValueError(f"it is not of format {FORMAT}")
-        return "\n".join(_lines(data["draws"]))
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        wrong = f"{path} cannot be read ({type(error).__name__}: {error})"
-        raise RecordError(wrong, "what tools/drawn_history.py writes", "run it again, or restore the file") from error
+    return use_json(path, "tools/drawn_history.py", lambda data: "\n".join(_lines(data["draws"])), FORMAT)
 
 
 def _lines(draws: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -56,8 +48,8 @@ def _lines(draws: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for protocol, group in groupby(draws, _protocol):
         members = list(group)
         counts = ", ".join(str(draw["below_098"]) for draw in members)
-        last = f"; the last {POOLED} together {_share(members[-POOLED:])}" if len(members) > POOLED else ""
-        yield f"- {protocol}: {counts} below {FAR_BELOW}, together {_share(members)}{last}"
+        last = f"; last {POOLED} draws: {_share(members[-POOLED:])}" if len(members) > POOLED else ""
+        yield f"- {protocol}: {counts} below {FAR_BELOW}, in total {_share(members)}{last}"
 
 
 def _protocol(draw: Mapping[str, Any]) -> str:
@@ -100,15 +92,13 @@ def equal_work_ratio(one: Mapping[str, Any], several: Mapping[str, Any]) -> floa
 
 
 def _scale_row(path: Path, words: str) -> list[object]:
-    try:
-        data = read_json(path)
+    def cells(data: Mapping[str, Any]) -> list[object]:
         one, several = data["one"], data["several"]
-        cells = [f"{several['measurements']} {words} (`{path.as_posix()}`)", len(several["gpus"])]
-        cells += [f"{figure(part):.1f}" for part in (one, several) for figure in (_seconds, _task_seconds)]
-        return [*cells, f"**{equal_work_ratio(one, several):.2f}×**"]
-    except (OSError, ValueError, LookupError, TypeError, ArithmeticError) as error:
-        wrong = f"{path} cannot be read ({type(error).__name__}: {error})"
-        raise RecordError(wrong, "what benchmarks/scale_out.py writes", "measure again, or restore the file") from error
+        found = [f"{several['measurements']} {words} (`{path.as_posix()}`)", len(several["gpus"])]
+        found += [f"{figure(part):.1f}" for part in (one, several) for figure in (_seconds, _task_seconds)]
+        return [*found, f"**{equal_work_ratio(one, several):.2f}×**"]
+
+    return use_json(path, "benchmarks/scale_out.py", cells)
 
 
 def _seconds(part: Mapping[str, Any]) -> float:

@@ -1,4 +1,4 @@
-"""The measured cases where OutBLAS does not pay: cold caches, single requests, large products, and the worst rows."""
+"""The measured cases where OutBLAS does not pay: cold caches, single requests, large matmuls, and the worst rows."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from outblas_lab.pool.averages import FAR_BELOW, figures_of, launch_label, table
 from outblas_lab.publish.words import baseline_words, regime_words, table_lines
 
 WORST_ROWS = 10
-#: FLOP from which a product counts as large.
+#: FLOP from which a matmul counts as large.
 LARGE_FLOP = 1e11
 
 
 def weak_spots(folder: Path, results: Sequence[Result], of: str = "") -> str:
-    """Return one GPU's part of *When not to use it*, in Markdown: modes, large products and the ten worst rows.
+    """Return one GPU's part of *When not to use it*, in Markdown: modes, large matmuls and the ten worst rows.
 
     Args:
         folder: folder of a GPU's result files, e.g. ``results/h200``; it is named at the end.
@@ -28,7 +28,7 @@ def weak_spots(folder: Path, results: Sequence[Result], of: str = "") -> str:
     """
     parts = [*(_mode(results, mode, of) for mode in _TITLES), _large(results, of), _worst(results, of)]
     gpus, drivers = (", ".join(sorted({str(r.provenance[f]) for r in results})) for f in ("gpu", "driver"))
-    parts.append(f"All figures: {gpus}, driver {drivers}, files in `{folder.as_posix()}`.")
+    parts.append(f"All results: {gpus}, driver {drivers}, files in `{folder.as_posix()}`.")
     return "\n\n".join(part for part in parts if part)
 
 
@@ -37,20 +37,20 @@ def gpus_with_library() -> str:
     known = [name for name in packaged_records() if Library.packaged(name, missing_ok=True).rows]
     have = ", ".join(name.upper() for name in known) or "no GPU"
     return (
-        f"## A GPU without a library\n\nA library is packaged for: {have}. "
-        "On every other GPU, torch runs every product until [a tuning run](your-gpu.md)."
+        f"## GPUs without a library\n\nLibraries are packaged for: {have}. "
+        "On all other GPUs, PyTorch computes every matmul until [a tuning run](your-gpu.md)."
     )
 
 
 _TITLES = {
-    "offline_cold": ("## Cold caches", "L2 is evicted before every call. Kernels are not chosen again for it."),
+    "offline_cold": ("## Cold caches", "L2 is evicted before every call."),
     "server": (
         "## Single requests",
-        "A request is one call, at Poisson arrivals, to the end of the product. Host time counts here.",
+        "A request is one call, timed from its Poisson arrival to the finished matmul. Host time is included.",
     ),
     "block": (
-        "## One large product again and again",
-        "Each kernel runs alone until the SMs' frequency has settled. So what it spends of the power limit counts.",
+        "## Large matmuls under sustained load",
+        "Each kernel runs alone until the SM clock has settled, so its power draw affects its speed.",
     ),
 }
 
@@ -80,12 +80,13 @@ def _chosen_words(groups: Mapping[Any, Sequence[Row]]) -> str:
     rows = [row for group in groups.values() for row in group]
     second = sum(row.get("plain_speedup") is not None for row in rows)
     if second:
-        return f"In {second} of {len(rows)} rows a second winner for this workload runs."
-    return "All kernels were chosen in streams, with warm caches." if rows[0]["mode"] != "block" else ""
+        tuned = f"{second} of {len(rows)} rows run a kernel tuned for this workload"
+        return f"{tuned}; all others were tuned with back-to-back calls and warm caches."
+    return "All kernels were tuned with back-to-back calls and warm caches." if rows[0]["mode"] != "block" else ""
 
 
 def _large(results: Sequence[Result], of: str) -> str:
-    lines = table_lines(["table", "problems", "geometric mean", "fall-backs", "largest gain"], 1, [])
+    lines = table_lines(["table", "problems", "geometric mean", "fallbacks", "largest gain"], 1, [])
     for result in results:
         kinds: dict[str, list[Row]] = {}
         for row in result.rows:
@@ -97,8 +98,8 @@ def _large(results: Sequence[Result], of: str) -> str:
             lines.append(f"| {table} | {found['n']} | {found['geomean']:.3f}× | {found['fallbacks']} | {best:.3f}× |")
     if len(lines) == 2:
         return ""
-    words = "From 10¹¹ FLOP on (about 3700 × 3700 × 3700) the tensor cores are the limit. Without PDL:"
-    return f"## Large products{of}\n\n{words}\n\n" + "\n".join(lines)
+    words = "Tensor-core throughput limits matmuls of 10¹¹ FLOP or more (about 3700 × 3700 × 3700). Without PDL:"
+    return f"## Large matmuls{of}\n\n{words}\n\n" + "\n".join(lines)
 
 
 def _worst(results: Sequence[Result], of: str) -> str:
@@ -108,7 +109,7 @@ def _worst(results: Sequence[Result], of: str) -> str:
         shape = f"{row['m']} × {row['n']} × {row['k']}"
         equal.setdefault((shape, table_label(suite, row), published, row["baseline"]), []).append(row)
     lines = [
-        "| M × N × K | table | PDL | speed-up | fastest rival | regime |",
+        "| M × N × K | table | PDL | speedup | fastest rival | regime |",
         "| --- | --- | --- | ---: | --- | --- |",
     ]
     for (shape, table, published, rival), rows in list(equal.items())[:WORST_ROWS]:
@@ -119,7 +120,7 @@ def _worst(results: Sequence[Result], of: str) -> str:
         )
     total = sum(published < LOSS_BELOW for published, *_ in every)
     words = (
-        f"Of all {len(every):,} published rows {total} are below {LOSS_BELOW}. These are the ten worst. Rows of one "
-        "fall-back, which runs with and without PDL, share a line:"
+        f"Of {len(every):,} published rows, {total:,} are below {LOSS_BELOW}. These are the ten worst. A fallback that "
+        "runs both with and without PDL has one line:"
     )
     return f"## The ten worst rows{of}\n\n{words}\n\n" + "\n".join(lines)

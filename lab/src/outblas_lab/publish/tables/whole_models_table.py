@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from outblas.core.errors import RecordError
-from outblas.core.plain_files import read_json
+from outblas.core.plain_files import read_json, read_object
 from outblas.core.stats import geomean
 from outblas_lab.publish.summary import VLLM
 from outblas_lab.publish.words import step_words, table_lines
@@ -33,7 +33,7 @@ _VARIANTS = {
     "batch_invariant": "`enable(batch_invariant=True)`",
     "optimize": "`optimize(model)`, `enable()`",
 }
-#: A variant whose time says how much of torch's step is no product; it has no row.
+#: A variant whose time says how much of torch's step is no matmul; it has no row.
 _WITHOUT_PRODUCTS = "without_products"
 #: Figure -> the column of its means.
 _MEANS = {
@@ -75,12 +75,10 @@ def read_whole_models(path: Path) -> dict[str, Any]:
     Raises:
         RecordError: it cannot be read, has another format, or lacks a part.
     """
-    try:
-        data = read_json(path)
-    except (OSError, ValueError) as error:
-        raise RecordError(f"{path} cannot be read ({error})", "a result file", "give another file") from error
-    if not isinstance(data, dict) or data.get("format") != FORMAT or not data.keys() >= _PARTS:
-        raise RecordError(f"{path} is no result of whole_models.py", f"format {FORMAT}", "measure it again")
+    expected = f"a result of whole_models.py of format {FORMAT}, with {', '.join(sorted(_PARTS))}"
+    data = read_object(path, expected, "measure it again", format=FORMAT)
+    if not data.keys() >= _PARTS:
+        raise RecordError(f"{path} lacks a part", expected, "measure it again")
     return data
 
 
@@ -123,14 +121,14 @@ def _speed_table(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str
     for name in names:
         cells = [_speed_cell(row["variants"].get(name)) for row in rows]
         table.append([_VARIANTS[name], *cells, *(_mean(rows, name, figure) for figure in figures)])
-    # The products' share of torch's steps, unless no step was measured without products.
+    # The matmuls' share of torch's steps, unless no step was measured without products.
     cells = []
     for row in rows:
         times = [row["variants"].get(name, {}).get("us") for name in ("torch", _WITHOUT_PRODUCTS)]
         cells.append("–" if None in times else f"{1 - times[1][0] / times[0][0]:.0%}")
     if {*cells} != {"–"}:
-        table.append(["products in torch's step", *cells, *["–"] * len(figures)])
-    return "\n".join(table_lines(["tokens a second", *heads], 1, table))
+        table.append(["matmul share of torch's time", *cells, *["–"] * len(figures)])
+    return "\n".join(table_lines(["tokens/s", *heads], 1, table))
 
 
 def _speed_cell(figures: Mapping[str, Any] | None) -> str:
@@ -143,7 +141,7 @@ def _speed_cell(figures: Mapping[str, Any] | None) -> str:
 def _mean(rows: Sequence[Mapping[str, Any]], name: str, figure: str) -> str:
     """Return the geometric mean of a variant's speed-ups, and of how many steps it is unless every one has its own.
 
-    One figure of several steps is no mean: it is called a cell, with its step.
+    A single ratio of several steps is no mean: its step is named.
     """
     found = {row["step"]: row["variants"].get(name, {}).get(figure) for row in rows}
     ratios = [each[0] for each in found.values() if each is not None]
@@ -151,7 +149,7 @@ def _mean(rows: Sequence[Mapping[str, Any]], name: str, figure: str) -> str:
         return "–"
     if len(ratios) == 1 < len(rows):
         (step,) = (step for step, each in found.items() if each is not None)
-        return f"one cell: {ratios[0]:.3f}× ({step_words(step)})"
+        return f"{ratios[0]:.3f}× (only {step_words(step)})"
     return f"{geomean(ratios):.3f}×{_steps_if_fewer(ratios, rows)}"
 
 
@@ -163,7 +161,8 @@ def _steps_if_fewer(measured: Sequence[Any], rows: Sequence[Any]) -> str:
 def _price_table(
     rows: Sequence[Mapping[str, Any]], names: Sequence[str], startup_s: Mapping[str, Mapping[str, float]]
 ) -> str:
-    head = ["memory, start-up and logits", "weights, GB", "peak, GB", "start-up, s"]
+    head = ["memory, start-up and logits", "weights, GB", "peak, GB"]
+    head += ["start-up with tuning and captures, s"]
     table = []
     for name in names:
         found = [row["variants"][name] for row in rows if name in row["variants"]]
@@ -179,7 +178,7 @@ def _price_table(
             f"{sum(each['agree'] * each['places'] for each in logits) / places:.1%}",
         ]
         table.append([_VARIANTS[name], *cells])
-    return "\n".join(table_lines([*head, "largest error", "mean error", "greedy"], 1, table))
+    return "\n".join(table_lines([*head, "largest error", "mean error", "greedy match"], 1, table))
 
 
 def _footer(data: Mapping[str, Any]) -> str:
@@ -187,11 +186,8 @@ def _footer(data: Mapping[str, Any]) -> str:
     parts = [each for row in data["rows"] for each in row["provenance"]]
     days = sorted({each["date"][:10] for each in parts})
     commits = ", ".join(dict.fromkeys(each["commit"][:7] for each in parts))
-    tuned = (
-        f" Missing products were tuned for {settings['tune']} s for each arrangement of weights."
-        if settings["tune"]
-        else ""
-    )
+    seconds = settings["tune"]
+    tuned = f" Missing shapes were tuned for {seconds} s per weight arrangement." if seconds else ""
     text = (
         f"bf16, {settings['rounds']} interleaved rounds; {settings['gpu']}, driver {settings['driver']}, "
         f"torch {settings['torch']}, transformers {settings['transformers']}, "
@@ -208,10 +204,10 @@ def _footer(data: Mapping[str, Any]) -> str:
 
 #: Key of a model's cells -> (heading of a cell, unit, digits).
 _STEP_PARTS = {
-    "decode": ("batch", "ms a step", 3),
-    "end_to_end": ("batch, 64 tokens in and 256 out", "tokens/s", 0),
+    "decode": ("batch", "ms per step", 3),
+    "end_to_end": ("batch, 64 tokens in, 256 out", "tokens/s", 0),
     "first_token": ("prompt tokens", "ms to the first token", 2),
-    "prefill": ("prompts x tokens", "prompt tokens/s", 0),
+    "prefill": ("prompts × tokens", "prompt tokens/s", 0),
 }
 
 
@@ -234,7 +230,7 @@ def vllm_block(folder: Path) -> str:
                     parts.append(_table(name, heading, unit, digits, part["cells"][key], part["geomean"][key]))
         parts.append(_start(words, entry["processes"]))
     source = f"{made['gpu']}, driver {made['driver']}, {made['date'][:10]}, commit {made['commit'][:8]}"
-    return "\n\n".join([*parts, f"Medians of pairs of fresh processes. ({source}, `{(folder / VLLM).as_posix()}`)"])
+    return "\n\n".join([*parts, f"Medians over pairs of fresh processes. ({source}, `{(folder / VLLM).as_posix()}`)"])
 
 
 def _table(
@@ -267,7 +263,5 @@ def _start(model: str, processes: Sequence[Mapping[str, Any]]) -> str:
                     lambda one: one["state"]["host_kib"] / 1024,
                 )
             )
-            words.append(
-                f"{name} {ready:.1f} s, {gpu:.1f} GB of GPU memory and {host:,.0f} MiB of a worker's host memory"
-            )
-    return f"{model} is ready after: {'; '.join(words)}."
+            words.append(f"{name} {ready:.1f} s, {gpu:.1f} GB of GPU memory, {host:,.0f} MiB of host memory per worker")
+    return f"{model}, start-up: {'; '.join(words)}."
