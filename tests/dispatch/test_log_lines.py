@@ -45,7 +45,7 @@ warnings.filterwarnings("ignore", "outblas")
 TO_A_FILE = """
 import logging
 
-handler = logging.FileHandler("outblas.log")
+handler = logging.FileHandler("decisions.log")
 handler.setFormatter(logging.Formatter("%(asctime)s %(process)d %(levelname)s %(message)s"))
 logging.getLogger("outblas").addHandler(handler)
 logging.getLogger("outblas").setLevel(logging.INFO)
@@ -99,7 +99,7 @@ def test_a_program_silences_it(tmp_path: Path) -> None:
 
 def test_a_program_writes_it_to_a_file(tmp_path: Path) -> None:
     shown = run(TO_A_FILE, tmp_path)
-    written = (tmp_path / "outblas.log").read_text()
+    written = (tmp_path / "decisions.log").read_text()
     assert DECISION not in shown and written.count(DECISION) == 1 and " INFO " in written
 
 
