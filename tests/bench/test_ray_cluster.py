@@ -44,7 +44,7 @@ class FakeRay:
 
 
 def transport(monkeypatch: pytest.MonkeyPatch, ray: FakeRay, size: int | None, gpus: int) -> Any:
-    monkeypatch.setattr(worker_plan, "_ray", lambda: ray)
+    monkeypatch.setattr(worker_plan, "needed", lambda *names: ray)
     return worker_plan.RayTransport(EvaluatorSpec("support.pool_workers:Many"), size, gpus, "here")
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from outblas.core.errors import TensorError
-from outblas.core.install_hint import needed
+from outblas.core.errors import TensorError, ToolchainMissing
+from outblas.core.install_hint import install_hint
 from outblas.core.problem import ROW_ALIGN_BYTES
 from outblas.dispatch import device_registry
 from outblas.dispatch.decide import Operand
@@ -26,7 +26,11 @@ GRADIENT_WANTED = "a gradient is wanted"
 
 def import_torch() -> Any:
     """Import and return torch; raise ToolchainMissing if it is not installed."""
-    return needed("torch", "torch built for CUDA", "gpu")
+    try:
+        import torch  # a statement, since dynamo traces no importlib.import_module
+    except ImportError as error:
+        raise ToolchainMissing("torch is not installed", "torch built for CUDA", install_hint("gpu")) from error
+    return torch
 
 
 def why_left_to_torch(a: torch.Tensor, b: torch.Tensor | None, out: torch.Tensor | None) -> str:
