@@ -344,7 +344,7 @@ def test_missing_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
 
     compiling.nvrtc_version.cache_clear()
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ToolchainMissing, match=r"pip install '\.\[compile\]'"):
+    with pytest.raises(ToolchainMissing, match=r"pip install 'outblas\[compile\]'"):
         compile_source(PLAIN, cache=None)
     with pytest.raises(ToolchainMissing):
         list(compile_many([PLAIN]))
