@@ -87,7 +87,7 @@ def test_gates_alone_are_tuned_where_the_library_has_the_products(
 def test_without_time_the_gates_wait_for_the_next_command(plans: list[Any]) -> None:
     assert tune("4,0.000001s").exit_code == 0
     assert len(plans) == 1
-    assert "the time is up before the gates" in tune("4,0.000001s").stderr
+    assert "time limit reached before the gates" in tune("4,0.000001s").stderr
 
 
 def test_a_search_that_was_stopped_installs_nothing_and_goes_on(
@@ -101,7 +101,7 @@ def test_a_search_that_was_stopped_installs_nothing_and_goes_on(
     with monkeypatch.context() as patched:
         patched.setattr(gate_run, "run_tune", partial(tune_run.run_tune, clock=lambda: asked.append(1) or len(asked)))
         stopped = tune("4,60s")
-    assert "the time is up amid the gates" in stopped.stderr and Library.load(own).gates == ()
+    assert "time limit reached during the gates" in stopped.stderr and Library.load(own).gates == ()
     result = tune("4,60s")
     assert result.exit_code == 0, (result.stderr, result.exception)
     assert {one.weight for one in Library.load(own).gates} == {GATE}
