@@ -42,8 +42,9 @@ class Exclusions:
         for shape in self.shapes:
             if all(part in ("*", extent) for part, extent in zip(shape.split("_"), extents, strict=True)):
                 return f"excluded by {EXCLUDE_VARIABLE} ({shape})"
-        names = () if config is None else (config.family, config_name(config))
-        found = next((name for name in names if name in self.kernels), "")
+        if config is None or not self.kernels:  # a ranking asks of hundreds of kernels, whose names take time to spell
+            return ""
+        found = next((name for name in (config.family, config_name(config)) if name in self.kernels), "")
         return f"its kernel is excluded by {EXCLUDE_VARIABLE} ({found})" if found else ""
 
 
