@@ -19,9 +19,9 @@ from outblas.cli.main import app
 from outblas_lab.cli.lab_documents import DOCUMENTS as LAB_DOCUMENTS
 from outblas_lab.mcp.guide_resources import RESOURCES
 from outblas_lab.mcp.kernel_tools import TOOLS
+from outblas_lab.publish.tables.publish_results import with_block
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-BEGIN, END = "<!-- tools:begin -->\n", "<!-- tools:end -->\n"
 #: Command -> the names in its :class:`outblas.cli.documents.ResultDocument`, in words.
 RESULTS = {
     "explain": "facts: `library`, `step_speedups` (rows of a step -> predicted speed-up), `tune` (command that tunes "
@@ -183,8 +183,7 @@ def _arguments(schema: dict[str, Any]) -> list[str]:
 
 def mcp_page() -> str:
     """Return docs/llm/mcp.md with the text on the tools between its markers."""
-    before, rest = (DOCS / "llm/mcp.md").read_text(encoding="utf-8").split(BEGIN)
-    return f"{before}{BEGIN}{tools_text()}\n{END}{rest.split(END)[1]}"
+    return with_block((DOCS / "llm/mcp.md").read_text(encoding="utf-8"), "tools", tools_text(), "docs/llm/mcp.md")
 
 
 PAGES = {"reference/cli.md": cli_page, "reference/json.md": json_page, "llm/mcp.md": mcp_page}

@@ -34,7 +34,7 @@ def test_every_option_and_every_field_has_a_meaning(pages: Any) -> None:
 def test_a_stale_page_is_named(pages: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
     for folder in ("reference", "llm"):
         (tmp_path / folder).mkdir()
-    (tmp_path / "llm/mcp.md").write_text(f"# Tools\n\n{pages.BEGIN}{pages.END}")
+    (tmp_path / "llm/mcp.md").write_text("# Tools\n\n<!-- tools:begin -->\n<!-- tools:end -->\n")
     monkeypatch.setattr(pages, "DOCS", tmp_path)
     monkeypatch.setattr("sys.argv", ["reference_pages.py"])
     assert pages.main() == 1
