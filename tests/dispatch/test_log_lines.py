@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import logging
 import os
+import re
 import subprocess
 import sys
 import warnings
@@ -28,28 +29,9 @@ from support.dispatch_fixture import LIBRARY, PLAIN, TUNED, WEIGHT, A, rows
 from support.gpus.known import H200
 from support.helpers import ROOT, SOURCE_PATH
 
-#: The page of environment variables has these.
-SEE_DECISIONS = """
-import logging
-
-logging.basicConfig()
-logging.getLogger("outblas").setLevel(logging.INFO)
-"""
-SILENCE = """
-import logging
-import warnings
-
-logging.getLogger("outblas").setLevel(logging.CRITICAL)
-warnings.filterwarnings("ignore", "outblas")
-"""
-TO_A_FILE = """
-import logging
-
-handler = logging.FileHandler("decisions.log")
-handler.setFormatter(logging.Formatter("%(asctime)s %(process)d %(levelname)s %(message)s"))
-logging.getLogger("outblas").addHandler(handler)
-logging.getLogger("outblas").setLevel(logging.INFO)
-"""
+_PAGE = (ROOT / "docs/use/environment-variables.md").read_text(encoding="utf-8")
+#: The three snippets of the page's section, in its order.
+SEE_DECISIONS, SILENCE, TO_A_FILE = re.findall(r"```python\n(.*?)```", _PAGE.partition("## Logging\n")[2], re.S)
 #: A program that decides one product twice, of a device whose list of exclusions is malformed, and fails one choice.
 PROGRAM = """
 import logging, sys
