@@ -57,7 +57,7 @@ def test_the_record_is_written_and_then_used(a100: FakeDevice, tmp_path: Path) -
     done = outblas("calibrate")
     assert done.exit_code == 0, done.stderr
     path = tmp_path / "outblas" / "gpus" / "a100-sxm4-80gb.json"
-    assert done.stdout.splitlines()[0] == f"NVIDIA A100-SXM4-80GB: record {path}"
+    assert done.stdout.splitlines()[0] == f"NVIDIA A100-SXM4-80GB: wrote {path}"
     assert "mma_tflops 250" in done.stderr and "launch_us 1.25" in done.stderr
     gpu = device.gpu_of_device(0)
     assert (gpu.tflops, gpu.acc16_tflops, gpu.hbm_tbs, gpu.l2_tbs, gpu.launch_us) == (250.0, 260.0, 1.8, 5.0, 1.25)

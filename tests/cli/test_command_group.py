@@ -39,7 +39,12 @@ def test_every_command_has_a_summary_of_at_most_50_characters() -> None:
     import typer
 
     assert set(SUMMARIES) == set(typer.main.get_command(app).commands)
-    assert [part.title for part in parts()] == ["Use", "Study", "Measure", "Develop"]
+    assert [part.title for part in parts()] == [
+        "Tune and use kernels",
+        "Study search and models",
+        "Measure and publish",
+        "Build packaged data",
+    ]
     for name, summary in SUMMARIES.items():
         assert 10 < len(summary) <= 50 and not summary.endswith(("...", ".")), name
 
@@ -51,7 +56,7 @@ def test_the_help_page_shows_whole_summaries_in_parts(flag: str) -> None:
         assert f"{part.title}:\n" in text
     for name, summary in SUMMARIES.items():
         assert any(line.split(None, 1) == [name, summary] for line in text.splitlines()), name
-    assert "--install-completion" in text and "..." not in text.split("Use:")[1]
+    assert "--install-completion" in text and "..." not in text.split("kernels:")[1]
     assert CliRunner().invoke(app, ["tune", flag]).exit_code == 0
 
 
@@ -131,7 +136,7 @@ def test_a_finished_run_says_so_and_shows_no_progress(tmp_path: Path, recording:
     arguments += ["--budget", "3", "--run", str(tmp_path / "run")]
     assert "resuming" not in outblas(*arguments).stderr
     (line,) = outblas(*arguments).stderr.splitlines()
-    assert line == f"run {tmp_path / 'run'} is finished: 1 problem; nothing to do"
+    assert line == f"run {tmp_path / 'run'} is already finished: 1 problem; nothing to do"
     (tmp_path / "run" / "result.parquet").unlink()
     (line,) = outblas(*arguments).stderr.splitlines()
     assert line.endswith("nothing to do") and (tmp_path / "run" / "result.parquet").is_file()
@@ -154,9 +159,9 @@ def test_a_resumed_run_shows_progress_of_what_is_new(
         patched.setattr(common, "progress_bar", interrupted)
         assert outblas(*arguments).exit_code == 130
     resumed = outblas(*arguments)
-    assert resumed.exit_code == 0 and "is finished" not in resumed.stderr
+    assert resumed.exit_code == 0 and "already finished" not in resumed.stderr
     kept, shown = resumed.stderr.splitlines()[1:]
-    assert kept.startswith("resuming: 2 measurements of ") and shown.startswith("tune: 3/3")
+    assert kept.startswith("resuming ") and kept.endswith(" with 2 measurements") and shown.startswith("tune: 3/3")
 
 
 def test_an_unknown_name_proposes_the_nearest() -> None:

@@ -108,7 +108,7 @@ def test_a_device_that_runs_nothing_says_so_before_the_first_request(
         options = ("--model", "m", "--base-url", server.url, "--device", where, "--budget", "1 requests")
         code, said = run("--mnk", PROBLEM.mnk, *options, "--run", tmp_path / "run")
     assert code == 0, said
-    assert "will be compiled, and not be proven or timed" in shown[0]
+    assert "are compiled, but not proven or timed" in shown[0]
 
 
 def test_what_an_evolution_found_is_a_document(tmp_path: Path) -> None:

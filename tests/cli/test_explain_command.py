@@ -37,8 +37,8 @@ def test_each_product_has_its_way_and_a_step_its_gain(file: str) -> None:
     assert row is not None and row.plain is not None
     (down,) = [line for line in lines if line.startswith("down 4096_14336_TN_fp16_fp32 (32 times): ")]
     assert f"M 1: kernel {row.plain.speedup:.3f}" in down and "M 4096: " in down
-    assert sum(line.startswith("all products of a step of ") for line in lines) == 2
-    assert lines[-1] == f"outblas tune --model {file} --tp 1 tunes what is of no list"
+    assert sum(line.startswith("matmuls of a step with M = ") for line in lines) == 2
+    assert lines[-1] == f"to tune the missing sizes: outblas tune --model {file} --tp 1"
 
 
 def test_a_gate_is_a_kernel_where_one_was_measured_to_be_faster(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,7 +46,7 @@ def test_a_gate_is_a_kernel_where_one_was_measured_to_be_faster(file: str, monke
     monkeypatch.setattr(Library, "gate", lambda self, problem: choice if problem.m == 8 else None)
     result = outblas("explain", "--model", file, "--rows", "8,8192", "--dtype", "bf16", "--device", "replay:h200")
     assert result.exit_code == 0
-    line = "  with SiLU of its gate: M 8: kernel 1.250, M 8192: a pass more"
+    line = "  with fused SiLU gate: M 8: kernel 1.250, M 8192: separate pass"
     assert line in result.stdout.splitlines()
 
 
@@ -57,9 +57,9 @@ def test_an_excluded_kernel_is_not_promised(file: str, monkeypatch: pytest.Monke
     result = outblas("explain", "--model", file, "--rows", "8", "--dtype", "bf16", "--device", "replay:h200")
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
-    assert "  with SiLU of its gate: M 8: a pass more" in lines
+    assert "  with fused SiLU gate: M 8: separate pass" in lines
     assert all(": M 8: torch 1.000" in line for line in lines if " times): " in line)
-    assert "all products of a step of 8 rows: 1.000 times as fast, predicted" in lines
+    assert "matmuls of a step with M = 8: predicted speedup 1.000x" in lines
     row = Library.packaged("h200").lookup(Problem(1, 4096, 14336))
     assert row is not None and row.plain is not None
     asked = Problem(9, 512, 512), H200, Library("h200", ()), lambda *_: row.plain
@@ -79,7 +79,7 @@ def test_the_command_that_tunes_is_for_a_shell_and_has_the_same_options(
     result = outblas("explain", "--model", str(folder), "--dtype", "bf16", "--tp", "2", "--device", "cuda:0")
     assert result.exit_code == 0, (result.stderr, result.exception)
     command = f"outblas tune --model '{folder}' --tp 2 --dtype bf16 --device cuda:0"
-    assert result.stdout.splitlines()[-1] == f"{command} tunes what is of no list"
+    assert result.stdout.splitlines()[-1] == f"to tune the missing sizes: {command}"
 
 
 def test_what_no_library_has_is_predicted_or_torchs() -> None:

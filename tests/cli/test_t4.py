@@ -41,7 +41,7 @@ def test_what_is_exported_is_imported(device: str, cache: list[str], tmp_path: P
     count = len(task.cells)
     assert f"{count} configs of {PROBLEM.key}, pdl" in result.stdout and f"{us:.3f} us" in result.stdout
     assert config_name(config) in result.stdout and "100.0%" in result.stdout
-    assert f"{count} of them the same, of {count}" in result.stdout
+    assert f"{count} identical measurements, of {count}" in result.stdout
     read = [evaluation_from_json(json.loads(line)) for line in lines.read_text().splitlines()]
     assert read == task.evaluations()
 

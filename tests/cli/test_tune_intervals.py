@@ -74,7 +74,7 @@ def test_a_weight_is_tuned_for_a_range_and_installed(model: Model, tmp_path: Pat
     assert result.exit_code == 0, (result.stderr, result.exception)
     assert "tuning 2 weights for ranges of M of linear on cuda:0" in result.stderr
     assert "128 x 256: search" in result.stderr and "256 x 128: done" in result.stderr
-    assert "128_256_TN_fp16_fp32: 2 intervals of M 1..512, 2 with a kernel" in result.stdout
+    assert "128_256_TN_fp16_fp32: 2 intervals over M 1..512, 2 with a kernel" in result.stdout
     own = tmp_path / "data" / "outblas" / "libraries" / "h200.json"
     assert f"installed: {own} (0 problems, 0 new or better, 4 intervals)" in result.stdout
     for name in ("library.json", "result.parquet", "report.html"):
@@ -122,10 +122,10 @@ def test_the_same_command_goes_on_after_a_kill_and_other_ranges_are_refused(mode
     assert isinstance(tune(run, *LINEAR).exception, RuntimeError) and not (run / "library.json").exists()
     model.kill_at, model.error = 33, KeyboardInterrupt()
     stopped = tune(run, *LINEAR)
-    assert stopped.exit_code == 130 and "are kept" in stopped.stderr and str(run) in stopped.stderr
+    assert stopped.exit_code == 130 and f"resuming {run}" in stopped.stderr
     model.kill_at = None
     done = tune(run, *LINEAR)
-    assert done.exit_code == 0 and "resuming: 33 measurements" in done.stderr
+    assert done.exit_code == 0 and "with 33 measurements" in done.stderr
     assert len(model.asked) == len(set(model.asked)) and set(model.asked) == asked
     assert Library.load(run / "library.json").intervals == Library.load(whole / "library.json").intervals
     other = tune(run, *LINEAR[:2], "--m", "1:256")
@@ -145,8 +145,8 @@ def test_a_time_limit_says_what_was_reached(model: Model, tmp_path: Path) -> Non
     arguments = ("tune", *LINEAR, "--device", "cuda:0", "--agent", "exhaustive", "--run", str(tmp_path / "run"))
     result = outblas(*arguments, "--budget", "4,0.000001s", "--install")
     assert result.exit_code == 0, (result.stderr, result.exception)
-    assert len(model.asked) == 1 and f"the time is up: 1 of {SAMPLED} problems were reached" in result.stderr
-    assert "the intervals of 1 of 1 weights are not complete; the same command goes on" in result.stderr
+    assert len(model.asked) == 1 and f"time limit reached: tuned 1 of {SAMPLED} problems" in result.stderr
+    assert "intervals of 1 of 1 weights are incomplete; repeat the command to continue" in result.stderr
     again = outblas(*arguments, "--budget", "4")
     assert again.exit_code == 0 and "2 intervals" in again.stdout
 
@@ -172,7 +172,7 @@ def test_captured_weights_that_occur_with_several_m_are_tuned_as_intervals(model
     assert {row.problem for row in library.rows} == {Problem(5, 256, 128), Problem(6, 256, 128)}
     assert [(one.first, one.last) for one in library.intervals] == [(1, 99), (100, 400)]
     assert any(problem.m == 37 for problem, _ in model.asked)
-    assert "installed:" in result.stdout and "all products together 1.3" in result.stdout
+    assert "installed:" in result.stdout and "all captured matmuls 1.3" in result.stdout
     model.asked.clear()
     single = tune(tmp_path / "single", "--captured", file, "--points", "--no-install")
     assert single.exit_code == 0 and {p.m for p, _ in model.asked} == {1, 5, 6, 37, 400}
@@ -252,12 +252,12 @@ def test_what_the_library_lacks_of_a_model_is_tuned_and_installed_once(
         "down 256_128_TN_fp16_fp32, 3 times a step: to be tuned for 47 of 51 sizes, M 1 to 496",
         "output head 64_256_TN_fp16_fp32, 1 times a step: to be tuned for 253 of 256 sizes, M 1 to 255",
     ], "the packaged library has M 64, 128, 256 and 512; gate and up have the shape of the attention output"
-    assert "512_256_TN_fp16_fp32: 5 intervals of M 1..496, 5 with a kernel" in result.stdout
+    assert "512_256_TN_fp16_fp32: 5 intervals over M 1..496, 5 with a kernel" in result.stdout
     own = Library.load(tmp_path / "data" / "outblas" / "libraries" / "h200.json")
     assert {kernel_at(own, m, Weight(512, 256)) for m in (1, 96)} == {SMALL}
     again = tune(tmp_path / "again", "--model", str(tmp_path))
     assert again.exit_code == 0 and again.stdout == ""
-    assert again.stderr.count("in the library") == 4 and "nothing is tuned" in again.stderr
+    assert again.stderr.count("in the library") == 4 and "nothing to tune" in again.stderr
     counts = json.loads(tune(tmp_path / "again", "--model", str(tmp_path), "--json").stdout)
     assert (counts["schema"], counts["asked"], counts["tuned"], counts["launches"]) == ("outblas-tune", 0, 0, [])
     assert counts["library"] is counts["result"] is counts["report"] is counts["installed"] is None
@@ -287,10 +287,10 @@ def test_the_same_command_goes_on_after_finished_weights_are_installed(
     for session in range(1, 12):
         result = outblas(*command)
         assert result.exit_code == 0, (result.stderr, result.exception)
-        assert ("resuming: " in result.stderr) == (session > 1)
-        if "are not complete" not in result.stderr:
+        assert ("resuming " in result.stderr) == (session > 1)
+        if "are incomplete" not in result.stderr:
             break
-        assert "the intervals of " in result.stderr and " of 4 weights are not complete" in result.stderr
+        assert "intervals of " in result.stderr and " of 4 weights are incomplete" in result.stderr
     assert session > 2 and "in the library" in result.stderr
     assert len(model.asked) == len(set(model.asked)) and set(model.asked) == asked
     (run,) = (tmp_path / "runs").iterdir()
@@ -298,7 +298,7 @@ def test_the_same_command_goes_on_after_finished_weights_are_installed(
     expected = Library.load(tmp_path / "whole" / "library.json").intervals
     assert Library.load(run / "library.json").intervals == expected
     assert {one.weight: one for one in own.intervals} == {one.weight: one for one in expected}
-    assert "nothing is tuned" in outblas(*command).stderr
+    assert "nothing to tune" in outblas(*command).stderr
 
 
 def test_only_what_lacks_of_a_weight_is_tuned_and_kernels_with_pdl_stay(

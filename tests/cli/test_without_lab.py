@@ -71,7 +71,7 @@ def test_no_module_of_the_lab_can_be_imported_there(run: Run) -> None:
 
 def test_the_help_lists_the_commands_of_outblas_alone(run: Run) -> None:
     done = run("-m", "outblas", "--help")
-    listed = [line.split()[0] for line in done.stdout.partition("Use:")[2].splitlines() if line.strip()]
+    listed = [line.split()[0] for line in done.stdout.partition("kernels:")[2].splitlines() if line.strip()]
     assert listed == OWN and done.returncode == 0 and not done.stderr
 
 

@@ -158,7 +158,7 @@ def test_a_run_says_what_it_prepares_and_what_it_kept(
     with pytest.raises(Interrupted):
         run(folder, out, agents=["random"], progress=stop, say=said.append)
     assert any("agent random, split" in line and "(about 65 s)" in line for line in said)
-    assert any(line.startswith("still at work after ") for line in said), "silence is reported"
+    assert any(line.startswith("still running after ") for line in said), "silence is reported"
     assert not any("resuming" in line for line in said)
     said.clear()
     run(folder, out, agents=["random"], say=said.append)

@@ -287,7 +287,7 @@ def test_the_command_prints_a_line_for_each_and_the_report_shows_them(
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.stderr
     lines = result.stdout.splitlines()
-    assert len(lines) == 1 + 4 + 1 and lines[-1].startswith("4 profiled now, 0 before")
+    assert len(lines) == 1 + 4 + 1 and lines[-1].startswith("4 profiled now, 0 earlier")
     for number, (line, problem) in enumerate(zip(lines[1:], RECORDING.problems, strict=False)):
         assert problem.key in line and f" {number}.0%" in line and "wait 1.50" in line
     found = document(*arguments, "--json")

@@ -65,7 +65,7 @@ def test_a_file_that_does_what_a_baseline_does_has_its_score(request_: ScoreRequ
     said: list[str] = []
     again = score_agent(request_, say=said.append)
     assert again.agent.quality.tolist() == found.agent.quality.tolist()
-    assert len(said) == 2 and all("read from" in line for line in said), "neither was searched again"
+    assert len(said) == 2 and all("reused from" in line for line in said), "neither was searched again"
 
 
 def test_an_agent_sees_the_training_problems_and_its_own_measurements_alone(
@@ -105,7 +105,7 @@ def test_a_crash_is_told_and_keeps_the_scores_of_others(
     request_.agent.write_text(FIRST)
     said: list[str] = []
     score_agent(request_, say=said.append)
-    assert all("read from" in line for line in said), "the scores from before the crashes"
+    assert all("reused from" in line for line in said), "the scores from before the crashes"
 
 
 def test_an_edited_file_does_not_resume_a_comparison(request_: ScoreRequest, tmp_path: Path) -> None:

@@ -14,12 +14,12 @@ from outblas.cli.common import GpuOption, err, out
 def calibrate(
     device: GpuOption = "cuda:0",
     out_file: Annotated[
-        Path | None, typer.Option("--out", help="File of the record; by default in ~/.local/share/outblas/gpus.")
+        Path | None, typer.Option("--out", help="GPU record to write (default: a file in ~/.local/share/outblas/gpus).")
     ] = None,
 ) -> None:
-    """Measure this GPU's rates in under a minute and write its record (GPU).
+    """Measure this GPU's rates in under a minute and write them to its GPU record (GPU).
 
-    Floors, regimes, ranking and policy then use the measured rates in place of estimates.
+    Roofline floors, regimes, ranking model and policy then use measured rates instead of estimates.
     """
     index = common.gpu_index(device)
 
@@ -39,6 +39,6 @@ def calibrate(
         from outblas.cli.documents import CalibrateDocument
 
         common.print_document(CalibrateDocument(gpu=record.gpu.name, path=str(path), record=record.to_json()))
-    out.print(f"{record.title}: record {path}", markup=False)
+    out.print(f"{record.title}: wrote {path}", markup=False)
     if record.estimated:
         out.print(f"still estimated: {', '.join(record.estimated)}", markup=False)

@@ -18,18 +18,19 @@ from outblas.core.python_command import check_interpreter, python_command
 
 def capture(
     program: Annotated[
-        list[str], typer.Argument(help="The program, after --: python serve.py ..., or a console script of Python.")
+        list[str], typer.Argument(help="Program, after --: python serve.py ..., or a Python console script.")
     ],
     out_file: Annotated[Path, typer.Option("--out", help="JSON file to write.")] = Path("problems.json"),
     append: Annotated[
         bool,
-        typer.Option("--append", help="Add to the record that is there; else replace it, unless no product was seen."),
+        typer.Option("--append", help="Append to an existing record (default: replace it, unless no matmul ran)."),
     ] = False,
 ) -> None:
-    """Run a Python program and record every half-precision matrix product, for `outblas tune --captured`.
+    """Run a Python program and record its half-precision matmuls.
 
-    torch is imported before the program's first line: set what torch reads at its import (OMP_NUM_THREADS) outside of
-    the program. CUDA is not initialised.
+    `outblas tune --captured` tunes the recorded problems. torch is imported before the program's first line. Set
+    variables that torch reads at import, such as OMP_NUM_THREADS, before you start this command. CUDA is not
+    initialized.
     """
     from outblas.dispatch.capture import run_program
 

@@ -44,20 +44,20 @@ class Part:
 
 PARTS = (
     Part(
-        "Use",
+        "Tune and use kernels",
         {
-            "doctor": Command(f"{_PACKAGE}.doctor:doctor", "Say what works on this machine, and what next"),
-            "calibrate": Command(f"{_PACKAGE}.calibrate:calibrate", "Measure this GPU for floors and ranking"),
-            "eval": Command(f"{_PACKAGE}.eval:evaluate", "Prove and time one problem beside its rivals"),
-            "try": Command(f"{_PACKAGE}.try_program:try_program", "Run a program without and with OutBLAS"),
-            "capture": Command(f"{_PACKAGE}.capture:capture", "Record the matrix products of a program"),
+            "doctor": Command(f"{_PACKAGE}.doctor:doctor", "Check the installation and suggest next steps"),
+            "calibrate": Command(f"{_PACKAGE}.calibrate:calibrate", "Measure this GPU's rates (GPU)"),
+            "eval": Command(f"{_PACKAGE}.eval:evaluate", "Prove one kernel, time it against baselines"),
+            "try": Command(f"{_PACKAGE}.try_program:try_program", "Compare a program without and with OutBLAS"),
+            "capture": Command(f"{_PACKAGE}.capture:capture", "Record the matmuls of a program"),
             "tune": Command(
-                f"{_PACKAGE}.tune:tune", "Find the fastest proven kernel of each problem", resumable=("tune",)
+                f"{_PACKAGE}.tune:tune", "Find the fastest proven kernel for each problem", resumable=("tune",)
             ),
-            "explain": Command(f"{_PACKAGE}.explain:explain", "Say what serves a model in an engine, and how well"),
-            "export": Command(f"{_PACKAGE}.export:export", "Write a kernel as CUDA, PTX, cubin or C++"),
+            "explain": Command(f"{_PACKAGE}.explain:explain", "Show the kernels and speedups for a model"),
+            "export": Command(f"{_PACKAGE}.export:export", "Export kernels as CUDA, PTX, cubin or C++"),
             "list": Command(f"{_PACKAGE}.listing:listing", "List suites, agents, kernels and counters"),
-            "contribute": Command(f"{_PACKAGE}.contribute:contribute", "Pack your GPU's results into one file (GPU)"),
+            "contribute": Command(f"{_PACKAGE}.contribute:contribute", "Pack this GPU's results into one file (GPU)"),
         },
     ),
 )

@@ -62,34 +62,34 @@ MODES = ("offline", "offline_cold", "block", "server")
 DEFAULT_RECORDING = default_recording()
 EXIT_INTERRUPT = 130
 
-LayoutOption = Annotated[str, typer.Option(help="tn (B stored N x K) or nn (B stored K x N).")]
-DtypeOption = Annotated[str, typer.Option(help="fp16 or bf16: type of A, B and C.")]
-AccOption = Annotated[str, typer.Option(help="Accumulator: fp32, or fp16 (fp16 inputs only).")]
-SuiteOption = Annotated[str, typer.Option(help="Named set of problems: grid1000, llm, llm_tp or engine.")]
+LayoutOption = Annotated[str, typer.Option(help="Layout: tn (B stored as N x K) or nn (B stored as K x N).")]
+DtypeOption = Annotated[str, typer.Option(help="Data type of A, B and C: fp16 or bf16.")]
+AccOption = Annotated[str, typer.Option(help="Accumulator type: fp32, or fp16 (fp16 inputs only).")]
+SuiteOption = Annotated[str, typer.Option(help="Problem suite: grid1000, llm, llm_tp or engine.")]
 SampleOption = Annotated[
     int | None,
-    typer.Option(help="Take a sample of this size of each layout, stratified by regime, always the same one."),
+    typer.Option(help="Sample size per layout, stratified by regime and reproducible (default: all problems)."),
 ]
-SampleSeedOption = Annotated[int, typer.Option(help="Which sample; only with --sample.")]
+SampleSeedOption = Annotated[int, typer.Option(help="Random seed of --sample.")]
 WorkersOption = Annotated[
     str | None,
-    typer.Option(help="local: a process per GPU; ray: an actor per GPU of a Ray cluster. By default one GPU."),
+    typer.Option(help="local: one process per GPU; ray: one actor per GPU of a Ray cluster. Default: one GPU."),
 ]
-GpusOption = Annotated[str | None, typer.Option(help="GPUs of --workers local, separated by commas; by default all.")]
+GpusOption = Annotated[str | None, typer.Option(help="Comma-separated GPU indices for --workers local (default: all).")]
 RayAddressOption = Annotated[
-    str | None, typer.Option(help="Ray cluster: auto (the running one, the default), local, or host:port.")
+    str | None, typer.Option(help="Ray cluster: auto (the running one; default), local, or host:port.")
 ]
-GpuOption = Annotated[str, typer.Option("--device", help="The GPU, cuda:N.")]
-LaunchOption = Annotated[str, typer.Option(help="Launch option of the kernels: plain, pdl or weights.")]
-LibraryOption = Annotated[Path | None, typer.Option(help="Library file; by default the packaged one.")]
-RecordingNameOption = Annotated[str, typer.Option("--recording", help="A packaged recording's name, or a folder.")]
+GpuOption = Annotated[str, typer.Option("--device", help="GPU to use, cuda:N.")]
+LaunchOption = Annotated[str, typer.Option(help="Kernel launch option: plain, pdl or weights.")]
+LibraryOption = Annotated[Path | None, typer.Option(help="Library file (default: the packaged library).")]
+RecordingNameOption = Annotated[str, typer.Option("--recording", help="Packaged recording name, or a directory.")]
 QpsOption = Annotated[
     float | None,
     typer.Option(
         "--target-qps",
         "--target_qps",
-        help="Requests per second, Poisson arrivals; server mode only, required there. "
-        "The rate is lower where the slowest entry would be busy for more than a quarter of the time.",
+        help="Request rate in requests per second (Poisson arrivals). Required in server mode, invalid in others. "
+        "Lowered if the slowest entry would be busy more than 25% of the time.",
     ),
 ]
 
@@ -103,7 +103,7 @@ def with_json(command: Callable[..., None]) -> Callable[..., None]:
             command(*arguments, **options)
 
     signature = inspect.signature(command, eval_str=True)
-    option = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout instead of text.")]
+    option = Annotated[bool, typer.Option("--json", help="Print one JSON document to stdout instead of text.")]
     last = inspect.Parameter("json_out", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=option)
     run.__signature__ = signature.replace(parameters=[*signature.parameters.values(), last])  # type: ignore[attr-defined]
     return run

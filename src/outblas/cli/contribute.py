@@ -15,16 +15,16 @@ from outblas.core.errors import UsageError
 
 def contribute(
     run: Annotated[
-        list[Path] | None, typer.Option(help="Run directory of `outblas tune` with the proofs; may be repeated.")
+        list[Path] | None, typer.Option(help="Run directory of `outblas tune` that holds proofs. Repeatable.")
     ] = None,
     out_file: Annotated[
-        Path | None, typer.Option("--out", help="File to write; by default GPU.outblas.zip in this directory.")
+        Path | None, typer.Option("--out", help="File to write (default: GPU.outblas.zip in the current directory).")
     ] = None,
     device: GpuOption = "cuda:0",
 ) -> None:
-    """Pack your tuned library, the GPU's record, provenance and proofs into one file (GPU).
+    """Pack your tuned library, GPU record, provenance and proofs into one file (GPU).
 
-    Attach the file to an issue "results of my GPU". It holds no paths, host names or program data.
+    Attach the file to an issue titled "results of my GPU". It contains no paths, host names or program data.
     """
     index = common.gpu_index(device)
 
@@ -57,7 +57,7 @@ def contribute(
     for fault in faults[:20]:
         err.print(f"note: {fault}", markup=False)
     out.print(f"contribution: {target} ({library.size('problems')}, {proofs['kernels']} kernels)", markup=False)
-    out.print(f"check it: outblas build-library --check {target}", markup=False)
+    out.print(f"check it with: outblas build-library --check {target}", markup=False)
     common.print_result(
         "contribute", {"contribution": target}, problems=len(library.rows), kernels=proofs["kernels"], faults=faults
     )
@@ -81,4 +81,4 @@ def check_contribution(path: Path) -> None:
         err.print(f"fault: {fault}", markup=False)
     if faults:
         raise typer.Exit(common.EXIT_ERROR)
-    out.print("consistent; a judging run on such a GPU decides: outblas build-library --begin-with", markup=False)
+    out.print("consistent; next, judge it on the same GPU model: outblas build-library --begin-with", markup=False)

@@ -20,9 +20,9 @@ LINE_WIDTH = 120
 
 
 def doctor() -> None:
-    """Say which parts are installed, which are missing, and what to do. The last line says what this machine can do.
+    """Check the installation, and suggest a fix for each missing or broken part.
 
-    The exit status is 2 if nothing can work.
+    The last line summarizes the capabilities of this machine. The exit status is 2 if nothing can run.
     """
     checks = health.diagnose()
     verdict = verdict_of(checks)

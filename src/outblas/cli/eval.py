@@ -15,20 +15,20 @@ from outblas.core.problem import Problem
 
 
 def evaluate(
-    mnk: Annotated[str, typer.Option(help="Extents M_N_K in elements, e.g. 64_4096_64.")],
+    mnk: Annotated[str, typer.Option(help="Problem size M_N_K, e.g. 64_4096_64.")],
     acc: AccOption = "fp32",
     layout: LayoutOption = "tn",
     dtype: DtypeOption = "fp16",
     mode: Annotated[
-        str, typer.Option(help="offline (GPU time per call) or server (latency under Poisson arrivals).")
+        str, typer.Option(help="Timing mode: offline (GPU time per call) or server (latency under Poisson arrivals).")
     ] = "offline",
     warmup_seconds: Annotated[
-        float, typer.Option("--warmup-seconds", "--warmup_seconds", help="Warm-up before timing, seconds.")
+        float, typer.Option("--warmup-seconds", "--warmup_seconds", help="Warm-up time in seconds.")
     ] = 5.0,
     benchmark_seconds: Annotated[
-        float, typer.Option("--benchmark-seconds", "--benchmark_seconds", help="Timing, seconds.")
+        float, typer.Option("--benchmark-seconds", "--benchmark_seconds", help="Measurement time in seconds.")
     ] = 10.0,
-    base_dir: Annotated[Path, typer.Option("--base-dir", "--base_dir", help="Directory for the JSON result.")] = Path(
+    base_dir: Annotated[Path, typer.Option("--base-dir", "--base_dir", help="Directory of the JSON result.")] = Path(
         "./results"
     ),
     device: GpuOption = "cuda:0",
@@ -36,10 +36,10 @@ def evaluate(
     target_qps: QpsOption = None,
     file: Annotated[
         Path | None,
-        typer.Option(help="A free kernel (docs/judge/free-kernels.md) to try; without a GPU it is compiled only."),
+        typer.Option(help="Free kernel to evaluate (docs/judge/free-kernels.md); only compiled without a GPU."),
     ] = None,
 ) -> None:
-    """Prove one problem's kernel, then time it against every baseline in random interleaved order (GPU)."""
+    """Prove the kernel for one problem, then time it against all baselines in random interleaved order (GPU)."""
     problem = Problem.from_mnk(mnk, layout, dtype, acc)
     common.folder("--base-dir", base_dir)
     device = device if gpu_device_id is None else f"cuda:{gpu_device_id}"
@@ -93,7 +93,7 @@ def show(problem: Problem, result: Mapping[str, Any]) -> None:
 #: Row key -> (heading, digits; None for text).
 COLUMNS: dict[str, tuple[str, int | None]] = {
     "name": ("callable", None), "us": ("µs", 3), "p50_us": ("p50 µs", 2), "p99_us": ("p99 µs", 2),
-    "tflops": ("TFLOP/s", 1), "floor_percent": ("% of floor", 1), "speedup": ("ours is faster by", 3),
+    "tflops": ("TFLOP/s", 1), "floor_percent": ("% of floor", 1), "speedup": ("speedup", 3),
     "low": ("95% from", 3), "high": ("to", 3), "spread": ("spread", 3),
 }  # fmt: skip
 

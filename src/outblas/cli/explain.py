@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 
 def explain(
-    model: Annotated[Path, typer.Option(help="A model's config.json, or the folder that holds it.")],
-    tp: Annotated[int, typer.Option(help="GPUs that share each layer.")] = 1,
-    engine: Annotated[str, typer.Option(help="Engine that runs the model: vllm.")] = "vllm",
-    rows: Annotated[str, typer.Option(help="Numbers of rows M, e.g. 1,8,64,256.")] = "1,8,64,256",
-    dtype: Annotated[str | None, typer.Option(help="fp16 or bf16; by default the file's.")] = None,
-    device: Annotated[str | None, typer.Option(help="cuda:N or replay:NAME; by default as of `outblas tune`.")] = None,
+    model: Annotated[Path, typer.Option(help="Model config.json, or its directory.")],
+    tp: Annotated[int, typer.Option(help="Tensor-parallel size: GPUs that share each layer.")] = 1,
+    engine: Annotated[str, typer.Option(help="Inference engine: vllm.")] = "vllm",
+    rows: Annotated[str, typer.Option(help="Comma-separated values of M (rows, or tokens per step).")] = "1,8,64,256",
+    dtype: Annotated[str | None, typer.Option(help="Data type: fp16 or bf16 (default: that of config.json).")] = None,
+    device: Annotated[str | None, typer.Option(help="cuda:N or replay:NAME (default: as in `outblas tune`).")] = None,
 ) -> None:
-    """Say, for each product of a model in an engine, what computes it, and how much faster its steps become.
+    """Show which kernel computes each matmul of a model in an inference engine, and the predicted step speedup.
 
-    Speed-ups of kernels are measured over the fastest rival, those of no library predicted over torch. Those of a gate
-    are over a product and a pass, and do not count in the gain of all products.
+    Library kernels show their measured speedup over the fastest baseline. Other kernels show a predicted speedup over
+    torch. A gate's speedup is over a matmul plus a separate pass, and is not part of the step speedup.
     """
     from outblas.core.gpu_records import packaged_gpu
     from outblas.dispatch.unlisted_shapes import any_shape_chooser
@@ -48,7 +48,7 @@ def explain(
     rows_found: list[dict[str, Any]] = []
     for one, way in ways.items():
         cells = ", ".join(f"M {m}: {by} {speedup:.3f}" for m, (by, speedup, _) in zip(numbers, way, strict=True))
-        lacks = f"; {len(one.lacking)} sizes are of no list" if one.lacking else ""
+        lacks = f"; {len(one.lacking)} sizes are not in the library" if one.lacking else ""
         out.print(f"{one.product.name} {one.asked.weight.key} ({one.times} times): {cells}{lacks}", markup=False)
         gates = {m: _gate(one, m, library) if one.is_gated else None for m in numbers}
         rows_found += [
@@ -57,14 +57,14 @@ def explain(
             for (m, gate), (by, speedup, _) in zip(gates.items(), way, strict=True)
         ]  # fmt: skip
         if one.is_gated:
-            out.print(f"  with SiLU of its gate: {_gates(gates)}", markup=False)
+            out.print(f"  with fused SiLU gate: {_gates(gates)}", markup=False)
     gains = {m: step_speedup((one.times, way[index]) for one, way in ways.items()) for index, m in enumerate(numbers)}
     for m, gain in gains.items():
-        out.print(f"all products of a step of {m} rows: {gain:.3f} times as fast, predicted", markup=False)
+        out.print(f"matmuls of a step with M = {m}: predicted speedup {gain:.3f}x", markup=False)
     command = None
     if any(one.lacking for one in weights):
         command = _tune_command(model, tp, dtype, device if where.recording is None else None)
-        out.print(f"{command} tunes what is of no list", markup=False)
+        out.print(f"to tune the missing sizes: {command}", markup=False)
     print_result("explain", {}, rows_found, library=library.gpu, step_speedups=gains, tune=command)
 
 
@@ -78,8 +78,8 @@ def _gate(one: ModelWeight, m: int, library: Library) -> LibraryChoice | None:
 
 
 def _gates(gates: Mapping[int, LibraryChoice | None]) -> str:
-    """Return how a gate is computed at each M: by a kernel, and its measured speed-up, or in a pass."""
-    ways = {m: "a pass more" if gate is None else f"kernel {gate.speedup:.3f}" for m, gate in gates.items()}
+    """Return how a gate is computed at each M: by a fused kernel with its measured speedup, or in a separate pass."""
+    ways = {m: "separate pass" if gate is None else f"kernel {gate.speedup:.3f}" for m, gate in gates.items()}
     return ", ".join(f"M {m}: {way}" for m, way in ways.items())
 
 

@@ -22,35 +22,35 @@ if TYPE_CHECKING:
 
 
 def export(
-    mnk: Annotated[str | None, typer.Option(help="Tuned problem, M_N_K.")] = None,
+    mnk: Annotated[str | None, typer.Option(help="Tuned problem to export, M_N_K.")] = None,
     suite: Annotated[
         str | None,
-        typer.Option(help="Every tuned problem of a suite (grid1000, llm, llm_tp or engine) in one hf folder."),
+        typer.Option(help="Export all tuned problems of a suite (grid1000, llm, llm_tp or engine) to one hf folder."),
     ] = None,
     captured: Annotated[
-        Path | None, typer.Option(help="Every tuned problem of a file of outblas capture in one hf folder.")
+        Path | None, typer.Option(help="Export all tuned problems of a capture file to one hf folder.")
     ] = None,
     layout: LayoutOption = "tn",
     dtype: DtypeOption = "fp16",
     acc: AccOption = "fp32",
     launch: LaunchOption = "plain",
     library: Annotated[
-        Path | None, typer.Option(help="Library file, or the GPU of a packaged one: h200 (the default) or h100.")
+        Path | None, typer.Option(help="Library file, or GPU of a packaged library: h200 or h100 (default: h200).")
     ] = None,
     predicted: Annotated[
-        bool, typer.Option(help="Where the library has nothing, take the kernel that outblas.matmul would choose.")
+        bool, typer.Option(help="For problems not in the library, export the kernel that outblas.matmul would choose.")
     ] = False,
     formats: Annotated[
         list[str] | None,
         typer.Option(
             "--format",
-            help="cu, ptx, cubin, cpp (launcher and test), all of these, or hf (a folder for the Hub). By default all; "
-            "hf with --suite and --captured. Separate several by commas, or repeat the option.",
+            help="cu, ptx, cubin, cpp (launcher and test), all (these four) or hf (Hugging Face folder). Repeatable "
+            "or comma-separated. Default: all; hf with --suite or --captured.",
         ),
     ] = None,
-    out_dir: Annotated[Path, typer.Option("--out", help="Directory of the files.")] = Path("export"),
+    out_dir: Annotated[Path, typer.Option("--out", help="Output directory.")] = Path("export"),
 ) -> None:
-    """Write kernels as CUDA source, PTX, cubin, a C++ launcher with a test, or a Hugging Face folder."""
+    """Export kernels as CUDA source, PTX, cubin, a C++ launcher with a test, or a Hugging Face folder."""
     chosen = common.check_launch(launch)
     given = [one for one in (mnk, suite, captured) if one is not None]
     if len(given) != 1:
@@ -76,9 +76,9 @@ def export(
         paths = _write_one(targets[0], wanted, out_dir)
     else:
         targets = find_targets(problems, chosen, rows)
-        err.print(f"{len(targets)} of {len(problems)} problems have a kernel; torch computes the others", markup=False)
+        err.print(f"{len(targets)} of {len(problems)} problems have a kernel; torch computes the rest", markup=False)
         paths = _write_set(targets, "captured" if captured else suite or "", out_dir)
-    err.print(f"kernels of the library of {rows.gpu}", markup=False)
+    err.print(f"library: {rows.gpu}", markup=False)
     common.print_result("export", {"written": paths}, kernels=len(targets), gpu=rows.gpu)
 
 
@@ -102,8 +102,8 @@ def _captured(file: Path, kind: tuple[str, str, str]) -> list[Problem]:
         words = "/".join(kind)
         raise UsageError(f"{file} has no {words} product", "products of one kind", "pass another --layout or --dtype")
     if len(problems) < len(found):
-        left_out = f"{len(found) - len(problems)} problems of another layout, dtype or accumulator are left out"
-        err.print(f"{left_out}: export them by --layout, --dtype and --acc", markup=False)
+        left_out = f"skipped {len(found) - len(problems)} problems with another layout, dtype or accumulator"
+        err.print(f"{left_out}; select them with --layout, --dtype and --acc", markup=False)
     return problems
 
 

@@ -18,9 +18,9 @@ KINDS = ("suites", "agents", "kernels", "counters")
 
 
 def listing(
-    kind: Annotated[str, typer.Argument(help="suites, agents, kernels or counters; all by default.")] = "",
+    kind: Annotated[str, typer.Argument(help="suites, agents, kernels or counters (default: all).")] = "",
 ) -> None:
-    """List suites, search agents, kernel families and hardware counters, with one line on each."""
+    """List suites, search agents, kernel families and hardware counters."""
     if kind not in ("", *KINDS):
         raise unknown_name("kind of list", kind, KINDS, "pass one of them, or nothing for all")
     kinds = (kind,) if kind else KINDS
@@ -49,7 +49,7 @@ def _suite_words(entry: ListedSuite) -> str:
     from outblas.core.errors import ToolchainMissing
     from outblas.records.parquet import check_parquet
 
-    replay = f"recorded ({'; '.join(entry.recorded)})" if entry.recorded else "not recorded: needs a GPU"
+    replay = f"recorded ({'; '.join(entry.recorded)})" if entry.recorded else "not recorded (needs a GPU)"
     if find_part("recordings") is None:
         replay = f"for recordings {lab_hint()}"
     try:

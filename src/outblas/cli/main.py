@@ -28,12 +28,12 @@ def _version(wanted: bool) -> None:
 
 def main(
     version: Annotated[
-        bool, typer.Option("--version", "-V", callback=_version, is_eager=True, help="Print the version and stop.")
+        bool, typer.Option("--version", "-V", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print results and errors only, no progress.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log details, such as each compilation.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only results and errors, no progress.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log details, such as every compilation.")] = False,
 ) -> None:
-    """Half-precision matrix products on NVIDIA GPUs: tune, prove, time, report."""
+    """Search, prove, time and run half-precision GEMM kernels on NVIDIA GPUs."""
     err.quiet = quiet
     logging.getLogger("outblas").setLevel(logging.DEBUG if verbose else logging.WARNING)
     if verbose:

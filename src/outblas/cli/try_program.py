@@ -21,28 +21,28 @@ EXIT_DO_NOT_KEEP = 1
 
 def try_program(
     program: Annotated[
-        list[str], typer.Argument(help="The program, after --: python serve.py ..., or a console script of Python.")
+        list[str], typer.Argument(help="Program, after --: python serve.py ..., or a Python console script.")
     ],
-    pairs: Annotated[int, typer.Option(help="Counted runs of each kind, 3 or more; one more of each comes first.")] = 5,
+    pairs: Annotated[int, typer.Option(help="Timed pairs of runs, at least 3, after one warm-up pair.")] = 5,
     metric: Annotated[
         str | None,
         typer.Option(
-            help=r"Regular expression of a figure that the program prints, e.g. '(\S+) tokens/s'. "
-            "The last match counts. By default the figure is the wall time of a run."
+            help=r"Regular expression for a number in the program's output, e.g. '(\S+) tokens/s'. "
+            "The last match counts. Default: measure wall time."
         ),
     ] = None,
     less_is_better: Annotated[
-        bool, typer.Option("--less-is-better", help="The figure of --metric is a time; by default more is better.")
+        bool, typer.Option("--less-is-better", help="Smaller values of --metric are better (default: larger).")
     ] = False,
     tune: Annotated[
-        float, typer.Option(help="Seconds of tuning for this program before it is tried; 0 for none. Needs a GPU.")
+        float, typer.Option(help="Tuning time in seconds before the comparison; 0: no tuning. Needs a GPU.")
     ] = 60.0,
-    timeout: Annotated[float | None, typer.Option(help="Seconds after which a run is ended; by default never.")] = None,
+    timeout: Annotated[float | None, typer.Option(help="Time limit per run in seconds (default: none).")] = None,
 ) -> None:
-    """Run a Python program without and with OutBLAS, in turns, and say whether to keep it.
+    """Run a Python program without and with OutBLAS, interleaved, and recommend whether to keep it.
 
-    Runs with OutBLAS call `outblas.enable()` when the program imports torch. No line of the program changes. On a GPU
-    the program's products are captured and tuned before. Exit status: 0 means keep, 1 means do not keep.
+    Runs with OutBLAS call `outblas.enable()` when the program imports torch; the program itself is unchanged. On a GPU,
+    its matmuls are captured and tuned first. Exit status: 0 to keep OutBLAS, 1 not to keep it.
     """
     from outblas.adapt.program_run import Program, run_trial
     from outblas.core.stats import MIN_ROUNDS
@@ -86,16 +86,16 @@ def _print_text(result: TrialResult, metric: str | None, library: Path | None) -
     for name, (median, low, high) in (("without", result.without), ("with", result.with_outblas)):
         line = f"{name:<9} {median:.4g}{unit} ({low:.4g} to {high:.4g}), {result.pairs} runs"
         out.print(line, markup=False)
-    out.print("speed-up  {:.3f}x ({:.3f} to {:.3f})".format(*result.speedup), markup=False)
+    out.print("speedup   {:.3f}x ({:.3f} to {:.3f})".format(*result.speedup), markup=False)
     if result.reason:
-        out.print(f"products  OutBLAS was not on: {result.reason}", markup=False)
+        out.print(f"matmuls   OutBLAS was not on: {result.reason}", markup=False)
     else:
-        out.print(f"products  {result.ours} of {result.ours + result.torchs} ran in OutBLAS", markup=False)
+        out.print(f"matmuls   {result.ours} of {result.ours + result.torchs} ran in OutBLAS", markup=False)
     if not result.keep:
-        why = "OutBLAS was not on" if result.reason else "the interval of the speed-up does not lie above 1.01"
+        why = "OutBLAS was not on" if result.reason else "the speedup's 95% interval is not entirely above 1.01"
         out.print(f"do not keep: {why}", markup=False)
         return
-    out.print("keep: call outblas.enable() in the program", markup=False)
+    out.print("keep: call outblas.enable() in your program", markup=False)
     if library is not None:
         out.print(f"tuned library: set OUTBLAS_LIBRARY={library.resolve()}", markup=False)
 

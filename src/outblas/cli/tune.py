@@ -35,54 +35,52 @@ USUAL_BUDGET = 16
 
 AgentOption = Annotated[
     str | None,
-    typer.Option(help="Search agent, see `outblas list agents`; by default regressor on a recording, else heuristic."),
+    typer.Option(help="Search agent, see `outblas list agents` (default: regressor on a recording, else heuristic)."),
 ]
 BudgetOption = Annotated[
     str | None,
     typer.Option(
-        help="Candidates measured per problem at most (16; 12 of --model); a time for all, e.g. 60s; or both, 32,60s. "
-        "With --captured the count is an average, dealt out by share of time."
+        help="Maximum candidates per problem (default: 16; 12 with --model), a total time, e.g. 60s, or both: 32,60s. "
+        "With --captured, problems with a larger share of time get more candidates; the count is their average."
     ),
 ]
 CapturedOption = Annotated[
-    Path | None, typer.Option(help="Tune the problems of a file of `outblas capture`, by their share of its time.")
+    Path | None, typer.Option(help="Tune the problems of an `outblas capture` file, by their share of its time.")
 ]
-LinearOption = Annotated[list[str] | None, typer.Option(help="Tune a weight (N_K) for all M in --m; may be repeated.")]
-RangeOption = Annotated[str | None, typer.Option("--m", help="Smallest and largest M of --linear; by default 1:8192.")]
+LinearOption = Annotated[list[str] | None, typer.Option(help="Tune a weight (N_K) for all M in --m. Repeatable.")]
+RangeOption = Annotated[str | None, typer.Option("--m", help="Range of M for --linear, FIRST:LAST (default: 1:8192).")]
 ModelOption = Annotated[
     Path | None,
-    typer.Option(
-        help="Tune what the library lacks of a model in an engine, from its config.json (or its folder) alone."
-    ),
+    typer.Option(help="Model config.json, or its directory: tune what the library lacks for this model in an engine."),
 ]
-TpOption = Annotated[int, typer.Option(help="GPUs that share each layer of --model.")]
-EngineOption = Annotated[str, typer.Option(help="Engine that runs --model: vllm.")]
+TpOption = Annotated[int, typer.Option(help="Tensor-parallel size for --model: GPUs that share each layer.")]
+EngineOption = Annotated[str, typer.Option(help="Inference engine for --model: vllm.")]
 IntervalsOption = Annotated[
     bool | None,
     typer.Option(
         "--intervals/--points",
-        help="Tune each weight of the suite for all M between its smallest and its largest. "
-        "By default with --captured, for weights that occur with 3 or more M.",
+        help="Tune each weight for the whole range of its M, or only for the listed M. "
+        "Default: --points; with --captured, --intervals for weights with 3 or more values of M.",
     ),
 ]
 InstallOption = Annotated[
     bool | None,
     typer.Option(
         "--install/--no-install",
-        help="Merge the winners into your library, which outblas.matmul prefers; by default with --captured "
-        "and --model.",
+        help="Merge the winners into your user library, which outblas.matmul uses first. "
+        "Default: on with --captured and --model.",
     ),
 ]
 DeviceOption = Annotated[
     str | None,
-    typer.Option(help=f"cuda:N or replay:NAME; by default cuda:0, or replay:{common.DEFAULT_RECORDING} without a GPU."),
+    typer.Option(help=f"cuda:N or replay:NAME (default: cuda:0, or replay:{common.DEFAULT_RECORDING} without a GPU)."),
 ]
 
 
 def tune(
     context: typer.Context,
     suite: common.SuiteOption = "grid1000",
-    mnk: Annotated[list[str] | None, typer.Option(help="Tune M_N_K instead of a suite; may be repeated.")] = None,
+    mnk: Annotated[list[str] | None, typer.Option(help="Tune problem M_N_K instead of a suite. Repeatable.")] = None,
     linear: LinearOption = None,
     m: RangeOption = None,
     layout: common.LayoutOption = "tn",
@@ -98,18 +96,18 @@ def tune(
     install: InstallOption = None,
     device: DeviceOption = None,
     run: Annotated[
-        Path | None, typer.Option(help="Run directory, resumed if it exists; by default named after the settings.")
+        Path | None, typer.Option(help="Run directory; resumed if it exists (default: derived from the settings).")
     ] = None,
     sample: common.SampleOption = None,
-    seed: Annotated[int, typer.Option(help="Seed of the agent, and of --sample.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed of the agent and of --sample.")] = 0,
     workers: common.WorkersOption = None,
     gpus: common.GpusOption = None,
     worker_count: Annotated[
-        int | None, typer.Option(help="Workers of a replay (by default 2), or of a cluster (by default all its GPUs).")
+        int | None, typer.Option(help="Number of workers (default: 2 on a recording, all GPUs of a Ray cluster).")
     ] = None,
     ray_address: common.RayAddressOption = None,
 ) -> None:
-    """Search for the fastest proven kernel of every problem; write a library, a result file and a report."""
+    """Find the fastest proven kernel for every problem; write a library, a result file and a report."""
     check_sources(context)
     kind = (layout, dtype, acc)
     suite, problems = named_problems(context, kind)
@@ -170,7 +168,7 @@ def _tune_model(
         return
     found = gates()
     if not found:
-        err.print("the library has all products of the model at the engine's sizes; nothing is tuned", markup=False)
+        err.print("nothing to tune: the library has all matmuls of the model at the engine's sizes", markup=False)
     if common.wants_json():
         from outblas.cli.documents import TuneDocument
 
@@ -193,13 +191,13 @@ def _run(
     files = outcome.files
     if outcome.kept and not outcome.measured and len(outcome.decided.rows) == outcome.asked:
         size = "1 problem" if outcome.asked == 1 else f"{outcome.asked} problems"
-        err.print(f"run {files.path} is finished: {size}; nothing to do", markup=False)
+        err.print(f"run {files.path} is already finished: {size}; nothing to do", markup=False)
     if len(outcome.decided.rows) < outcome.asked:
-        reached = f"{len(outcome.decided.rows)} of {outcome.asked} problems were reached"
-        err.print(f"the time is up: {reached}", markup=False)
+        reached = f"tuned {len(outcome.decided.rows)} of {outcome.asked} problems"
+        err.print(f"time limit reached: {reached}", markup=False)
     if outcome.open_weights:
         weights = f"{outcome.open_weights} of {outcome.weights} weights"
-        err.print(f"the intervals of {weights} are not complete; the same command goes on", markup=False)
+        err.print(f"intervals of {weights} are incomplete; repeat the command to continue", markup=False)
     _print_outcome(outcome, ranked)
     installed = _install(outcome, request) if install else None
     page_of_run = find_part("report")
@@ -254,10 +252,10 @@ class _Work:
         what = f"{' and '.join(parts)} of {request.suite} on {request.place}"
         err.print(f"tuning {what}, agent {request.agent}, budget {self._budget}", markup=False)
         if self._path != request.path:
-            what = f"{request.path} has measurements of another driver, NVRTC or release"
-            err.print(f"{what}; this run is in {self._path}", markup=False)
+            what = f"{request.path} was measured with another driver, NVRTC or OutBLAS release"
+            err.print(f"{what}; using {self._path} instead", markup=False)
         if self._kept:
-            err.print(f"resuming: {self._kept} measurements of {self._path} are kept", markup=False)
+            err.print(f"resuming {self._path} with {self._kept} measurements", markup=False)
 
 
 def _print_document(
@@ -336,7 +334,7 @@ def _ranked(file: Path, where: Device) -> list[TimeShare]:
     if left_out:
         err.print(left_out, markup=False)
     for one in found[:10]:
-        err.print(f"{one.share:6.1%} of the time: {one.problem.key}, {one.count} times {one.us:.1f} us", markup=False)
+        err.print(f"{one.share:6.1%} of the time: {one.problem.key}, {one.count} x {one.us:.1f} us", markup=False)
     return found
 
 
@@ -345,10 +343,10 @@ def _print_outcome(outcome: TuneOutcome, ranked: Sequence[TimeShare]) -> None:
 
     decided, files = outcome.decided, outcome.files
     for launch in decided.launches:
-        title = {"plain": "without PDL", "pdl": "PDL allowed", "weights": "constant weights"}[launch]
-        fallbacks = f"{decided.fallbacks(launch)} of {len(decided.rows)} fall back to the baseline"
-        weighted = f", all products together {weighted_speedup(ranked, decided, launch):.3f}x" if ranked else ""
-        out.print(f"{title:<16} geometric mean {decided.geomean(launch):.3f}x, {fallbacks}{weighted}", markup=False)
+        title = {"plain": "without PDL", "pdl": "with PDL", "weights": "constant weights"}[launch]
+        fallbacks = f"{decided.fallbacks(launch)} of {len(decided.rows)} fall back to a baseline"
+        weighted = f", all captured matmuls {weighted_speedup(ranked, decided, launch):.3f}x" if ranked else ""
+        out.print(f"{title:<16} geomean {decided.geomean(launch):.3f}x, {fallbacks}{weighted}", markup=False)
     for weight in dict.fromkeys(one.weight for one in outcome.library.intervals):
         out.print(_intervals_words(weight, outcome.library.interval_index.of_weight(weight)), markup=False)
     out.print(f"library: {files.library}\nresult:  {files.result}", markup=False)
@@ -360,8 +358,8 @@ def _intervals_words(weight: Weight, intervals: Sequence[LibraryInterval]) -> st
     kernels = sum(one.has_kernel for one in intervals)
     between = f"M {intervals[0].first}..{intervals[-1].last}"
     left_out = intervals[-1].last - intervals[0].first + 1 - held
-    open_words = f", {left_out} M in none" if left_out else ""
-    return f"{weight.key}: {len(intervals)} intervals of {between}, {kernels} with a kernel{open_words}"
+    open_words = f", {left_out} M not covered" if left_out else ""
+    return f"{weight.key}: {len(intervals)} intervals over {between}, {kernels} with a kernel{open_words}"
 
 
 def _install(outcome: TuneOutcome, request: TuneRequest) -> Path | None:
@@ -369,13 +367,13 @@ def _install(outcome: TuneOutcome, request: TuneRequest) -> Path | None:
     say, files, where = err if common.wants_json() else out, outcome.files, request.device
     if where.recording is not None:
         how = f"outblas.use_library({str(files.library)!r})"
-        say.print(f"not installed: the figures are of the recording {where}, not of this machine; {how}", markup=False)
+        say.print(f"not installed: measured on the recording {where}, not on this machine; use {how}", markup=False)
         return None
     from outblas.records.user_library import install
     from outblas.tune.tune_run import provenance_of
 
     done = install(outcome.library, provenance_of(files.path), launch=request.ranges.launch)
-    aside = f"; the library of another machine or release that was there is now {done.aside}" if done.aside else ""
+    aside = f"; the previous library, of another machine or release, is now {done.aside}" if done.aside else ""
     intervals = f", {done.intervals} intervals" if done.intervals else ""
     say.print(
         f"installed: {done.path} ({done.rows} problems, {done.changed} new or better{intervals}{aside})", markup=False

@@ -50,7 +50,7 @@ def export(target: Target, formats: Sequence[str], folder: Path, tell: Callable[
         except ToolchainMissing as error:
             if name in formats:
                 raise
-            tell(f"{name} is left out: {error}")
+            tell(f"skipped {name}: {error}")
     return written
 
 

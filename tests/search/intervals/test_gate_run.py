@@ -69,7 +69,7 @@ def test_gates_are_tuned_after_the_products_and_installed_once(plans: list[Any],
     assert products is None and gates.judging.epilogue == STACKED_GATE
     assert gates.judging.unfused[GATE.problem(1)] == SMALL, "the kernel that was just installed is a rival"
     again = tune("4", "--json")
-    assert "nothing is tuned" in again.stderr and len(plans) == 2
+    assert "nothing to tune" in again.stderr and len(plans) == 2
     assert json.loads(again.stdout)["gates"] == 0
 
 
@@ -81,13 +81,13 @@ def test_gates_alone_are_tuned_where_the_library_has_the_products(
         assert tune().exit_code == 0
     result = tune()
     assert result.exit_code == 0 and f"gates of {GATE.key}: 2 intervals, 2 with a kernel" in result.stderr
-    assert "nothing is tuned" not in result.stderr and result.stdout == ""
+    assert "nothing to tune" not in result.stderr and result.stdout == ""
 
 
 def test_without_time_the_gates_wait_for_the_next_command(plans: list[Any]) -> None:
     assert tune("4,0.000001s").exit_code == 0
     assert len(plans) == 1
-    assert "the time is up before the gates" in tune("4,0.000001s").stderr
+    assert "time limit reached before the gates" in tune("4,0.000001s").stderr
 
 
 def test_a_search_that_was_stopped_installs_nothing_and_goes_on(
@@ -101,7 +101,7 @@ def test_a_search_that_was_stopped_installs_nothing_and_goes_on(
     with monkeypatch.context() as patched:
         patched.setattr(gate_run, "run_tune", partial(tune_run.run_tune, clock=lambda: asked.append(1) or len(asked)))
         stopped = tune("4,60s")
-    assert "the time is up amid the gates" in stopped.stderr and Library.load(own).gates == ()
+    assert "time limit reached during the gates" in stopped.stderr and Library.load(own).gates == ()
     result = tune("4,60s")
     assert result.exit_code == 0, (result.stderr, result.exception)
     assert {one.weight for one in Library.load(own).gates} == {GATE}

@@ -167,7 +167,7 @@ def build_for_wheel(path: Path = PACK, report: Callable[[str], None] = lambda li
             raise
         return path
     for line in built.left_out:
-        report(f"left out: {line}")
+        report(f"skipped: {line}")
     return built.path
 
 

@@ -17,33 +17,33 @@ from outblas.runtime.device import require_gpus
 
 def bench(
     suite: common.SuiteOption = "grid1000",
-    layout: Annotated[str, typer.Option(help="tn, nn, or both: each is a problem of its own.")] = "tn",
+    layout: Annotated[str, typer.Option(help="Layout: tn, nn, or both (timed as separate problems).")] = "tn",
     dtype: common.DtypeOption = "fp16",
     acc: common.AccOption = "fp32",
     mode: Annotated[
         str,
         typer.Option(
-            help="offline, offline_cold (L2 evicted before every call), block (each kernel alone at its settled clock; "
-            "problems of 1e11 FLOP or more) or server."
+            help="Mode: offline, offline_cold (L2 evicted before every call), block (each kernel alone at its settled "
+            "clock; problems of at least 1e11 FLOP) or server."
         ),
     ] = "offline",
     target_qps: common.QpsOption = None,
     sample: common.SampleOption = None,
     seed: common.SampleSeedOption = 0,
     library: common.LibraryOption = None,
-    rounds: Annotated[int, typer.Option(help="Interleaved rounds per problem, 7 or more.")] = 9,
-    gpus: Annotated[str, typer.Option(help="CUDA indices of the GPUs, separated by commas.")] = "0",
+    rounds: Annotated[int, typer.Option(help="Interleaved rounds per problem, at least 7.")] = 9,
+    gpus: Annotated[str, typer.Option(help="Comma-separated CUDA indices of the GPUs.")] = "0",
     out_file: Annotated[
-        Path | None, typer.Option("--out", help="Result file; by default ./results/<suite>_<layout>_....parquet.")
+        Path | None, typer.Option("--out", help="Result file (default: ./results/SUITE_LAYOUT_....parquet).")
     ] = None,
     resume: Annotated[
         bool,
         typer.Option(
-            help="Go on where an interrupted run of the same settings stopped; keep a result of other problems."
+            help="Resume an interrupted run with the same settings; refuse to replace a result of other problems."
         ),
     ] = True,
 ) -> None:
-    """Time the library against every baseline over a suite, resumable, to a Parquet result file (GPU)."""
+    """Time the library against all baselines over a suite; write a Parquet result file (GPU, resumable)."""
     layouts = ("TN", "NN") if layout.lower() == "both" else (layout.upper(),)
     problems = common.suite_problems(suite, layouts, dtype, acc, sample, seed)
     if common.check_mode(mode, target_qps) == "block":

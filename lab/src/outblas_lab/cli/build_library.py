@@ -16,103 +16,103 @@ if TYPE_CHECKING:
     from outblas_lab.build.build_work import BuildFolder
 
 WorkOption = Annotated[
-    Path | None, typer.Option(help="Directory of everything that is made; the same command goes on where it stopped.")
+    Path | None, typer.Option(help="Build directory, required unless --check is given. Repeat the command to resume.")
 ]
 CheckOption = Annotated[
-    Path | None, typer.Option(help="Only verify a file of `outblas contribute`; needs no GPU and no --work.")
+    Path | None, typer.Option(help="Only verify a file from `outblas contribute`; needs no GPU and no --work.")
 ]
 GpusOption = Annotated[
     str,
     typer.Option(
-        help="CUDA indices of the GPUs, separated by commas. They share trials and benches; the first searches."
+        help="Comma-separated CUDA indices of the GPUs. All run trials and benches; only the first runs searches."
     ),
 ]
 TablesOption = Annotated[
-    str | None, typer.Option(help="Tables as SUITE:LAYOUT:DTYPE:ACC, separated by commas; by default all published.")
+    str | None, typer.Option(help="Comma-separated tables SUITE:LAYOUT:DTYPE:ACC (default: all published tables).")
 ]
 StepsOption = Annotated[
-    str | None, typer.Option(help="Steps, separated by commas; by default all but those that run only when named.")
+    str | None, typer.Option(help="Comma-separated steps (default: all steps of the first list below).")
 ]
 ModesOption = Annotated[
     str | None,
     typer.Option(
-        help="Modes of step bench, separated by commas; by default all: "
+        help="Comma-separated modes of step bench (default: "
         + ", ".join(MODES)
-        + ". Step trial_workloads takes offline_cold and server of them."
+        + "). Step trial_workloads uses only offline_cold and server."
     ),
 ]
 ExtraOption = Annotated[
     str | None,
     typer.Option(
-        help="Tables that are benched in the modes beside offline, too, and have second winners; by default the first."
+        help="Tables to bench in all modes, not only offline, and to give second winners (default: the first table)."
     ),
 ]
 StartsOption = Annotated[
     str | None,
     typer.Option(
-        help="Starts of the machine that steps trial, judge and judge_cold make now: some of 1 to 9 and block; by "
-        "default 1, 2, 3, block. Step trial alone has 4 to 9, and judge_cold 1 to 3."
+        help="Machine starts to run now in steps trial, judge and judge_cold: any of 1 to 9 and block (default: "
+        "1,2,3,block). Starts 4 to 9 apply only to trial; judge_cold has only 1 to 3."
     ),
 ]
-RecordedOption = Annotated[str | None, typer.Option(help="Tables that step record measures; by default the first.")]
+RecordedOption = Annotated[str | None, typer.Option(help="Tables that step record measures (default: the first).")]
 FromNothingOption = Annotated[
-    bool, typer.Option("--from-nothing", help="Begin without the packaged library's kernels.")
+    bool, typer.Option("--from-nothing", help="Start without the kernels of the packaged library.")
 ]
 BeginOption = Annotated[
     list[Path] | None,
     typer.Option(
         metavar="FILE",
-        help="A library whose tables a new directory has from the start. May be repeated: the first that has a "
-        "problem counts.",
+        help="Initial library of a new build directory. Repeatable; for each problem, the first library that "
+        "has it is used.",
     ),
 ]
 AdoptOption = Annotated[
     Path | None,
     typer.Option(
         metavar="DIR",
-        help="Directory of another GPU's build: tables that are missing begin with its finalists, in place of a "
-        "search. Steps trial and choose decide among them.",
+        help="Build directory of another GPU: missing tables start with its finalists instead of a search. Steps trial "
+        "and choose then select among them.",
     ),
 ]
-JobOption = Annotated[str | None, typer.Option(hidden=True, help="One job, in this process.")]
+JobOption = Annotated[str | None, typer.Option(hidden=True, help="Run one job in this process.")]
 
 #: What each step does, below the options in ``--help``; a paragraph after "\b" keeps its lines.
 STEPS_HELP = """
-Every step runs for every table, in a process of its own. A STEM is a table in small letters with underscores.
+Each step runs in a separate process for every table. STEM is the table in lower case with underscores.
 
 \b
 record   measures the catalogue                                            -> WORK/recording/
-tune     searches the problems that have no row yet                        -> WORK/library.json
-borrow   tries what won on shapes nearby; the better kernel stays
-refine   tries neighbours of the best candidates; the better kernel stays
-trial    times the fastest kernels of every row, in one start of the machine -> WORK/STEM_trial_START.jsonl
-choose   chooses each row's kernels from the pooled rounds of the trials
+tune     searches problems without a library row                            -> WORK/library.json
+borrow   tries winners of nearby shapes; keeps the faster kernel
+refine   tries neighbors of the best candidates; keeps the faster kernel
+trial    times the fastest kernels of every row, in one machine start -> WORK/STEM_trial_START.jsonl
+choose   chooses the kernels of each row from the pooled rounds of all trials
 trial_workloads times the plain kernels with cold caches (mode offline_cold) and as single requests (mode server)
-choose_workloads gives a row a second winner where one is surely over 2% faster than its plain kernel there
-judge    times the library against every baseline, in one start      -> WORK/STEM_judge_START.parquet
-merge    publishes the median of three judging starts for each row   -> WORK/STEM_offline.parquet
+choose_workloads adds a second winner to a row if it beats the plain kernel there by significantly over 2%
+judge    times the library against all baselines, in one start       -> WORK/STEM_judge_START.parquet
+merge    publishes the median of three judge starts for each row     -> WORK/STEM_offline.parquet
 bench    times the library in the other modes, in one start          -> WORK/STEM_MODE.parquet
 
-These run only when --steps names them:
+These steps run only if --steps names them:
 
 \b
-intervals searches a suite's weights for every M, e.g. --tables engine:TN:bf16:fp32 -> WORK/STEM_intervals/
-prove_intervals proves such intervals of another library (--begin-with) with today's kernel sources
+intervals searches the weights of a suite for every M, e.g. --tables engine:TN:bf16:fp32 -> WORK/STEM_intervals/
+prove_intervals proves intervals of another library (--begin-with) with the current kernel sources
 gates    searches kernels with SiLU for suite engine's gate/up weights, after intervals -> WORK/STEM_gates/
-again    searches rows that fall back or barely win once more; then trial
-search_cold times neighbours of the plain kernels with cold caches; then trial_workloads
+again    repeats the search for rows that fall back or barely win; run trial next
+search_cold times neighbors of the plain kernels with cold caches; run trial_workloads next
 judge_cold times the library with cold caches in one start           -> WORK/STEM_judge_cold_START.parquet
-merge_cold publishes the median of three such starts for each row    -> WORK/STEM_offline_cold.parquet
-reopen   searches the rows that trials chose once more; then trial with --starts 4, 5 and 6
-reopen_again searches rows for which reopen found nothing new; then trial with --starts 7, 8 and 9
+merge_cold publishes the median of three judge_cold starts for each row -> WORK/STEM_offline_cold.parquet
+reopen   repeats the search for rows that trials chose; run trial with --starts 4,5,6 next
+reopen_again searches rows for which reopen found nothing new; run trial with --starts 7,8,9 next
 
-Starts 1 to 3 of trial and judge are interleaved rounds; start "block" times large products alone, each at its
-settled clock. Figures differ from start to start, so give each start a freshly started machine (--starts).
+Starts 1 to 3 of trial and judge time interleaved rounds. Start "block" times each large problem alone at its settled
+clock. Results vary between machine starts, so restart the machine before each start (--starts).
 
-A recorded table begins with the recording's best. Another one begins with what won on the same M, N, K in the
-tables before it, and with the ranking model's choices. The packaged library's kernels are tried, too.
+A recorded table starts with the best kernels of its recording. Any other table starts with the winners for the same
+M, N, K in earlier tables and with the choices of the ranking model. Kernels of the packaged library are tried, too.
 
-The seconds of every step are in the library's provenance; with --from-nothing they are in WORK/retune.json, too.
+The library's provenance records the seconds of every step; with --from-nothing, WORK/retune.json does, too.
 To publish, copy WORK/recording/*.parquet and library.json into src/outblas/data, copy the benches and retune.json
 into results/h200, and run `outblas results --write`.
 """
@@ -133,7 +133,7 @@ def build_library(
     check: CheckOption = None,
     job: JobOption = None,
 ) -> None:
-    """Record, tune, choose and judge the published tables, into one library (GPU, hours, resumable)."""
+    """Build one library: record, tune, choose and judge all published tables (GPU, hours, resumable)."""
     if check is not None:
         from outblas.cli.contribute import check_contribution
 

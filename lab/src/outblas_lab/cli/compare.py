@@ -18,45 +18,45 @@ if TYPE_CHECKING:
 
 
 def compare(
-    agents: Annotated[str, typer.Option(help="Agents, separated by commas; see `outblas list agents`.")] = (
+    agents: Annotated[str, typer.Option(help="Comma-separated agents; see `outblas list agents`.")] = (
         "random,heuristic,evolution"
     ),
     budgets: Annotated[
         str,
         typer.Option(
-            help="Measurements after which to compare the choices; 0: the first proposal. 1 keeps it unless it fails."
+            help="Measurement counts at which to compare choices. 0: first proposal; 1: the same, unless it fails."
         ),
     ] = "0,1,2,4,8,16,32",
-    seeds: Annotated[int, typer.Option(help="Seeds of every agent that draws.")] = 5,
-    held_out: Annotated[float, typer.Option(help="Share of shapes or families that is held out.")] = 0.2,
+    seeds: Annotated[int, typer.Option(help="Number of seeds for each stochastic agent.")] = 5,
+    held_out: Annotated[float, typer.Option(help="Fraction of shapes or families to hold out, 0 to 1.")] = 0.2,
     splits: Annotated[
         str,
         typer.Option(
-            help="Held-out parts: shapes (M, N, K), families (N, K), layout (all but TN), or an extent, e.g. k=64."
+            help="Comma-separated splits: shapes (M, N, K), families (N, K), layout (all but TN), or an extent (k=64)."
         ),
     ] = "shapes,families",
-    split_seed: Annotated[int, typer.Option(help="Which shapes and families are held out, and which sample.")] = 0,
+    split_seed: Annotated[int, typer.Option(help="Random seed of the splits and of --sample.")] = 0,
     sample: Annotated[
-        int | None, typer.Option(help="Search this number of held-out problems of each split, stratified by regime.")
+        int | None, typer.Option(help="Held-out problems to search per split, stratified by regime (default: all).")
     ] = None,
     device: Annotated[
-        str, typer.Option(help="replay:NAME: the recording that answers.")
+        str, typer.Option(help="Recording to search on, replay:NAME.")
     ] = f"replay:{common.DEFAULT_RECORDING}",
     across: Annotated[
         str | None,
-        typer.Option(help="Recording of another GPU: compare what agents learn from it, from --device, or from both."),
+        typer.Option(help="Recording of another GPU: compare agents trained on it, on --device, or on both."),
     ] = None,
     learn_from: Annotated[
-        str | None, typer.Option(help="Sources to compare with --across: other, other-all, both, own; by default all.")
+        str | None, typer.Option(help="Training sources for --across: other, other-all, both, own (default: all).")
     ] = None,
     out_file: Annotated[Path, typer.Option("--out", help="Result file (Parquet) to write.")] = Path("compare.parquet"),
-    jobs: Annotated[int, typer.Option(help="Processes that search side by side.")] = 1,
+    jobs: Annotated[int, typer.Option(help="Number of parallel search processes.")] = 1,
     resume: Annotated[
         bool,
-        typer.Option(help="Go on with an interrupted run's journal beside the output; else replace what is there."),
+        typer.Option(help="Resume from the journal next to the output file; otherwise overwrite existing results."),
     ] = True,
 ) -> None:
-    """Compare agents by what they find on held-out problems of a recording, within a few measurements."""
+    """Compare agents on held-out problems of a recording, at small measurement budgets (no GPU)."""
     recording = common.recording_name(device)
     from outblas_lab.compare.compare_result import read_comparison
     from outblas_lab.compare.compare_run import CompareRequest, run_compare
@@ -107,8 +107,8 @@ def _print_comparison(comparison: Comparison, file: Path) -> None:
     for split, made in of_splits.items():
         size = comparison.meta["splits"][split]
         out.print(
-            f"split {split}: {size['training']} problems to learn from, {size['searched']} of {size['held_out']} held "
-            "out searched; geometric mean of best time / time of the choice, half of its 95% interval; CPU time",
+            f"split {split}: {size['training']} training problems, {size['searched']} of {size['held_out']} held-out "
+            "problems searched; geomean of best time / chosen time, ± half of its 95% interval; CPU time",
             markup=False,
         )
         for line in _lines(comparison, made):

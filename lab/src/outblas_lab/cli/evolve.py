@@ -35,41 +35,41 @@ if TYPE_CHECKING:
 BaseUrlOption = Annotated[
     str | None,
     typer.Option(
-        help="Address of an OpenAI-compatible server, e.g. http://localhost:8000/v1; by default "
-        "OPENAI_BASE_URL, else OpenAI's own. The key is OPENAI_API_KEY."
+        help="URL of an OpenAI-compatible server, e.g. http://localhost:8000/v1 (default: OPENAI_BASE_URL, else the "
+        "OpenAI API). The API key is read from OPENAI_API_KEY."
     ),
 ]
 BudgetOption = Annotated[
-    str, typer.Option(help="Most to spend: '50 requests', '2M tokens', '3 USD', '600 s', or several with commas.")
+    str, typer.Option(help="Spending limit: '50 requests', '2M tokens', '3 USD', '600 s', or several, comma-separated.")
 ]
 PriceOption = Annotated[
     list[str] | None,
-    typer.Option(help="US dollars per million tokens of prompts and of answers: IN,OUT, or NAME=IN,OUT."),
+    typer.Option(help="Price in USD per million prompt and completion tokens: IN,OUT, or NAME=IN,OUT. Repeatable."),
 ]
 DeviceOption = Annotated[
     str | None,
-    typer.Option(help="cuda:N; compile, which runs nothing; or a file of recorded kernels. By default cuda:0."),
+    typer.Option(help="cuda:N, compile (compile only, run nothing) or a file of recorded kernels (default: cuda:0)."),
 ]
 ImprovementsOption = Annotated[
     int | None,
-    typer.Option(help="Improvements of proven kernels in a conversation at most; by default as --turns allows."),
+    typer.Option(help="Maximum improvements of proven kernels per conversation (default: up to --turns)."),
 ]
 CountersOption = Annotated[
     Path | None,
     typer.Option(
-        help="Hardware counters that prompts show: a file of benchmarks/profile_regimes.py, a folder of such files, or "
-        "a tune run after `outblas profile`."
+        help="Hardware counters for prompts: a file from benchmarks/profile_regimes.py, a directory of such files, "
+        "or a tune run profiled with `outblas profile`."
     ),
 ]
 NearestOption = Annotated[
-    int, typer.Option(help="Kernels of near problems, and lessons of the journal, that a prompt shows at most.")
+    int, typer.Option(help="Maximum kernels of similar problems, and of journal lessons, per prompt.")
 ]
 
 
 def evolve(
-    mnk: Annotated[list[str], typer.Option(help="M_N_K; several separated by commas, or by repeating the option.")],
+    mnk: Annotated[list[str], typer.Option(help="Problem size M_N_K. Comma-separated or repeated for several.")],
     model: Annotated[
-        str, typer.Option(help="Model as the server names it; several separated by commas, NAME=WEIGHT to weigh them.")
+        str, typer.Option(help="Model name on the server. Comma-separated for several, NAME=WEIGHT to weight them.")
     ],
     base_url: BaseUrlOption = None,
     layout: common.LayoutOption = "tn",
@@ -80,30 +80,30 @@ def evolve(
     device: DeviceOption = None,
     workers: common.WorkersOption = None,
     gpus: common.GpusOption = None,
-    worker_count: Annotated[int | None, typer.Option(help="Workers of a cluster; by default all its GPUs.")] = None,
+    worker_count: Annotated[int | None, typer.Option(help="Workers of a Ray cluster (default: all GPUs).")] = None,
     ray_address: common.RayAddressOption = None,
-    answers: Annotated[str, typer.Option(help="Kinds of answers asked for: code, config, or code,config.")] = (
+    answers: Annotated[str, typer.Option(help="Answer kinds to request: code, config or both, comma-separated.")] = (
         "code,config"
     ),
-    islands: Annotated[int, typer.Option(help="Separate populations of each problem.")] = 3,
-    turns: Annotated[int, typer.Option(help="Turns of a conversation at most, the first question included.")] = 4,
-    repairs: Annotated[int | None, typer.Option(help="Repairs in a row at most; by default as --turns allows.")] = None,
+    islands: Annotated[int, typer.Option(help="Number of separate populations per problem.")] = 3,
+    turns: Annotated[int, typer.Option(help="Maximum turns per conversation, including the first prompt.")] = 4,
+    repairs: Annotated[int | None, typer.Option(help="Maximum consecutive repairs (default: up to --turns).")] = None,
     improvements: ImprovementsOption = None,
-    parallel: Annotated[int, typer.Option(help="Conversations at once.")] = 4,
+    parallel: Annotated[int, typer.Option(help="Number of concurrent conversations.")] = 4,
     counters: CountersOption = None,
     nearest: NearestOption = 3,
-    seed: Annotated[int, typer.Option(help="Seed of the draws from the archive.")] = 0,
-    max_tokens: Annotated[int, typer.Option(help="Tokens of an answer at most.")] = 16384,
-    temperature: Annotated[float | None, typer.Option(help="By default the server's own.")] = None,
-    requests_per_minute: Annotated[int | None, typer.Option(help="Requests in any minute at most.")] = None,
-    tokens_per_minute: Annotated[int | None, typer.Option(help="Tokens in any minute at most.")] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds without a byte after which a request is tried again.")] = 120,
-    stall: Annotated[float, typer.Option(help="Seconds after which a request is cut and tried again.")] = 300,
+    seed: Annotated[int, typer.Option(help="Random seed for sampling from the archive.")] = 0,
+    max_tokens: Annotated[int, typer.Option(help="Maximum tokens per answer.")] = 16384,
+    temperature: Annotated[float | None, typer.Option(help="Sampling temperature (default: the server's).")] = None,
+    requests_per_minute: Annotated[int | None, typer.Option(help="Maximum requests per minute.")] = None,
+    tokens_per_minute: Annotated[int | None, typer.Option(help="Maximum tokens per minute.")] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds without received data before a request is retried.")] = 120,
+    stall: Annotated[float, typer.Option(help="Total seconds before a request is aborted and retried.")] = 300,
     run: Annotated[
-        Path | None, typer.Option(help="Run folder, resumed if it exists; by default named after the settings.")
+        Path | None, typer.Option(help="Run directory; resumed if it exists (default: derived from the settings).")
     ] = None,
 ) -> None:
-    """Let language models write kernels: prove and time what they write, show them the outcome, keep the best."""
+    """Evolve kernels with language models: prove and time each answer, feed back the outcome, keep the best."""
     from outblas_lab.llm.archive import ArchiveShape
     from outblas_lab.llm.evaluators import choose_workers
     from outblas_lab.llm.evolve_folder import folder_name
@@ -156,15 +156,15 @@ def _run(request: EvolveRequest, title: str) -> None:
         def begin(*watched: Any) -> Callable[[AnswerOutcome | None], None]:
             if not request.place.runs_kernels:  # after all refusals, and before the first paid request
                 which = "answers" if request.place.name == COMPILE_ONLY else "kernels that it lacks"
-                words = f"device {request.place} runs nothing: {which} will be compiled, and not be proven or timed"
+                words = f"device {request.place} runs nothing: {which} are compiled, but not proven or timed"
                 err.print(words, markup=False)
             return watch(*watched)
 
         reason, files = run_evolve(request, begin)
     best = files.best if files.best.is_dir() else None
-    out.print(f"ended:        {reason}\nbest kernels: {best or 'none was proven'}", markup=False)
+    out.print(f"ended:        {reason}\nbest kernels: {best or 'none proven'}", markup=False)
     page = page_of_run(files.path, files.report)
-    out.print(f"transcript:   {files.transcript}\nreport:       {page}\neverything:   {files.store}", markup=False)
+    out.print(f"transcript:   {files.transcript}\nreport:       {page}\nstore:        {files.store}", markup=False)
     if common.wants_json():
         about = read_object(files.run, "what `outblas evolve` wrote", "run the same command again")
         report = files.report if page == str(files.report) else None
@@ -273,11 +273,11 @@ def table(title: str, evolution: Evolution, budget: Budget, account: SpendingAcc
     from rich.table import Table
     from rich.text import Text
 
-    rows = Table("problem", "floor us", "baseline us", "best us", "speed-up", "chains", box=None)
+    rows = Table("problem", "floor us", "baseline us", "best us", "speedup", "chains", box=None)
     for s in evolution.problem_progress():
         rows.add_row(s.problem.key, number(s.floor_us), number(s.baseline_us), number(s.best_us),
                      number(s.best_ratio, 3), str(s.chains))  # fmt: skip
     counts = evolution.outcomes()
     kinds = ", ".join(f"{counts[kind]} {kind}" for kind in OUTCOME_KINDS if counts[kind]) or "nothing yet"
-    now = f"{account.reserved.requests} requests under way, {evolution.evaluating} candidates under evaluation"
+    now = f"{account.reserved.requests} requests in flight, {evolution.evaluating} candidates under evaluation"
     return Group(Text(title), rows, Text(f"outcomes: {kinds}"), Text(now), Text(spent_words(budget, account, client)))

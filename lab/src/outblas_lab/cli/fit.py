@@ -15,14 +15,14 @@ from outblas.core.errors import UsageError
 from outblas.core.problem import Layout
 
 fit = typer.Typer(
-    help="Fit what the package ships to measurements: the catalogue, the ranking model, kernels for any shape.",
+    help="Fit packaged data to measurements: the catalogue, the ranking model, kernels for any shape.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
 )
 
 StoreOption = Annotated[
-    list[Path] | None, typer.Option("--store", help="Store that a tuning left; may be repeated.", metavar="FILE")
+    list[Path] | None, typer.Option("--store", help="Store of a tuning run. Repeatable.", metavar="FILE")
 ]
 STEPS = ("record", "extend", "answers", "collect", "fit", "evaluate", "prove", "bench")
 RESULTS = Path("results/any_shapes")
@@ -30,15 +30,15 @@ RESULTS = Path("results/any_shapes")
 COUNTS = {"record": 1200, "extend": 800, "answers": 5000, "bench": 300}
 
 
-@fit.command("catalogue", short_help="Choose the kernels that searches offer")
+@fit.command("catalogue", short_help="Choose the candidate kernels of searches")
 @with_json
 def fit_catalogue(
-    out_file: Annotated[Path, typer.Option("--out", help="File to write.")],
-    recording: Annotated[Path | None, typer.Option(help="Folder of a recording.")] = None,
+    out_file: Annotated[Path, typer.Option("--out", help="Catalogue (JSON) to write.")],
+    recording: Annotated[Path | None, typer.Option(help="Recording directory.")] = None,
     store: StoreOption = None,
-    kernels: Annotated[int, typer.Option(help="The most kernels to choose.")] = 190,
+    kernels: Annotated[int, typer.Option(help="Maximum number of kernels.")] = 190,
 ) -> None:
-    """Choose the catalogue: few kernels that cover what was measured, several deep (no GPU).
+    """Choose the catalogue: a small set of kernels that covers all measured problems several times (no GPU).
 
     Example: ``outblas fit catalogue --recording recordings/h200 --out catalogue.json``.
     """
@@ -59,14 +59,14 @@ def fit_catalogue(
 @fit.command("model", short_help="Fit the ranking model's coefficients")
 @with_json
 def fit_model(
-    recording: Annotated[str | None, typer.Option(help="A packaged recording's name, or a folder.")] = None,
+    recording: Annotated[str | None, typer.Option(help="Packaged recording name, or a directory.")] = None,
     store: StoreOption = None,
-    folds: Annotated[int, typer.Option(help="Folds of the check on shapes that a fit has not seen.")] = 5,
+    folds: Annotated[int, typer.Option(help="Number of cross-validation folds, at least 2.")] = 5,
     out_file: Annotated[
-        Path | None, typer.Option("--out", help="File to write; by default the package's own for that GPU.")
+        Path | None, typer.Option("--out", help="Model (JSON) to write (default: the packaged model of that GPU).")
     ] = None,
 ) -> None:
-    """Fit the ranking model's coefficients, and report how it ranks shapes that it has not seen (no GPU).
+    """Fit the coefficients of the ranking model, and report its ranking of held-out shapes (no GPU).
 
     Example: ``outblas fit model --recording h200 --out model.json``.
     """
@@ -106,32 +106,32 @@ _FILES = ("cells.parquet", "trials.parquet", "held_out.json", "proved.json", "be
 _CELLS, _TRIALS, _HELD_OUT, _PROVED, _BENCH = (RESULTS / f"{common.DEFAULT_RECORDING}_{name}" for name in _FILES)
 _WORK, _BUILD = Path("build/any_shapes"), Path("build") / common.DEFAULT_RECORDING
 _SUMMARY = RESULTS / f"{common.DEFAULT_RECORDING}.json"
-_STEP_HELP = "record, extend, answers, prove, bench (on a GPU), collect, fit or evaluate."
-_COUNT_HELP = "Problems; by default 1200 to record, 800 to extend, 5000 of answers, 300 to bench."
-_MEASUREMENTS_HELP = "Kernels of each recorded problem; by default those that are likely the best."
-_MORE_HELP = "Table of further problems, of any GPU; may be repeated. By default all those beside --cells."
-_ANSWERS_HELP = "Table of cuBLASLt's answers; may be repeated. By default all *_answers*.parquet beside --cells."
+_STEP_HELP = "record, extend, answers, prove or bench (need a GPU); collect, fit or evaluate."
+_COUNT_HELP = "Number of problems (default: record 1200, extend 800, answers 5000, bench 300)."
+_MEASUREMENTS_HELP = "Kernels to measure per recorded problem (default: the most promising ones)."
+_MORE_HELP = "Further table of problems, of any GPU. Repeatable (default: all in the directory of --cells)."
+_ANSWERS_HELP = "Table of cuBLASLt answers. Repeatable (default: *_answers*.parquet in the directory of --cells)."
 StepArgument = Annotated[str, typer.Argument(help=_STEP_HELP, metavar="STEP")]
 CountOption = Annotated[int | None, typer.Option(help=_COUNT_HELP, show_default=False)]
 MeasurementsOption = Annotated[int | None, typer.Option(help=_MEASUREMENTS_HELP)]
-SeedOption = Annotated[int, typer.Option(help="Which problems are recorded.")]
+SeedOption = Annotated[int, typer.Option(help="Random seed of the problems.")]
 LayoutsOption = Annotated[
-    str, typer.Option("--layouts", help="Layouts of the problems of extend and answers.", metavar="LAYOUT[,LAYOUT]")
+    str, typer.Option("--layouts", help="Layouts for extend and answers, comma-separated.", metavar="LAYOUT[,LAYOUT]")
 ]
-WorkOption = Annotated[Path, typer.Option(help="Directory of the recording's store; a stopped run goes on there.")]
-CellsOption = Annotated[Path, typer.Option(help="Table of what was recorded.")]
+WorkOption = Annotated[Path, typer.Option(help="Directory of intermediate stores; steps resume from it.")]
+CellsOption = Annotated[Path, typer.Option(help="Table of recorded measurements.")]
 MoreOption = Annotated[list[Path] | None, typer.Option(help=_MORE_HELP)]
 AnswersOption = Annotated[list[Path] | None, typer.Option(help=_ANSWERS_HELP)]
-TrialsOption = Annotated[Path, typer.Option(help="Table of a library's trials.")]
-BuildOption = Annotated[Path, typer.Option(help="Directory of the build whose trials are collected.")]
-HeldOutOption = Annotated[Path, typer.Option(help="Figures on problems that no fit has seen.")]
-EveryOption = Annotated[int, typer.Option(help="Evaluate each n-th problem alone, for a quick look.")]
-ProvedOption = Annotated[Path, typer.Option(help="Which kernels passed all gates.")]
-BenchOption = Annotated[Path, typer.Option("--out", help="Result file of the bench.")]
-SummaryOption = Annotated[Path, typer.Option(help="Figures of the bench.")]
+TrialsOption = Annotated[Path, typer.Option(help="Table of library trials.")]
+BuildOption = Annotated[Path, typer.Option(help="Build directory whose trials are collected.")]
+HeldOutOption = Annotated[Path, typer.Option(help="Results (JSON) on held-out problems.")]
+EveryOption = Annotated[int, typer.Option(help="Evaluate only every n-th problem, for a quick check.")]
+ProvedOption = Annotated[Path, typer.Option(help="List (JSON) of kernels that passed all gates.")]
+BenchOption = Annotated[Path, typer.Option("--out", help="Result file (Parquet) of bench.")]
+SummaryOption = Annotated[Path, typer.Option(help="Summary (JSON) of bench.")]
 
 
-@fit.command("any-shape", short_help="Choose kernels for shapes of no library")
+@fit.command("any-shape", short_help="Choose kernels for unlisted shapes")
 @with_json
 def fit_any_shape(
     step: StepArgument,
@@ -151,13 +151,13 @@ def fit_any_shape(
     out_file: BenchOption = _BENCH,
     summary: SummaryOption = _SUMMARY,
 ) -> None:
-    """Choose kernels for shapes of no library: ``outblas fit any-shape STEP``.
+    """Choose kernels for shapes that are not in the library: ``outblas fit any-shape STEP``.
 
-    ``record`` measures random shapes into --cells. ``extend`` measures on others what the package would choose, into
-    --more. ``answers`` times all answers of cuBLASLt's heuristic, into --answers. ``collect`` reads the trials of
-    --build into --trials. ``fit`` writes the package's own tables from --cells, --more, --answers, --trials and
-    --proved, for each GPU that was measured. ``evaluate`` scores the choice on problems that no fit has seen, into
-    --held-out. ``prove`` proves every offered kernel into --proved. ``bench`` times other shapes into --out and
+    ``record`` measures random shapes and writes --cells. ``extend`` measures the package's choices on further shapes
+    and writes --more. ``answers`` times all cuBLASLt heuristic results and writes --answers. ``collect`` writes the
+    trials of --build to --trials. ``fit`` writes the packaged tables from --cells, --more, --answers, --trials and
+    --proved, for each measured GPU. ``evaluate`` scores the choice on held-out problems and writes --held-out.
+    ``prove`` proves every offered kernel and writes --proved. ``bench`` times other shapes and writes --out and
     --summary.
     """
     if step not in STEPS:

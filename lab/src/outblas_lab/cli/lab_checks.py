@@ -43,7 +43,7 @@ def _nvcc() -> Check:
         toolchain.include_folders()
         found = toolchain.find_nvcc()
     except OutblasError as error:
-        return Check("nvcc", None, error.wrong, f"{error.do} (free kernels need it)")
+        return Check("nvcc", None, error.wrong, f"{error.do} (needed by free kernels)")
     return Check("nvcc", True, f"{found.path}, {found.version}")
 
 
@@ -51,7 +51,7 @@ def _cutlass() -> Check:
     try:
         include, version = toolchain.locate_cutlass()
     except OutblasError as error:
-        return Check("cutlass", None, error.wrong, f"{error.do} (free kernels that use it need it)")
+        return Check("cutlass", None, error.wrong, f"{error.do} (needed by free kernels that use CUTLASS)")
     return Check("cutlass", True, f"{version} in {include}")
 
 

@@ -7,16 +7,16 @@ from outblas.cli.command_table import Command, Part
 _PACKAGE = __name__.rpartition(".")[0]
 PARTS = (
     Part(
-        "Study",
+        "Study search and models",
         {
-            "report": Command(f"{_PACKAGE}.report:report", "Write the HTML page of a run or result file"),
+            "report": Command(f"{_PACKAGE}.report:report", "Write an HTML report of a run or result file"),
             "compare": Command(
                 f"{_PACKAGE}.compare:compare", "Compare agents on held-out problems", resumable=("compare",)
             ),
             "train": Command(f"{_PACKAGE}.train:train", "Train the policy of agent ppo", resumable=("train",)),
             "recipe": Command(
                 f"{_PACKAGE}.study.recipe_command:recipe",
-                "Train by the published reward and our own",
+                "Compare a published reward with the gated one",
                 resumable=("recipe",),
             ),
             "recording": Command(
@@ -24,32 +24,32 @@ PARTS = (
                 "Export a recording, or score an agent on it",
                 resumable=("recording score",),
             ),
-            "evolve": Command(f"{_PACKAGE}.evolve:evolve", "Let language models write kernels", resumable=("evolve",)),
+            "evolve": Command(f"{_PACKAGE}.evolve:evolve", "Evolve kernels with LLMs", resumable=("evolve",)),
             "train-llm": Command(
                 f"{_PACKAGE}.train_llm:train_llm",
-                "Train a language model that writes kernels",
+                "Train a language model to write kernels",
                 resumable=("train-llm",),
             ),
-            "mcp": Command(f"{_PACKAGE}.mcp:mcp", "Give the tools to a coding agent (MCP server)", has_result=False),
-            "export-t4": Command(f"{_PACKAGE}.study.t4:export_t4", "Write recorded measurements as T4 results"),
-            "import-t4": Command(f"{_PACKAGE}.study.t4:import_t4", "Read and compare T4 results"),
+            "mcp": Command(f"{_PACKAGE}.mcp:mcp", "Serve tools to a coding agent (MCP server)", has_result=False),
+            "export-t4": Command(f"{_PACKAGE}.study.t4:export_t4", "Export measurements as Kernel Tuner T4 results"),
+            "import-t4": Command(f"{_PACKAGE}.study.t4:import_t4", "Read and compare Kernel Tuner T4 results"),
         },
     ),
     Part(
-        "Measure",
+        "Measure and publish",
         {
             "bench": Command(f"{_PACKAGE}.bench:bench", "Time the library over a suite (GPU)", resumable=("bench",)),
             "record": Command(
-                f"{_PACKAGE}.record:record", "Time all candidates over a suite (GPU)", resumable=("record",)
+                f"{_PACKAGE}.record:record", "Prove and time candidates over a suite (GPU)", resumable=("record",)
             ),
             "profile": Command(
-                f"{_PACKAGE}.profile:profile", "Read hardware counters of a run's best (GPU)", resumable=("profile",)
+                f"{_PACKAGE}.profile:profile", "Profile a run's best kernels (GPU)", resumable=("profile",)
             ),
-            "results": Command(f"{_PACKAGE}.results:results", "Summarise, write and check published figures"),
+            "results": Command(f"{_PACKAGE}.results:results", "Summarize, write and check published results"),
         },
     ),
     Part(
-        "Develop",
+        "Build packaged data",
         {
             "build-library": Command(
                 f"{_PACKAGE}.build_library:build_library",

@@ -16,16 +16,16 @@ from outblas_lab.cli.evolve import DeviceOption
 def mcp(
     device: DeviceOption = None,
     recording: Annotated[
-        str, typer.Option(help="Recording that answers for template kernels without a GPU: a name or a folder.")
+        str, typer.Option(help="Recording used for template kernels without a GPU: packaged name, or a directory.")
     ] = common.DEFAULT_RECORDING,
-    compilations: Annotated[int, typer.Option(help="Kernels that a session may compile.")] = 200,
-    evaluations: Annotated[int, typer.Option(help="Kernels that a session may prove and time.")] = 100,
-    gpu_seconds: Annotated[float, typer.Option(help="Seconds of the GPU that a session may use.")] = 600.0,
+    compilations: Annotated[int, typer.Option(help="Maximum kernels to compile per session.")] = 200,
+    evaluations: Annotated[int, typer.Option(help="Maximum kernels to prove and time per session.")] = 100,
+    gpu_seconds: Annotated[float, typer.Option(help="Maximum GPU seconds per session.")] = 600.0,
     run: Annotated[
-        Path | None, typer.Option(help="Folder of the archive; without it, tool archive keeps nothing.")
+        Path | None, typer.Option(help="Directory of the archive. Without it, the archive tool saves nothing.")
     ] = None,
 ) -> None:
-    """Serve a coding agent over the Model Context Protocol on stdin and stdout: compile, prove, time, keep kernels."""
+    """Serve tools to a coding agent over MCP on stdin and stdout: compile, prove, time and archive kernels."""
     from outblas_lab.llm.evaluators import parse_evaluator
     from outblas_lab.mcp.session_budget import SessionLimits
     from outblas_lab.mcp.stdio_server import require_sdk, serve
@@ -43,5 +43,5 @@ def mcp(
     if place.gpu_index is not None:
         say_what_holds()
     with ToolSession(SessionSettings(place, recording, limits, run)) as session:
-        common.err.print("waiting for a client on stdin: a coding agent starts this command", markup=False)
+        common.err.print("waiting for a client on stdin; a coding agent starts this command", markup=False)
         serve(session)

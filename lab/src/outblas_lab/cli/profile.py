@@ -12,15 +12,15 @@ from outblas.cli.common import out
 
 
 def profile(
-    run: Annotated[Path, typer.Option(help="Run directory of `outblas tune`; counters go into its store.")],
-    top: Annotated[int, typer.Option(help="Candidates of each problem, the fastest that passed.")] = 4,
-    mnk: Annotated[list[str] | None, typer.Option(help="Only the problem M_N_K of the run; may be repeated.")] = None,
-    config: Annotated[str | None, typer.Option(help="This candidate, by its name, in place of the fastest.")] = None,
+    run: Annotated[Path, typer.Option(help="Run directory of `outblas tune`; counters are added to its store.")],
+    top: Annotated[int, typer.Option(help="Number of fastest passing candidates per problem.")] = 4,
+    mnk: Annotated[list[str] | None, typer.Option(help="Profile only problem M_N_K of the run. Repeatable.")] = None,
+    config: Annotated[str | None, typer.Option(help="Profile this candidate, by name, instead of the fastest.")] = None,
     device: common.GpuOption = "cuda:0",
-    ncu: Annotated[str | None, typer.Option(help="Path of Nsight Compute's ncu; by default it is searched.")] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds for each start of ncu.")] = 600.0,
+    ncu: Annotated[str | None, typer.Option(help="Path of Nsight Compute's ncu (default: search for it).")] = None,
+    timeout: Annotated[float, typer.Option(help="Time limit per ncu run in seconds.")] = 600.0,
 ) -> None:
-    """Collect hardware counters of a run's best candidates with Nsight Compute, where that is allowed (GPU)."""
+    """Collect hardware counters of a run's best candidates with Nsight Compute (GPU, needs counter access)."""
     common.at_least("--top", top, 1)
     common.positive("--timeout", timeout)
     gpu = common.gpu_index(device)
@@ -46,6 +46,6 @@ def profile(
         table.add_row(problem.key, escape(short_config(candidate)), *map(escape, counter_cells(values)))
     common.print_table(table)
     held = len(found.counters) - found.new
-    out.print(f"{found.new} profiled now, {held} before; in {run / 'store.sqlite'}", markup=False)
+    out.print(f"{found.new} profiled now, {held} earlier; store: {run / 'store.sqlite'}", markup=False)
     rows = [{"problem": one.key, "candidate": config_name(c), **values} for (one, c), values in found.counters.items()]
     common.print_result("profile", {"store": run / "store.sqlite"}, rows, new=found.new, held=held)

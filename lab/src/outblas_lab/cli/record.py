@@ -23,30 +23,31 @@ def record(
     catalogue: Annotated[
         str | None,
         typer.Option(
-            help="Named set of candidates; by default that of the most similar GPU, or the pool with --candidates."
+            help="Catalogue of candidates (default: that of the most similar GPU; with --candidates, the pool)."
         ),
     ] = None,
     sample: Annotated[
-        int | None, typer.Option(help="Record this number of the suite's problems, stratified by regime.")
+        int | None, typer.Option(help="Sample size, stratified by regime (default: all problems of the suite).")
     ] = None,
     candidates: Annotated[
         int | None,
-        typer.Option(help="Candidates of each problem, chosen for it; by default every one of the catalogue."),
+        typer.Option(help="Number of candidates to choose per problem (default: the whole catalogue)."),
     ] = None,
     random: Annotated[
-        int, typer.Option(help="Draw this number of --candidates from all legal ones; the cost model ranks the rest.")
+        int,
+        typer.Option(help="Number of --candidates drawn at random from all legal ones; the model picks the rest."),
     ] = 0,
-    seed: Annotated[int, typer.Option(help="Which sample and which random candidates.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed of --sample and --random.")] = 0,
     rounds_near_best: Annotated[
-        int | None, typer.Option(help="Rounds of candidates near the best; by default as many as the others have.")
+        int | None, typer.Option(help="Timing rounds for candidates near the best (default: as for all others).")
     ] = None,
     near: Annotated[
-        float | None, typer.Option(help="Share of the best time within which a candidate is near; by default 0.03.")
+        float | None, typer.Option(help="Relative distance to the best time that counts as near (default: 0.03).")
     ] = None,
-    out_dir: Annotated[Path, typer.Option("--out", help="Directory of the recording.")] = Path("./recordings"),
+    out_dir: Annotated[Path, typer.Option("--out", help="Recording directory.")] = Path("./recordings"),
     device: GpuOption = "cuda:0",
 ) -> None:
-    """Prove and time candidates on every problem of a suite or of a sample of it, resumable (GPU)."""
+    """Prove and time candidates on every problem of a suite, or of a sample of it (GPU, resumable)."""
     from outblas_lab.pool.record_suite import CandidateDraw, RecordSettings, run_record
 
     if near is not None and rounds_near_best is None:

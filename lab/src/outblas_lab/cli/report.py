@@ -20,10 +20,11 @@ def report(
         ),
     ],
     out_file: Annotated[
-        Path | None, typer.Option("--out", help="The page; by default report.html in the run, or beside the file.")
+        Path | None,
+        typer.Option("--out", help="HTML file to write (default: report.html in the run, or next to the file)."),
     ] = None,
 ) -> None:
-    """Write the HTML report of a run: speed-ups, heat maps, roofline, losses; or agents compared; and provenance."""
+    """Write an HTML report: speedups, heat maps, roofline and losses, or compared agents; with provenance."""
     from outblas_lab.publish.html.tune_page import check_page, write_report
 
     if not run.exists():

@@ -42,14 +42,14 @@ def summary_table(rows: Sequence[Mapping[str, Any]]) -> Any:
 
 def results(
     write: Annotated[
-        bool, typer.Option("--write", help="Write summary.json, pictures and generated blocks of README and docs.")
+        bool, typer.Option("--write", help="Write summary.json, figures, and the generated blocks of README and docs.")
     ] = False,
-    check: Annotated[bool, typer.Option("--check", help="Exit 2 if one of them is not what the files say.")] = False,
-    directory: Annotated[Path, typer.Option("--dir", help="Directory of the result files.")] = Path(
+    check: Annotated[bool, typer.Option("--check", help="Exit with status 2 if any of these is stale.")] = False,
+    directory: Annotated[Path, typer.Option("--dir", help="Directory of result files.")] = Path(
         "results", common.DEFAULT_RECORDING
     ),
 ) -> None:
-    """Summarise committed result files; every published figure is a row of this table."""
+    """Summarize the committed result files; every published number comes from this table."""
     from outblas_lab.publish.summary import summary_rows
     from outblas_lab.publish.tables.publish_results import check_published, publish
 
@@ -66,6 +66,6 @@ def results(
     for line in stale:
         errors.print(f"error: {line}", markup=False)
     if check and not stale:
-        out.print("checked: summary, pictures, README and docs are what the files say", markup=False)
+        out.print("checked: summary, figures, README and docs match the result files", markup=False)
     if stale:
         raise typer.Exit(EXIT_ERROR)

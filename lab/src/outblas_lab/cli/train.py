@@ -24,8 +24,8 @@ def train(
         list[str] | None,
         typer.Option(
             "--recording",
-            help="A packaged recording's name, or a folder; may be repeated, for other GPUs. "
-            f"By default {common.DEFAULT_RECORDING}.",
+            help="Packaged recording name, or a directory. Repeatable, e.g. for several GPUs "
+            f"(default: {common.DEFAULT_RECORDING}).",
         ),
     ] = None,
     run: Annotated[Path, typer.Option(help="Directory of checkpoints and logs; resumed if it exists.")] = Path(
@@ -33,19 +33,19 @@ def train(
     ),
     steps: Annotated[
         int | None,
-        typer.Option(help="PPO transitions in all; by default the recipe's. The regressor's epochs come before them."),
+        typer.Option(help="Total PPO transitions, after the regressor's epochs (default: that of the recipe)."),
     ] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
-    entropy: Annotated[float | None, typer.Option(help="Entropy bonus.")] = None,
-    gamma: Annotated[float | None, typer.Option(help="Discount.")] = None,
+    entropy: Annotated[float | None, typer.Option(help="Entropy bonus coefficient.")] = None,
+    gamma: Annotated[float | None, typer.Option(help="Discount factor.")] = None,
     batch: Annotated[int | None, typer.Option(help="Transitions per minibatch.")] = None,
-    preset: Annotated[str, typer.Option(help="Reward: gated or additive.")] = "gated",
-    seed: Annotated[int, typer.Option(help="Seed of the training.")] = 0,
-    tensorboard: Annotated[bool, typer.Option(help="Write TensorBoard logs into the run directory.")] = False,
+    preset: Annotated[str, typer.Option(help="Reward preset: gated or additive.")] = "gated",
+    seed: Annotated[int, typer.Option(help="Random seed of the training.")] = 0,
+    tensorboard: Annotated[bool, typer.Option(help="Write TensorBoard logs to the run directory.")] = False,
     quick: Annotated[
         bool,
         typer.Option(
-            "--quick", help="A trial: 200 problems, one epoch of the regressor and 1024 steps. The policy is weak."
+            "--quick", help="Trial run, weak policy: 200 problems per recording, 1 regressor epoch, 1024 steps."
         ),
     ] = False,
 ) -> None:
@@ -64,8 +64,8 @@ def train(
     with common.progress_bar("train") as progress:
         best = json.loads(train_ppo(parts, chosen, place, progress).about)["steps"]
     if before >= chosen.steps:
-        out.print(f"finished: {run} had its {before} steps already; pass a larger --steps to go on", markup=False)
-    words = f"the checkpoint after {best} steps" if best else "the regressor's order, which no step of PPO improved"
+        out.print(f"finished: {run} already has {before} steps; pass a larger --steps to continue", markup=False)
+    words = f"the checkpoint after {best} steps" if best else "the regressor's ranking; PPO did not improve it"
     out.print(f"policy: {run / 'policy.npz'} ({words})", markup=False)
     out.print(f"use it: OUTBLAS_POLICY={run / 'policy.npz'} outblas tune --agent ppo", markup=False)
     problems = sum(len(part.problems) for part in parts)

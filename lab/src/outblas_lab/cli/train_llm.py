@@ -15,62 +15,62 @@ if TYPE_CHECKING:
     from outblas_lab.llm.train.settings import TrainSettings
 
 LanguageOption = Annotated[
-    str | None, typer.Option(help="cuda: kernels or configurations; knobs: a toy sentence (random:tiny's).")
+    str | None, typer.Option(help="Answer language: cuda (kernels or configs) or knobs (toy, for random:tiny).")
 ]
 AnswererOption = Annotated[
-    str, typer.Option(help="Who answers: compile (no GPU), cuda:N, or a file of recorded kernels.")
+    str, typer.Option(help="Evaluator: compile (no GPU), cuda:N, or a file of recorded kernels.")
 ]
-GpusOption = Annotated[str | None, typer.Option(help="GPUs that time, e.g. 1,2; another one trains. No --device then.")]
+GpusOption = Annotated[str | None, typer.Option(help="Timing GPUs, e.g. 1,2; another GPU trains. Replaces --device.")]
 ArchiveOption = Annotated[
     Path | None,
-    typer.Option(help="A store or JSON lines of passing kernels: to learn from (supervised), or to show (GRPO)."),
+    typer.Option(help="Store or JSON Lines of passing kernels: training data (supervised) or examples (GRPO)."),
 ]
 ContrastOption = Annotated[
-    bool, typer.Option(help="Prompts of GRPO show two earlier kernels, and ask why one is faster.")
+    bool, typer.Option(help="Show two earlier kernels in GRPO prompts, and ask why one is faster.")
 ]
 VllmOption = Annotated[
-    str | None, typer.Option(help="Address of a vLLM server that generates answers, e.g. http://localhost:8000.")
+    str | None, typer.Option(help="URL of a vLLM server that generates answers, e.g. http://localhost:8000.")
 ]
-MemoryOption = Annotated[float, typer.Option(help="Of GPU memory, for training where it shares the GPU with timing.")]
+MemoryOption = Annotated[float, typer.Option(help="Fraction of GPU memory for training on a GPU shared with timing.")]
 
 
 def train_llm(
-    model: Annotated[str, typer.Option(help="Name or folder of a causal language model, or random:tiny.")],
-    problems: Annotated[str, typer.Option(help="Problems M_N_K, separated by commas.")] = "512_512_512",
+    model: Annotated[str, typer.Option(help="Name or directory of a causal language model, or random:tiny.")],
+    problems: Annotated[str, typer.Option(help="Comma-separated problem sizes M_N_K.")] = "512_512_512",
     layout: LayoutOption = "tn",
     dtype: DtypeOption = "fp16",
     acc: AccOption = "fp32",
-    stage: Annotated[str, typer.Option(help="supervised, general, correctness or speed.")] = "correctness",
-    steps: Annotated[int, typer.Option(help="Optimiser steps in all.")] = 100,
+    stage: Annotated[str, typer.Option(help="Stage: supervised, general, correctness or speed.")] = "correctness",
+    steps: Annotated[int, typer.Option(help="Total optimizer steps.")] = 100,
     group: Annotated[int, typer.Option(help="Answers per prompt.")] = 8,
-    prompts: Annotated[int, typer.Option(help="Prompts per step, over all processes.")] = 1,
-    micro_batch: Annotated[int | None, typer.Option(help="Answers per pass of a process; by default all.")] = None,
+    prompts: Annotated[int, typer.Option(help="Prompts per step, across all processes.")] = 1,
+    micro_batch: Annotated[int | None, typer.Option(help="Answers per pass of a process (default: all).")] = None,
     language: LanguageOption = None,
     device: AnswererOption = "compile",
     gpus: GpusOption = None,
-    proof: Annotated[str, typer.Option(help="full, or cell: on the timed operands only.")] = "full",
+    proof: Annotated[str, typer.Option(help="Proof: full, or cell (only on the timed operands).")] = "full",
     archive: ArchiveOption = None,
     contrast: ContrastOption = True,
-    turns: Annotated[int, typer.Option(help="Turns of a conversation at most; each is a step of its own.")] = 1,
+    turns: Annotated[int, typer.Option(help="Maximum turns per conversation; each turn is a separate step.")] = 1,
     vllm: VllmOption = None,
-    lr: Annotated[float | None, typer.Option(help="Learning rate; by default 1e-6, with LoRA 1e-5.")] = None,
-    lora: Annotated[int, typer.Option(help="Rank of LoRA adapters; 0 trains all weights.")] = 0,
-    kl: Annotated[float, typer.Option(help="Weight of the KL divergence from the first model.")] = 0.02,
-    temperature: Annotated[float, typer.Option(help="Of sampling.")] = 1.0,
-    max_tokens: Annotated[int | None, typer.Option(help="Longest answer, tokens.")] = None,
-    least_std: Annotated[float, typer.Option(help="Least std in the division of a group's rewards.")] = 0.05,
-    clip: Annotated[float, typer.Option(help="Largest advantage.")] = 2.0,
-    seed: Annotated[int, typer.Option(help="Seed of sampling and training.")] = 0,
+    lr: Annotated[float | None, typer.Option(help="Learning rate (default: 1e-6; 1e-5 with LoRA).")] = None,
+    lora: Annotated[int, typer.Option(help="Rank of the LoRA adapters; 0: train all weights.")] = 0,
+    kl: Annotated[float, typer.Option(help="Coefficient of the KL divergence from the initial model.")] = 0.02,
+    temperature: Annotated[float, typer.Option(help="Sampling temperature.")] = 1.0,
+    max_tokens: Annotated[int | None, typer.Option(help="Maximum tokens per answer.")] = None,
+    least_std: Annotated[float, typer.Option(help="Lower bound of a group's reward standard deviation.")] = 0.05,
+    clip: Annotated[float, typer.Option(help="Upper bound of the advantage.")] = 2.0,
+    seed: Annotated[int, typer.Option(help="Random seed of sampling and training.")] = 0,
     save_every: Annotated[int, typer.Option(help="Steps between checkpoints.")] = 50,
-    batch_seconds: Annotated[float, typer.Option(help="Time limit of a step's evaluations.")] = 600.0,
+    batch_seconds: Annotated[float, typer.Option(help="Time limit for the evaluations of a step, in seconds.")] = 600.0,
     memory_fraction: MemoryOption = 0.7,
-    cpu: Annotated[bool, typer.Option(help="Train on the CPU where there is a GPU, too.")] = False,
-    tensorboard: Annotated[bool, typer.Option(help="Write TensorBoard logs into the stage's folder.")] = False,
-    wandb: Annotated[bool, typer.Option(help="Log to Weights & Biases; WANDB_MODE=offline keeps it on disk.")] = False,
+    cpu: Annotated[bool, typer.Option(help="Train on the CPU even if a GPU is available.")] = False,
+    tensorboard: Annotated[bool, typer.Option(help="Write TensorBoard logs to the stage directory.")] = False,
+    wandb: Annotated[bool, typer.Option(help="Log to Weights & Biases; WANDB_MODE=offline logs to disk.")] = False,
     run: Annotated[Path, typer.Option(help="Directory of stages, checkpoints and logs.")] = Path("runs/train-llm"),
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a stage from its last checkpoint.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the stage from its last checkpoint.")] = False,
 ) -> None:
-    """Train a language model to write kernels: supervised, then GRPO with rewards from compiler, proof and clock."""
+    """Train a language model to write kernels: supervised, then GRPO with rewards from compiler, proof and timing."""
     from outblas.core.problem import Problem
     from outblas_lab.llm.train.languages import language_of
     from outblas_lab.llm.train.settings import TrainSettings
@@ -103,11 +103,11 @@ def _train(run: Path, settings: TrainSettings, language: Language, resume: bool)
     try:
         trained = train(run, settings, language, resume, say)
     except KeyboardInterrupt:
-        raise KeyboardInterrupt("interrupted; the last checkpoint is kept: add --resume to the command") from None
+        raise KeyboardInterrupt("interrupted; the last checkpoint is kept: add --resume to continue") from None
     if trained.best is not None:
-        say(f"best speed-up: {trained.best:.3f}x of the fastest baseline at least")
+        say(f"best speedup: at least {trained.best:.3f}x over the fastest baseline")
     stage = settings.stage
-    say(f"{stage}: {trained.steps} steps, {trained.taken} of them now; model: {trained.final}")
+    say(f"{stage}: {trained.steps} steps, {trained.taken} in this run; model: {trained.final}")
     say(f"log: {run / stage / 'log.jsonl'}")
     files = {"model": trained.final, "log": run / stage / "log.jsonl"}
     if stage != "supervised":

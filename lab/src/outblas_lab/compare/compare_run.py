@@ -143,7 +143,7 @@ def run_compare(
             answers.add(entry)
         here, missing = source_commit(), answers.missing()
         if answers.count and say is not None:
-            say(f"resuming: {answers.count} of {total} tasks are recorded in {journal.path}")
+            say(f"resuming: {answers.count} of {total} tasks are already in {journal.path}")
         for entry in run_units(missing, plan, request.jobs, _watch(say, learned)):
             journal.append({**entry, "commit": here})
             answers.add(entry)
@@ -184,11 +184,11 @@ def _watch(say: Callable[[str], None] | None, training: Mapping[str, Mapping[str
         agent, source = arm_parts(unit.agent)
         if agent in known:
             count = training[unit.split][source]
-            say(f"agent {unit.agent}, split {unit.split}: learning from {count} problems ({known[agent]})")
+            say(f"agent {unit.agent}, split {unit.split}: training on {count} problems ({known[agent]})")
 
     def waiting(units: Sequence[CompareUnit], seconds: float) -> None:
         names = ", ".join(sorted({f"{unit.agent} ({unit.split})" for unit in units}))
-        say(f"still at work after {seconds:.0f} s: {names}")
+        say(f"still running after {seconds:.0f} s: {names}")
 
     return Watch(begun, waiting)
 
@@ -458,5 +458,5 @@ def _compared(
             say,
         )
     elif say is not None:
-        say(f"{', '.join(agents)}: read from {path}")
+        say(f"{', '.join(agents)}: reused from {path}")
     return read_comparison(path)

@@ -14,23 +14,23 @@ from outblas.cli.common import LayoutOption, RecordingNameOption, err, out
 def recipe(
     recording: RecordingNameOption = common.DEFAULT_RECORDING,
     layout: LayoutOption = "tn",
-    shapes: Annotated[int, typer.Option(help="Problems to train on, stratified by regime.")] = 100,
-    episodes: Annotated[int, typer.Option(help="Episodes of each problem on average; 1,000 take hours.")] = 30,
-    budget: Annotated[int, typer.Option(help="Measurements of an episode, and of a judged search.")] = 8,
-    judged: Annotated[int, typer.Option(help="Problems with other (M, N, K) on which choices are judged.")] = 100,
-    seeds: Annotated[int, typer.Option(help="Trainings of each reward.")] = 2,
+    shapes: Annotated[int, typer.Option(help="Number of training problems, stratified by regime.")] = 100,
+    episodes: Annotated[int, typer.Option(help="Average number of episodes per problem; 1000 take hours.")] = 30,
+    budget: Annotated[int, typer.Option(help="Measurements per episode, and per search on the judged problems.")] = 8,
+    judged: Annotated[int, typer.Option(help="Held-out problems (other M, N, K) to judge the choices on.")] = 100,
+    seeds: Annotated[int, typer.Option(help="Number of training runs per reward.")] = 2,
     faulty: Annotated[
-        float, typer.Option(help="Compare once more with this share of kernels injected as faulty, e.g. 0.05.")
+        float, typer.Option(help="Repeat the comparison with this fraction of faulty kernels, e.g. 0.05.")
     ] = 0.0,
     hit_rates: Annotated[
-        Path | None, typer.Option(help="Measured L2 hit rates: JSON of benchmarks/profile_regimes.py.")
+        Path | None, typer.Option(help="Measured L2 hit rates: JSON file from benchmarks/profile_regimes.py.")
     ] = None,
-    run: Annotated[Path, typer.Option(help="Directory of finished trainings; resumed if it exists.")] = Path(
+    run: Annotated[Path, typer.Option(help="Directory of finished training runs; resumed if it exists.")] = Path(
         "runs/recipe"
     ),
     out_file: Annotated[Path, typer.Option("--out", help="Result file (JSON) to write.")] = Path("recipe.json"),
 ) -> None:
-    """Train by the published reward and by the gated one, and compare what they choose (no GPU)."""
+    """Train with the published reward and with the gated one, and compare their choices (no GPU)."""
     from outblas_lab.recipe.recipe import RecipeRequest, run_recipe
     from outblas_lab.recipe.recipe_table import read_recipe, recipe_notes, recipe_rows
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from outblas_lab.compare.compare_run import Score, ScoreRequest
 
 recording = typer.Typer(
-    help="Use a recording as a data set: export it, or score an agent file on it (no GPU).",
+    help="Export a recording as a data set, or score an agent file on it (no GPU).",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -28,16 +28,16 @@ recording = typer.Typer(
 MAX_SEED = 2**63
 
 
-@recording.command("export", short_help="Write a recording as a data set")
+@recording.command("export", short_help="Export a recording as a data set")
 @with_json
 def export_dataset(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to make; missing or empty.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Output directory; must be empty or not exist.")],
     name: RecordingNameOption = common.DEFAULT_RECORDING,
     kernel_tuner: Annotated[
-        int, typer.Option(help="Held-out problems with files of Kernel Tuner, stratified by regime.")
+        int, typer.Option(help="Number of held-out problems to export for Kernel Tuner, stratified by regime.")
     ] = 10,
 ) -> None:
-    """Write a recording as Parquet with a data sheet, for Hugging Face datasets and Kernel Tuner.
+    """Export a recording as Parquet with a data sheet, for Hugging Face datasets and Kernel Tuner.
 
     Example: ``outblas recording export gemm-h200``.
     """
@@ -63,26 +63,24 @@ def score(
     name: RecordingNameOption = common.DEFAULT_RECORDING,
     baselines: Annotated[
         str,
-        typer.Option(
-            help="Agents beside it, separated by commas; none for nothing. regressor trains with torch (extra rl)."
-        ),
+        typer.Option(help="Comma-separated baseline agents, or none. regressor trains with torch (extra rl)."),
     ] = "random,nearest,regressor",
     sample: Annotated[
-        int | None, typer.Option(help="Search this number of held-out problems, stratified by regime; by default all.")
+        int | None, typer.Option(help="Number of held-out problems to search, stratified by regime (default: all).")
     ] = None,
-    seeds: Annotated[int, typer.Option(help="Seeds of every agent that draws.")] = 3,
-    split_seed: Annotated[int | None, typer.Option(help="Seed of the split; by default the public one, 0.")] = None,
+    seeds: Annotated[int, typer.Option(help="Number of seeds for each stochastic agent.")] = 3,
+    split_seed: Annotated[int | None, typer.Option(help="Seed of the split (default: 0, the public split).")] = None,
     split_seed_file: Annotated[
-        Path | None, typer.Option(help="File with the seed of a private split; the seed is not printed.")
+        Path | None, typer.Option(help="File with the seed of a private split; the seed is never printed.")
     ] = None,
-    run: Annotated[Path, typer.Option(help="Directory of the scores; resumed if they exist.")] = Path("runs/score"),
-    jobs: Annotated[int, typer.Option(help="Processes that search side by side.")] = 1,
-    resume: Annotated[bool, typer.Option(help="Read scores that are there; else search anew.")] = True,
+    run: Annotated[Path, typer.Option(help="Directory of scores; resumed if it exists.")] = Path("runs/score"),
+    jobs: Annotated[int, typer.Option(help="Number of parallel search processes.")] = 1,
+    resume: Annotated[bool, typer.Option(help="Reuse existing scores; otherwise search again.")] = True,
 ) -> None:
-    """Score an agent file on held-out problems: regret after 0, 1, 2, 4 and 8 measurements, beside baselines.
+    """Score an agent file against baselines: regret after 0, 1, 2, 4 and 8 measurements on held-out problems.
 
-    The file defines one class that derives from ``outblas.tune.agents.base.Agent``. No checkout is needed.
-    The file is run as it is: score no file that you do not trust.
+    The file defines one subclass of ``outblas.tune.agents.base.Agent``. No checkout is needed.
+    The file runs without a sandbox: score only files that you trust.
     Example: ``outblas recording score my_agent.py --sample 40``.
     """
     if split_seed is not None and split_seed_file is not None:
@@ -129,7 +127,7 @@ def _print_score(found: Score, request: ScoreRequest, private: bool) -> None:
     which = "private split" if private else f"split seed {request.split_seed}"
     out.print(
         f"regret after a number of measurements, with 95% intervals over problems; {which}, "
-        f"{size['searched']} of {size['held_out']} held-out problems, {size['training']} to learn from",
+        f"{size['searched']} of {size['held_out']} held-out problems, {size['training']} training problems",
         markup=False,
     )
     table = Table("agent", *map(str, found.agent.budgets), box=None, pad_edge=False)
@@ -138,7 +136,7 @@ def _print_score(found: Score, request: ScoreRequest, private: bool) -> None:
         table.add_row(agent, *cells)
     common.print_table(table)
     out.print(FIRST_CHOICE)
-    out.print(f"noise floor: {noise_regret(found.agent):.2%}; the recording hides smaller regrets", markup=False)
+    out.print(f"noise floor: {noise_regret(found.agent):.2%}; smaller regrets are not resolved", markup=False)
     for part in parts:
         out.print(f"result: {part.path}", markup=False)
 

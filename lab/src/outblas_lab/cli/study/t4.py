@@ -27,9 +27,9 @@ def export_t4(
     layout: LayoutOption = "tn",
     dtype: DtypeOption = "fp16",
     acc: AccOption = "fp32",
-    cache: Annotated[bool, typer.Option("--cache", help="A cache for Kernel Tuner's simulation mode, not T4.")] = False,
+    cache: Annotated[bool, typer.Option("--cache", help="Write a cache for Kernel Tuner's simulation mode.")] = False,
 ) -> None:
-    """Write a problem's recorded measurements as Kernel Tuner's T4 results (milliseconds), or as its cache."""
+    """Export the recorded measurements of a problem as Kernel Tuner T4 results or cache, in milliseconds."""
     chosen = common.check_launch(launch)
 
     from outblas.core.files import write_atomic
@@ -45,15 +45,15 @@ def export_t4(
 
 def import_t4(
     context: typer.Context,
-    file: Annotated[Path, typer.Argument(help="T4 results file or cache of Kernel Tuner.")],
-    mnk: Annotated[str | None, typer.Option(help="M_N_K, where the file does not name its problem.")] = None,
+    file: Annotated[Path, typer.Argument(help="Kernel Tuner T4 results file or cache.")],
+    mnk: Annotated[str | None, typer.Option(help="Problem size M_N_K, if the file does not name it.")] = None,
     layout: LayoutOption = "tn",
     dtype: DtypeOption = "fp16",
     acc: AccOption = "fp32",
-    to: Annotated[Path | None, typer.Option(help="Write the evaluations, one line of JSON each.")] = None,
+    to: Annotated[Path | None, typer.Option(help="Write the evaluations to this JSON Lines file.")] = None,
     device: Annotated[str | None, typer.Option(help="Recording to compare with, replay:NAME.")] = None,
 ) -> None:
-    """Read measurements of Kernel Tuner's: say how many and which was fastest, compare them, write them."""
+    """Read Kernel Tuner measurements: report count and fastest config, compare them, convert them."""
     from outblas.core.files import write_atomic
     from outblas.records.evaluation_json import evaluation_to_json
     from outblas_lab.kernel_tuner.t4_files import read_task, task_of
@@ -80,10 +80,10 @@ def import_t4(
         equal = sum(recorded.cells.get(config) == cell for config, cell in task.cells.items())
         target = recorded.best()
         facts |= {"equal": equal, "recorded": len(recorded.cells), "recorded_best_us": target and target[1]}
-        out.print(f"recorded: {equal} of them the same, of {len(recorded.cells)} in {device}", markup=False)
+        out.print(f"recorded: {equal} identical measurements, of {len(recorded.cells)} in {device}", markup=False)
         if target is not None:
             share = "" if best is None else f"; the file's best reaches {target[1] / best[1]:.1%} of its speed"
-            out.print(f"best there: {target[1]:.3f} us, {config_name(target[0])}{share}", markup=False)
+            out.print(f"best recorded: {target[1]:.3f} us, {config_name(target[0])}{share}", markup=False)
     common.print_result("import-t4", {"evaluations": to}, **facts)
 
 

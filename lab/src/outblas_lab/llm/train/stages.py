@@ -126,10 +126,10 @@ def _train(run: Path, settings: TrainSettings, language: Language, resume: bool,
     checkpoint = last_checkpoint(stage)
     done = 0 if checkpoint is None else trained_steps(checkpoint) or 0
     if done >= settings.steps and (stage / FINAL).is_dir():
-        say(f"{settings.stage}: {done} of {settings.steps} steps were taken before")
+        say(f"{settings.stage}: resuming after {done} of {settings.steps} steps")
         return TrainedStage(stage / FINAL, done, 0)
     if settings.stage == "speed" and settings.device == COMPILE_ONLY:
-        say("note: --device compile times nothing, so that the stage pays for no speed")
+        say("note: --device compile does not time kernels; this stage gives no speed reward")
     loaded = load_model(run, settings, _bf16(settings))
     go_on = str(checkpoint) if checkpoint is not None else None
     if settings.stage == "supervised":
@@ -218,7 +218,7 @@ def _supervised(stage: Path, settings: TrainSettings, loaded: LoadedModel, langu
 
     assert settings.archive is not None, "checked by the settings"
     rows = supervised_rows(settings.archive, language, loaded.chat)
-    say(f"supervised: {len(rows)} answers to learn from")
+    say(f"supervised: {len(rows)} training answers")
     arguments = SFTConfig(
         **_common(stage, settings, SUPERVISED_ROWS_PER_STEP), max_length=None, completion_only_loss=True
     )
