@@ -65,38 +65,38 @@ def _collapsed(entries: Iterable[str]) -> list[str]:
 
 
 def optimize(model: torch.nn.Module) -> OptimizeReport:
-    """Merge and fuse the linear layers of a model, in place, where its code shows that this computes the same.
+    """Merge and fuse linear layers of a model in place, where its code shows that the result is equivalent.
 
-    The code of each module's ``forward`` is read, and no name of a class. Found are:
+    The analysis reads the code of each module's ``forward``, not class names. It finds:
 
-    - layers of one input whose outputs are split into heads (q, k, v): one product of their joined weights;
+    - layers with a shared input whose outputs are split into heads (q, k, v): one matmul with their joined weights;
     - ``act(gate(x)) * up(x)`` and ``act(layer(x))``, with SiLU or GELU: :func:`outblas.gated_linear` and
       :func:`outblas.linear`;
     - ``residual + module(...)``, where the module returns a layer's output: :func:`outblas.linear` with a residual;
     - RMS norms in half precision: torch's fused ``rms_norm``.
 
-    Every output is the same sum of the same numbers. Kernels may add in another order and round once instead of twice,
-    so last bits may differ from the model before.
+    Each output sums the same terms. Kernels may sum in another order and round once instead of twice, so the last bits
+    may differ from the original model.
 
-    Parameters stay the same objects and become views of the joined weights. No weight is held twice. State dicts,
-    optimisers and adapters work as before, and so does ``save_pretrained`` of transformers. The weights of gate and up
-    lie by turns, so they are not contiguous. The first step of an optimiser that has them lays them apart again.
+    Parameters remain the same objects and become views of the joined weights, so no weight is stored twice. State
+    dicts, optimizers and adapters keep working, as does ``save_pretrained`` of transformers. Gate and up weights are
+    interleaved, so they are not contiguous. The first step of an optimizer that holds them separates them again.
 
-    A module runs its own code while it trains, while gradients are recorded and while torch.compile traces. So does a
+    A module runs its original code during training, while gradients are recorded and under torch.compile. So does a
     module with hooks, or with a layer or an activation that was replaced or moved. Move a model to its device and dtype
-    before the call, and call again after a later move. With :func:`outblas.enable`, torch.compile merges products and
+    before the call, and call again after a later move. With :func:`outblas.enable`, torch.compile merges matmuls and
     fuses gates in its own graph.
 
     Args:
-        model: any module. One that is optimised already is restored first.
+        model: any module. An already optimized module is restored first.
 
     Returns:
-        A report of the merged and fused layers, of the norms, and of layers left alone, with reasons. ``print`` shows
-        equal layers in one line.
+        A report of merged and fused layers, norms, and unchanged layers with reasons. ``print`` groups equal layers in
+        one line.
 
     Raises:
-        TensorError: a parameter was made in inference mode, so that torch does not let it be replaced.
-        UsageError: ``model`` is no module.
+        TensorError: a parameter was created in inference mode, so torch does not allow replacing it.
+        UsageError: ``model`` is not a module.
         ToolchainMissing: torch is not installed.
     """
     check_module(model)
@@ -120,16 +120,16 @@ def optimize(model: torch.nn.Module) -> OptimizeReport:
 
 
 def restore(model: torch.nn.Module) -> int:
-    """Undo :func:`optimize`: outputs have the same bits as before it, and parameters have memory of their own.
+    """Undo :func:`optimize`: outputs are bit-identical to those before it, and parameters own their memory.
 
-    Parameters stay the same objects. Values that were loaded or trained meanwhile are kept. CUDA graphs that were
-    captured before stay valid: the memory that they read is kept while graphs exist. They see no later change of it.
+    Parameters remain the same objects. Values loaded or trained in the meantime are kept. CUDA graphs captured earlier
+    remain valid: the memory that they read lives as long as any graph. They do not see later changes of parameters.
 
     Returns:
-        The number of modules that were changed back; 0 if the model was not optimised.
+        The number of restored modules; 0 if the model was not optimized.
 
     Raises:
-        UsageError: ``model`` is no module.
+        UsageError: ``model`` is not a module.
     """
     check_module(model)
     restored = sum(uninstall(module) for module in model.modules())

@@ -12,10 +12,10 @@ EXIT_ERROR = 2
 
 
 class OutblasError(Exception):
-    """Base class of all errors that this package raises on purpose.
+    """Base class of all errors that OutBLAS raises on purpose.
 
-    The message, ``str(error)``, is ``{wrong}; expected {expected}; {do}``. The three parts are attributes, too. Its
-    subclasses take the same arguments.
+    The message, ``str(error)``, is ``{wrong}; expected {expected}; {do}``. The three parts are also attributes.
+    Subclasses take the same arguments.
 
     Args:
         wrong: the mistake, with the offending value.

@@ -34,20 +34,20 @@ ELEMENT_BYTES = 2
 
 @dataclass(frozen=True, order=True)
 class Problem:
-    """A matrix product C = A @ B. Equal fields mean equal problems; problems can be dict keys.
+    """A GEMM problem, C = A @ B. Problems compare by value and can be dict keys.
 
     Attributes:
         m: rows of A and C.
         n: columns of C.
-        k: columns of A; the extent that is summed over.
-        layout: ``TN``: B is stored as N x K, row-major (an ``nn.Linear`` weight). ``NN``: B is stored as K x N,
-            row-major. (BLAS names operands as column-major code sees them.) A is M x K and C is M x N, both row-major.
-        dtype: type of A, B and C: ``fp16`` or ``bf16``.
-        acc: type of the accumulator, ``fp32`` or ``fp16``; ``fp16`` needs dtype ``fp16``.
+        k: columns of A, the reduction dimension.
+        layout: ``TN``: B is stored row-major as N x K (an ``nn.Linear`` weight). ``NN``: B is stored row-major as
+            K x N. The names follow BLAS, which is column-major. A (M x K) and C (M x N) are always row-major.
+        dtype: data type of A, B and C: ``fp16`` or ``bf16``.
+        acc: accumulator type: ``fp32`` or ``fp16``. ``fp16`` requires dtype ``fp16``.
 
     Raises:
-        ProblemError: an extent is no int or below 1; an operand has more than 2**31 - 1 elements; an unsupported dtype,
-            layout or accumulator. Here upper and lower case matter.
+        ProblemError: an extent is not an int or is below 1; an operand has more than 2**31 - 1 elements; dtype, layout
+            or accumulator is not supported. Names are case-sensitive here.
     """
 
     m: int

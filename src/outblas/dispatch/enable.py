@@ -205,7 +205,7 @@ def disable() -> None:
 
 
 def enabled() -> bool:
-    """Return True if the replacement is on, by :func:`enable` or by an open :class:`use`."""
+    """Return True if torch's matmuls run through OutBLAS, by :func:`enable` or an open :class:`use`."""
     return _switch.on
 
 
@@ -215,14 +215,13 @@ def graph_pass() -> Any:
 
 
 class use:  # noqa: N801 - a function to its callers
-    """A context manager that switches the replacement on as :func:`enable` does, and off at its end.
+    """Context manager that calls :func:`enable` on entry and undoes it on exit.
 
-    It may be nested and used by several threads. It concerns the whole process: other threads' products go the same way
-    meanwhile.
+    It can be nested and used by several threads. It affects the whole process, including matmuls of other threads.
 
     Args:
         accurate: as for :func:`enable`.
-        batch_invariant: as for :func:`enable`. Of all users the strongest guarantee holds.
+        batch_invariant: as for :func:`enable`. The strongest guarantee of all open contexts applies.
     """
 
     def __init__(self, *, accurate: bool = False, batch_invariant: bool = False) -> None:
@@ -242,14 +241,14 @@ class use:  # noqa: N801 - a function to its callers
 
 
 def status() -> dict[str, dict[str, Any]]:
-    """Return :func:`outblas.dispatch.matmul.status` per device, and the state of the replacement as ``torch``.
+    """Return :func:`outblas.dispatch.matmul.status` per device, plus the entry ``torch``.
 
     The entry ``torch`` has these keys:
 
-    - ``enabled``: the replacement is on;
-    - ``ours`` and ``torchs``: the number of replaced products that this package and torch computed;
-    - ``compiled``: the number of operators of this package in graphs of torch.compile, such as ``outblas::mm``;
-    - ``kernels``: the replacement, ``C++``, or ``Python`` and the reason;
+    - ``enabled``: torch's matmuls run through OutBLAS;
+    - ``ours`` and ``torchs``: number of those matmuls computed by OutBLAS and by torch;
+    - ``compiled``: number of OutBLAS operators, such as ``outblas::mm``, in torch.compile graphs;
+    - ``kernels``: implementation of the replacement: ``C++``, or ``Python`` and the reason;
     - ``guarantee``: ``none``, ``accurate`` or ``batch_invariant``.
     """
     return {"torch": _switch.status(), **device_registry.status()}

@@ -28,21 +28,21 @@ def gated_linear(
     accurate: bool = False,
     batch_invariant: bool = False,
 ) -> torch.Tensor:
-    """Return ``act(x @ gate.t()) * (x @ up.t())`` for interleaved weights of gate and up.
+    """Return ``act(x @ gate.t()) * (x @ up.t())`` for interleaved gate and up weights.
 
-    With SiLU it is the first half of a SwiGLU block (Shazeer, GLU Variants Improve Transformer, 2020).
-    :func:`interleave_gate_up` makes the weights.
+    With SiLU, this is the first half of a SwiGLU block (Shazeer, GLU Variants Improve Transformer, 2020).
+    :func:`interleave_gate_up` interleaves the weights.
 
-    The call may run as one kernel, which is compiled in the background after the first call, or by :func:`outblas.warm`
-    (``gated=True``). It rounds once; torch rounds three times. Torch's operations run until the kernel is loaded. They
-    also run if a gradient is wanted, if torch.compile traces the call, or if no kernel serves. They read the product
-    with a stride, so a program that stays with torch should keep gate and up apart. If the activation underflows in
-    fp32 (SiLU below -88), its product with an infinity is NaN, as with torch.
+    The call may run as one fused kernel, compiled in the background after the first call, or by :func:`outblas.warm`
+    (``gated=True``). The kernel rounds once; torch rounds three times. Torch's operations run until it is loaded. They
+    also run if a gradient is needed, under torch.compile, or if no kernel fits. They read the product with a
+    stride, so keep gate and up separate in a program that always falls back to torch. If the activation underflows in
+    fp32 (SiLU below -88), its product with an infinity is NaN, as in torch.
 
     Args:
-        x: (..., K) or (K). :func:`outblas.matmul` says which products may use a kernel of the library.
+        x: (..., K) or (K). :func:`outblas.matmul` lists the inputs that can use a library kernel.
         w: (2H, K): row 2j is row j of gate, row 2j + 1 is row j of up.
-        bias: (2H), interleaved as ``w``; None: no bias.
+        bias: (2H), interleaved like ``w``; None: no bias.
         activation: ``silu``, ``gelu`` or ``gelu_tanh``, as for :func:`outblas.linear`.
         out: (..., H), contiguous; None: a new tensor.
         accurate: as for :func:`outblas.linear`.
@@ -52,10 +52,10 @@ def gated_linear(
         (..., H): ``act(y[..., 0::2]) * y[..., 1::2]`` with ``y = x @ w.t() + bias``.
 
     Raises:
-        TensorError: ``w`` is no matrix with an even number of rows. Also raised if ``out`` has another shape, dtype or
-            device or shares memory with an input.
+        TensorError: ``w`` is not a matrix with an even number of rows; or ``out`` has another shape, dtype or device,
+            or shares memory with an input.
         UsageError: the activation is unknown, or as for :func:`outblas.linear`.
-        DeviceError: the driver refused a launch, or cuBLASLt refused a call. Or as for :func:`outblas.matmul`.
+        DeviceError: the driver refused a launch, or cuBLASLt refused a call; or as for :func:`outblas.matmul`.
         ToolchainMissing: torch is not installed.
     """
     torch = import_torch()
@@ -69,7 +69,7 @@ def gated_linear(
 
 
 def interleave_gate_up(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """Interleave the rows of gate and up; return a contiguous copy.
+    """Interleave the rows of gate and up into a contiguous copy.
 
     Example: gates ``[g0, g1]`` and ups ``[u0, u1]`` give ``[g0, u0, g1, u1]``.
 
@@ -81,7 +81,7 @@ def interleave_gate_up(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         (2H, K) or (2H): row 2j is row j of gate, row 2j + 1 is row j of up.
 
     Raises:
-        TensorError: an argument is no tensor, or the two differ in shape, dtype or device.
+        TensorError: an argument is not a tensor, or the two differ in shape, dtype or device.
     """
     torch = import_torch()
     for name, given in (("gate", gate), ("up", up)):

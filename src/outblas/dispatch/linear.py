@@ -43,35 +43,35 @@ def linear(
     accurate: bool = False,
     batch_invariant: bool = False,
 ) -> torch.Tensor:
-    """Return ``x @ w.t() + bias``; with an activation or a residual, ``act(x @ w.t() + bias) + residual``.
+    """Return ``x @ w.t() + bias``, or ``act(x @ w.t() + bias) + residual`` with an activation or a residual.
 
-    A call with an activation or a residual may run as one kernel. So may a bias alone while a CUDA graph is captured,
-    or always with ``OUTBLAS_FUSED=1``. Such a kernel rounds once, at the end; torch rounds after each operation, so
-    results may differ by these roundings. The kernel is compiled in the background after the first call, or by
-    :func:`warm`. Until it is loaded, torch's operations run instead. They also run if a gradient is wanted or if no
-    kernel serves (see :mod:`outblas.dispatch.fused`).
+    A call with an activation or a residual may run as one fused kernel. A call with only a bias may do so during CUDA
+    graph capture, or always with ``OUTBLAS_FUSED=1``. A fused kernel rounds once, at the end; torch rounds after each
+    operation, so results may differ by these roundings. The kernel is compiled in the background after the first call,
+    or by :func:`warm`. Until it is loaded, torch's operations run instead. They also run if a gradient is needed or if
+    no kernel fits (see :mod:`outblas.dispatch.fused`).
 
     Args:
-        x: (..., K) or (K). :func:`outblas.matmul` says which products may use a kernel of the library.
+        x: (..., K) or (K). :func:`outblas.matmul` lists the inputs that can use a library kernel.
         w: (N, K) or (K), same dtype and device as ``x``.
         bias: (N), or any shape that torch accepts; None: no bias.
-        activation: ``silu``, ``gelu`` (by erf, torch's default) or ``gelu_tanh`` (``approximate="tanh"``); None: none.
-        residual: shape, dtype and device of the result; under autocast, any dtype. None: no residual.
+        activation: ``silu``, ``gelu`` (erf, torch's default) or ``gelu_tanh`` (``approximate="tanh"``); None: none.
+        residual: same shape, dtype and device as the result; any dtype under autocast. None: no residual.
         out: (..., N), contiguous; None: a new tensor.
-        accurate: as for :func:`outblas.matmul`. Gradients of a call with a bias follow :func:`outblas.enable` alone.
+        accurate: as for :func:`outblas.matmul`. Gradients of a call with a bias follow only :func:`outblas.enable`.
         batch_invariant: as for :func:`outblas.matmul`. No fused kernel runs: the product is rounded, then the bias is
             added, and so on.
 
     Returns:
-        (..., N) of the dtype of ``x``; ``out`` if it was given.
+        (..., N) with the dtype of ``x``; ``out`` if given.
 
     Raises:
-        TensorError: ``out`` shares memory with an input other than the residual. Also raised if the residual, or
-            ``out`` of a call with either, has another shape, dtype or device. With ``batch_invariant`` also if the bias
-            has another dtype, or does not expand to the result.
-        UsageError: the activation is unknown, or ``batch_invariant`` is given for operands as for
-            :func:`outblas.matmul`.
-        DeviceError: the driver refused a launch, or cuBLASLt refused a call. Or as for :func:`outblas.matmul`.
+        TensorError: ``out`` shares memory with an input other than the residual. Also if the residual, or ``out`` in a
+            call with an activation or a residual, has another shape, dtype or device. With ``batch_invariant``, also if
+            the bias has another dtype or does not expand to the result.
+        UsageError: the activation is unknown, or ``batch_invariant`` is given for operands that
+            :func:`outblas.matmul` rejects.
+        DeviceError: the driver refused a launch, or cuBLASLt refused a call; or as for :func:`outblas.matmul`.
         ToolchainMissing: torch is not installed.
     """
     torch = import_torch()
@@ -110,25 +110,25 @@ def warm(
     residual: torch.Tensor | None = None,
     gated: bool = False,
 ) -> bool:
-    """Compile, load and run once the fused kernel of such a ``linear`` or ``gated_linear`` call; drop the result.
+    """Compile, load and run once the fused kernel of a ``linear`` or ``gated_linear`` call; discard the result.
 
-    Call it before a CUDA graph is captured, or to keep the first calls from running torch's operations. It waits for
-    the compiler.
+    Call it before CUDA graph capture, or to avoid running torch's operations in the first calls. It waits for the
+    compiler.
 
     Args:
         x: as for :func:`linear`.
-        w: as for :func:`linear`; if ``gated``, as for :func:`outblas.gated_linear`.
+        w: as for :func:`linear`; with ``gated``, as for :func:`outblas.gated_linear`.
         bias: as for :func:`linear`.
-        activation: as for :func:`linear`; None with ``gated``: ``silu``.
-        residual: as for :func:`linear`; must be None if ``gated``.
+        activation: as for :func:`linear`; None means ``silu`` with ``gated``.
+        residual: as for :func:`linear`; must be None with ``gated``.
         gated: warm :func:`outblas.gated_linear` instead of :func:`linear`.
 
     Returns:
-        True if such calls run as one kernel from now on; if False, :func:`why_not` gives the reason.
+        True if such calls now run as one kernel. If False, :func:`why_not` gives the reason.
 
     Raises:
-        UsageError: the activation is unknown, or a residual comes with ``gated``.
-        TensorError: a shape, dtype or device does not fit, as for :func:`linear`.
+        UsageError: the activation is unknown, or a residual is given with ``gated``.
+        TensorError: a shape, dtype or device does not match, as for :func:`linear`.
         DeviceError: the driver refused the launch.
         ToolchainMissing: torch is not installed.
     """

@@ -52,24 +52,23 @@ def matmul(
     accurate: bool = False,
     batch_invariant: bool = False,
 ) -> torch.Tensor:
-    """Return ``a @ b``, computed by a tuned kernel if the library has a proven faster one.
+    """Return ``a @ b``, computed by a tuned kernel if the library has a faster proven one.
 
-    If no kernel is faster, an algorithm of cuBLASLt may run, which the library or a prediction names. Every input that
-    neither takes goes unchanged to :func:`torch.matmul`, which also raises its own errors. That concerns shape, dtype,
-    strides, alignment, devices, autocast and transforms. :func:`explain` says which way a product goes.
+    If no kernel is faster, a cuBLASLt algorithm named by the library or a prediction may run. All other inputs fall
+    back unchanged to :func:`torch.matmul`, which also raises its own errors. Reasons include shape, dtype, strides,
+    alignment, devices, autocast and transforms. :func:`explain` names the code that a call runs.
 
-    Vectors and batches have torch.matmul's meaning; those that are one product of two matrices by views alone
+    Vectors and batches behave as in torch.matmul. Those that views alone turn into a single matrix product
     (:func:`outblas.dispatch.product_operands.fold`) may use a kernel. The call is enqueued on the device's current
     torch stream.
 
-    If a gradient is wanted, the product and its gradients are decided in the same way
-    (:mod:`outblas.dispatch.autograd`). Under torch.compile the product becomes the node ``outblas::mm``
-    (:mod:`outblas.dispatch.torch_op`). Both ignore ``pdl`` and ``weights`` and follow ``OUTBLAS_PDL`` alone.
+    If a gradient is needed, the matmul and its gradients are dispatched in the same way
+    (:mod:`outblas.dispatch.autograd`). Under torch.compile, the call becomes the node ``outblas::mm``
+    (:mod:`outblas.dispatch.torch_op`). Both ignore ``pdl`` and ``weights`` and follow only ``OUTBLAS_PDL``.
 
-    While a CUDA graph is captured no kernel is loaded: run one such call before, else the graph holds torch's kernel. A
-    kernel or algorithm that needs a workspace takes it from the graph's memory pool
-    (:mod:`outblas.runtime.workspace`). That needs torch's capture and torch's native allocator; without them the
-    graph holds torch's kernel.
+    No kernel is loaded during CUDA graph capture: run one such call before, or the graph keeps torch's kernel. A kernel
+    or algorithm that needs a workspace takes it from the graph's memory pool (:mod:`outblas.runtime.workspace`). That
+    requires torch's capture and torch's native allocator; otherwise the graph keeps torch's kernel.
 
     Args:
         a: (M, K), (..., M, K) or (K), fp16 or bf16, on a CUDA device.
@@ -78,24 +77,24 @@ def matmul(
         out: (..., M, N), contiguous; None: a new tensor.
         pdl: allow programmatic dependent launch: the kernel's prologue overlaps its predecessor in the stream. Always
             safe. None: True if ``OUTBLAS_PDL=1`` or ``OUTBLAS_WEIGHTS=1``.
-        weights: promise that ``b`` is constant, so that a kernel may read it before its predecessor ends; implies
-            ``pdl``. No queued or running work may write ``b``, on this stream or on one whose end it awaits.
-            In a CUDA graph this must hold at every replay, including the graph's own nodes. A broken promise gives
-            wrong results without an error. None, with ``pdl`` None: True if ``OUTBLAS_WEIGHTS=1``.
-        accurate: round no partial sum to half precision, also where torch computes the product, and in gradients.
-        batch_invariant: give a row of ``a`` the same bits in every batch, by kernels of one order of summation per
-            weight. Implies ``accurate``. Never torch computes such a product: DeviceError says why no kernel can.
-            :func:`outblas.enable` sets both for the whole process; False here does not unset them.
+        weights: guarantee that ``b`` is constant, so a kernel may read it before its predecessor ends. Implies ``pdl``.
+            No queued or running work may write ``b``, on this stream or on any stream that it depends on. In a CUDA
+            graph, this must hold at every replay, including for the graph's own nodes. A violation gives wrong results
+            without an error. None, with ``pdl`` None: True if ``OUTBLAS_WEIGHTS=1``.
+        accurate: never round a partial sum to half precision, in torch's matmuls and in gradients, too.
+        batch_invariant: compute a row of ``a`` with the same bits in every batch, by kernels with one fixed summation
+            order per weight. Implies ``accurate``. There is no fallback to torch: DeviceError gives the reason if no
+            kernel can compute the matmul. :func:`outblas.enable` can set both process-wide; False does not override it.
 
     Returns:
-        The product with torch.matmul's shape and dtype, accumulated in fp32; ``out`` if it was given.
+        The product with torch.matmul's shape and dtype, accumulated in fp32; ``out`` if given.
 
     Raises:
         TensorError: ``out`` shares memory with an input.
-        DeviceError: the driver refused a launch, or cuBLASLt a call like one that it served before. Or no kernel can
-            compute the product with ``batch_invariant``.
-        UsageError: ``weights`` is true and ``pdl`` is False. Or ``batch_invariant`` is given for operands that are not
-            one product of half-precision matrices on a CUDA GPU.
+        DeviceError: the driver refused a launch, or cuBLASLt refused a call like one that it accepted before.
+            With ``batch_invariant``, also if no kernel can compute the matmul.
+        UsageError: ``weights`` is True and ``pdl`` is False. Or ``batch_invariant`` is given for operands that are not
+            a single product of half-precision matrices on a CUDA GPU.
         ToolchainMissing: torch is not installed.
     """
     option = None
@@ -164,14 +163,15 @@ def _why_refused(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, gua
 
 
 def mm(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
-    """Return :func:`matmul` of two matrices, (M, K) and (K, N): the new product, or ``out`` if it was given.
+    """Return :func:`matmul` of two matrices, (M, K) and (K, N): a new tensor, or ``out`` if given.
 
-    torch computes what no kernel fits, e.g. on the CPU. Other operands raise the errors of :func:`torch.mm`.
+    Torch computes matmuls without a matching kernel, e.g. on the CPU. Invalid operands raise the errors of
+    :func:`torch.mm`.
 
     Raises:
-        RuntimeError: the operands are not two matrices that fit.
-        TensorError: as :func:`matmul`.
-        DeviceError: as :func:`matmul`.
+        RuntimeError: the operands are not two matrices with matching shapes.
+        TensorError: as for :func:`matmul`.
+        DeviceError: as for :func:`matmul`.
         ToolchainMissing: torch is not installed.
     """
     result = native_table.table_product(a, b, out)
@@ -267,11 +267,11 @@ def explain(
     batch_invariant: bool = False,
     bias: torch.Tensor | None = None,
 ) -> str:
-    """Return one line: the way that :func:`matmul` would take, and the reason. Compiles nothing.
+    """Return one line that names the code that :func:`matmul` would run, and the reason. Compiles nothing.
 
-    With ``batch_invariant`` the line names the order of summation of the kernel, or the error that the call would
-    raise. The arguments are those of :func:`matmul`, and a bias. For :func:`outblas.linear` pass its weight as
-    ``weight.t()``.
+    With ``batch_invariant``, the line names the kernel's summation order, or the error that the call would raise. For
+    :func:`outblas.linear`, pass its weight as ``weight.t()``. Arguments other than ``bias`` are those of
+    :func:`matmul`.
 
     Args:
         bias: bias of :func:`outblas.linear`; None: no bias.
@@ -328,33 +328,33 @@ def _explain_matrices(operands: ProductOperands, option: CallOption) -> str:
 
 
 def use_library(library: Library | str | os.PathLike[str] | None, device: int = 0) -> None:
-    """Let :func:`matmul` use another library on a CUDA device from now on, e.g. one that ``outblas tune`` wrote.
+    """Make :func:`matmul` use another library on a CUDA device, e.g. one written by ``outblas tune``.
 
     Args:
-        library: a library or its file; None: again the packaged one, with the rows that the user has tuned.
+        library: a library, or its file. None: the default, i.e. the packaged library with the user's tuned rows.
         device: CUDA index.
 
     Raises:
         RecordError: the file cannot be used.
-        DeviceError: no such GPU, or it is older than sm_80.
-        UsageError: the library is of another GPU.
+        DeviceError: the GPU does not exist, or is older than sm_80.
+        UsageError: the library is for another GPU.
     """
     device_registry.replace_library(library, device)
 
 
 def use_workload(workload: str | None) -> None:
-    """Say how the products of this process follow each other, from now on, on all devices.
+    """Declare how matmuls of this process follow each other, on all devices.
 
-    It matters only where the library has a second winner for that workload, in calls without ``pdl`` and ``weights``.
-    Calls under ``batch_invariant`` ignore it. Results have the same accuracy under each workload. A product that
-    another thread decides during this call may keep the former workload.
+    The workload matters only if the library has a second winner for it, in calls without ``pdl`` and ``weights``. Calls
+    with ``batch_invariant`` ignore it. Accuracy is the same for all workloads. A matmul that another thread dispatches
+    during this call may still use the previous workload.
 
     Args:
-        workload: ``stream``: products follow each other closely. ``single``: each product is a request by itself.
-            ``cold``: operands are not in the L2 cache. None: as ``OUTBLAS_WORKLOAD`` says, else ``stream``.
+        workload: ``stream``: matmuls follow each other closely. ``single``: each matmul is a separate request.
+            ``cold``: operands are not in the L2 cache. None: ``OUTBLAS_WORKLOAD``, else ``stream``.
 
     Raises:
-        UsageError: another workload.
+        UsageError: the workload is unknown.
     """
     device_registry.replace_workload(workload)
 
@@ -362,13 +362,13 @@ def use_workload(workload: str | None) -> None:
 def status() -> dict[str, dict[str, Any]]:
     """Return the state of each device used so far, by name (``cuda:0``).
 
-    Each value says:
+    Each value reports:
 
-    - the libraries in use, the user's before the packaged one, and the number of their rows and intervals;
-    - the kernels loaded, and how many of them were shipped;
-    - the algorithms of cuBLASLt found, and the calls bound;
-    - the seconds spent compiling;
-    - why kernels or algorithms cannot be used, one line each;
+    - the libraries in use, the user library first, with their numbers of rows and intervals;
+    - the loaded kernels, and how many of them were shipped precompiled;
+    - the cuBLASLt algorithms found, and the number of bound calls;
+    - the compile time, in seconds;
+    - the reasons why kernels or algorithms cannot be used, one line each;
     - the workload (:func:`use_workload`);
     - the host path of repeated calls: ``native`` with its counts over all devices, or ``python`` and the reason.
     """

@@ -35,9 +35,9 @@ class Library:
     Attributes:
         gpu: short name, e.g. ``h200``.
         rows: at most one row per problem.
-        intervals: intervals of M. Those of a weight do not overlap and stand in rising order.
-        gates: intervals of M of gate/up weights, whose plain kernel computes the product with
-            :data:`outblas.kernels.epilogue.STACKED_GATE`. Its speed-up is over the fastest product and one pass.
+        intervals: intervals of M. Intervals of one weight do not overlap and are in ascending order.
+        gates: intervals of M of gate/up weights, whose plain kernel computes the matmul with
+            :data:`outblas.kernels.epilogue.STACKED_GATE`. Its speedup is over the fastest matmul plus a separate pass.
     """
 
     gpu: str
@@ -65,7 +65,7 @@ class Library:
         return IntervalIndex(self.gates)
 
     def gate(self, problem: Problem) -> LibraryChoice | None:
-        """Return the kernel that computes a product with a stacked gate; None: a product and a pass are as fast."""
+        """Return the kernel for a matmul with a stacked gate. None: a matmul plus a separate pass is as fast."""
         found = self.gate_index.find(problem) if self.gates else None
         return None if found is None else found.row.plain
 
@@ -75,7 +75,7 @@ class Library:
 
     @property
     def is_empty(self) -> bool:
-        """Return whether the library decides nothing: it has no rows, no intervals and no gates."""
+        """Return True if the library has no rows, no intervals and no gates."""
         return not (self.rows or self.intervals or self.gates)
 
     def size(self, noun: str = "rows") -> str:
@@ -83,7 +83,7 @@ class Library:
         return f"{len(self.rows)} {noun}" + (f", {len(self.intervals)} intervals" if self.intervals else "")
 
     def row_of(self, problem: Problem) -> LibraryRow | None:
-        """Return the row of exactly this problem; None if only an interval, or nothing, decides it."""
+        """Return the row of exactly this problem; None if only an interval covers it, or nothing does."""
         return self._by_problem.get(problem)
 
     def listed_m(self, n: int, k: int) -> list[int]:
@@ -95,9 +95,9 @@ class Library:
         return sorted({problem.m for problem in problems if (problem.n, problem.k) == (n, k)})
 
     def lookup(self, problem: Problem) -> LibraryRow | None:
-        """Return the decision for a problem: its own row, else a row of the interval that holds its M.
+        """Return the decision for a problem: its own row, else a row of the interval that contains its M.
 
-        Its :attr:`LibraryRow.interval` names that interval. The result is None if neither exists.
+        Its :attr:`LibraryRow.interval` names that interval. Return None if neither exists.
         """
         row = self._by_problem.get(problem)
         if row is not None or not self.intervals:
@@ -112,9 +112,9 @@ class Library:
         return LAUNCHES if any(row.weights is not None for row in rows) else LAUNCHES[:2]
 
     def geomean(self, launch: Launch) -> float:
-        """Return the geometric mean of the rows' speed-ups. A row that uses the baseline counts as 1; no rows give 1.
+        """Return the geometric mean of the rows' speedups, without intervals.
 
-        Intervals do not count.
+        A row that uses the baseline counts as 1. Without rows, the result is 1.
         """
         if not self.rows:
             return 1.0
@@ -177,10 +177,10 @@ class Library:
         return library_to_json(LibraryContent(self.gpu, self.rows, self.provenance, self.intervals, self.gates))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the JSON file atomically: readers see the old file or the new one.
+        """Write the JSON file atomically: readers see either the old file or the new one.
 
         Raises:
-            RecordError: the disk refuses. The old file is kept.
+            RecordError: the disk refuses the write. The old file is kept.
         """
         write_json(Path(path), self._to_json())
 
@@ -207,10 +207,10 @@ class Library:
 
     @classmethod
     def packaged(cls, gpu: str, missing_ok: bool = False) -> Library:
-        """Return the library of a GPU that comes with the package.
+        """Return the packaged library of a GPU.
 
         Args:
-            missing_ok: return an empty library if the package has none.
+            missing_ok: return an empty library if the package has none for this GPU.
 
         Raises:
             RecordError: the package has no library for this GPU and ``missing_ok`` is False.

@@ -119,33 +119,32 @@ def prepare(
     model: torch.nn.Module, m: int | Sequence[int] = 1, *, tune_seconds: float = 0.0,
     progress: Callable[[int, int, float], None] | None = None,
 ) -> PrepareReport:  # fmt: skip
-    """List the linear layers of a model, and make ready all that their products need.
+    """List a model's linear layers, and compile and load everything that their matmuls need.
 
-    For each weight the report says how many layers have it and its share of the time. It also names the code that runs
-    the product: a kernel or algorithm of the library, a kernel for unlisted shapes, or torch. On a GPU every such
-    kernel is compiled and loaded, fused ones of :func:`outblas.optimize` included. So no later call waits for a
-    compiler.
+    For each weight, the report gives the number of layers and the share of time. It also names the code that runs the
+    matmul: a library kernel or algorithm, a kernel for unlisted shapes, or torch. On a GPU, all these kernels are
+    compiled and loaded, including fused kernels of :func:`outblas.optimize`. No later call waits for a compiler.
 
-    Without a GPU the report holds for the reference GPU, the H200, and shares are those of the roofline floors. With a
-    GPU they are those of the ranking model. A layer of another dtype counts as if it were fp16.
+    Without a GPU, the report applies to the reference GPU, the H200, and shares come from roofline floors. With a GPU,
+    they come from the ranking model. A layer with another dtype is treated as fp16.
 
     Args:
-        model: any module; optimise it before, if you do.
-        m: rows of a layer's input, which are tokens: one number or several, e.g. ``(1, 8, 512)``.
-        tune_seconds: time for tuning products of no library, those with the largest share first. Every ``m`` counts the
-            same. The winners go to the user's library. 0: no tuning. The run lies in ``runs/``.
-        progress: called after every measurement of the tuning, with (measurements done, all of them, mean speed-up so
-            far). An example is ``lambda done, total, mean: print(done, total, mean)``.
+        model: any module. Call :func:`outblas.optimize` first if you use it.
+        m: rows of a layer's input (tokens): one number or several, e.g. ``(1, 8, 512)``.
+        tune_seconds: time for tuning matmuls that are not in the library, largest share first. All ``m`` have equal
+            weight. Winners go to the user library. 0: no tuning. The run directory is created in ``runs/``.
+        progress: called after every tuning measurement with (measurements done, total, mean speedup so far), e.g.
+            ``lambda done, total, mean: print(done, total, mean)``.
 
     Returns:
         The report. ``print`` shows it as a table.
 
     Raises:
-        UsageError: ``m`` or ``tune_seconds`` is out of range, or the model is no module or has no linear layer. Also
-            raised if something must be tuned and ``OUTBLAS_LIBRARY`` is empty.
+        UsageError: ``m`` or ``tune_seconds`` is out of range, or the model is not a module or has no linear layer. Also
+            if something must be tuned and ``OUTBLAS_LIBRARY`` is empty.
         RecordError: a library or a run cannot be read or written.
         DeviceError: the GPU cannot be used.
-        ToolchainMissing: torch is not installed, or a package that tuning needs.
+        ToolchainMissing: torch, or a package needed for tuning, is not installed.
     """
     rows = list(m) if isinstance(m, Iterable) else [m]
     _check(rows, tune_seconds)

@@ -34,8 +34,7 @@ def record(
         typer.Option(help="Number of candidates to choose per problem (default: the whole catalogue)."),
     ] = None,
     random: Annotated[
-        int,
-        typer.Option(help="Number of --candidates drawn at random from all legal ones; the model picks the rest."),
+        int, typer.Option(help="Candidates drawn at random from all legal ones; the cost model picks the rest.")
     ] = 0,
     seed: Annotated[int, typer.Option(help="Random seed of --sample and --random.")] = 0,
     rounds_near_best: Annotated[

@@ -50,22 +50,22 @@ _NOT_OFFERED = (STATUS_CODES[Status.LEFT_OUT], STATUS_CODES[Status.ILLEGAL])
 
 @dataclass(frozen=True, eq=False)
 class Recording:
-    """The matrix in memory, with P problems and C candidates.
+    """A recording in memory: a matrix of P problems by C candidates.
 
     Attributes:
-        catalogue: the candidates; the columns.
+        catalogue: the candidates, one per column.
         status: int8[P, C], indices into :data:`outblas_lab.recordings.recording_files.STATUSES`.
-        median_us: float32[P, C], GPU time per call, microseconds; NaN unless passed.
+        median_us: float32[P, C], GPU time per call in microseconds; NaN unless passed.
         spread: float32[P, C], (p75 - p25) / median; NaN unless passed.
         rounds: int16[P, C], number of interleaved rounds behind the median; 0 unless passed.
         baselines: name -> float32[P], microseconds per call; NaN if not measured.
         baseline_spread: name -> float32[P], (p75 - p25) / median; NaN if not measured.
         baseline_detail: name -> one line per problem (the chosen algorithm).
         chosen: int8[P, C], indices into :data:`outblas_lab.recordings.recording_files.CHOICES`, which says how each
-            cell was chosen. By default every cell is of the catalogue.
+            cell was chosen. By default, every cell comes from the catalogue.
 
     Raises:
-        RecordError: the arrays contradict each other.
+        RecordError: the arrays are inconsistent.
     """
 
     suite: str
@@ -94,14 +94,14 @@ class Recording:
 
     @classmethod
     def load(cls, path_or_name: str | os.PathLike[str]) -> Recording:
-        """Read every recording of a folder, or one ``_cells.parquet`` file, as one matrix.
+        """Read all recordings of a directory, or one ``_cells.parquet`` file, as one matrix.
 
         Args:
-            path_or_name: a path, or the name of a packaged recording, e.g. ``h200``. A packaged name wins over a path.
+            path_or_name: a path, or the name of a packaged recording, e.g. ``h200``. A packaged name takes precedence.
 
         Raises:
-            UsageError: no such recording.
-            RecordError: a file is truncated, of another version, incomplete or from another run.
+            UsageError: the recording does not exist.
+            RecordError: a file is truncated, incomplete, of another version or from another run.
         """
         parts = [_load_part(folder, stem) for folder, stem in find_recordings(path_or_name)]
         return parts[0] if len(parts) == 1 else _merge(parts)
@@ -169,9 +169,7 @@ class Recording:
         return self._column.get(config)
 
     def recorded_mask(self, problem: Problem) -> NDArray[np.bool_]:
-        """Return bool[C]: True for cells of the problem that were tried, passed or failed; False if illegal or left
-        out.
-        """
+        """Return bool[C] of a problem: True for measured cells (passed or failed), False for illegal or skipped."""
         return ~np.isin(self.status[self.row(problem)], _NOT_OFFERED)
 
     def by_launch(self, problem: Problem) -> dict[Launch, NDArray[np.intp]]:
@@ -183,9 +181,7 @@ class Recording:
         return {launch: columns for launch, columns in found.items() if len(columns)}
 
     def best(self, problem: Problem, pdl: bool = True) -> tuple[KernelConfig, float] | None:
-        """Return (fastest passed config, its microseconds); None if no cell passed. ``pdl=False`` leaves out PDL
-        kernels.
-        """
+        """Return (fastest passing config, its microseconds), or None. ``pdl=False`` excludes PDL kernels."""
         row = self.row(problem)
         allowed = self.status[row] == STATUS_CODES[Status.PASSED]
         if not pdl:

@@ -27,12 +27,12 @@ _Z95 = 1.96
 
 
 class ReplayEvaluator(Evaluator):
-    """Answers evaluations from a recording.
+    """Evaluator that answers from a recording instead of a GPU.
 
-    A recording has medians and spreads, not paired samples, so the speed-up is an approximation. Its ratio is (median
-    of the best baseline / median of the candidate). Its 95% interval is exp(log ratio -+ 1.96 sqrt(s_b^2 + s_c^2)).
+    A recording has medians and spreads, not paired samples, so the speedup is an approximation: (median of the best
+    baseline / median of the candidate). Its 95% interval is exp(log ratio -+ 1.96 sqrt(s_b^2 + s_c^2)).
     Here s = sqrt(pi/2) (spread / 1.349) / sqrt(rounds), the standard error of the log of a median of normal samples. It
-    ignores that rounds were interleaved. So it is wider than the paired bootstrap interval if clocks drift.
+    ignores the interleaving of rounds, so it is wider than the paired bootstrap interval if clocks drift.
     """
 
     def __init__(self, recording: Recording) -> None:

@@ -60,33 +60,33 @@ _BOUNDS = dict.fromkeys(_SHARES, (0.0, 1.0)) | dict.fromkeys(("best", "last"), (
 
 
 class TuningEnv(gymnasium.Env[dict[str, NDArray[np.float32]], np.int64]):
-    """Tune one problem per episode, one candidate per step.
+    """Gymnasium environment that tunes one problem per episode and measures one candidate per step.
 
-    Reward: the rise of the best :func:`outblas_lab.train.reward.reward` so far, or 0. The first measurement of an
-    offered candidate pays its own reward. The sum over an episode of such actions is thus the reward of the best
-    candidate found. An action that is not offered, or was tried before, costs a measurement. It pays the reward of an
-    illegal candidate, -2 by the preset ``gated``.
+    Reward: the increase of the best :func:`outblas_lab.train.reward.reward` so far, or 0. The first measurement of an
+    offered candidate pays its own reward. The sum over such an episode is thus the reward of the best candidate found.
+    An action that is not offered, or was tried before, costs a measurement. It pays the reward of an illegal
+    candidate, -2 with the preset ``gated``.
 
     An episode ends (``terminated``) when the budget is spent or every offered candidate was tried. ``truncated`` is
     always False.
 
     Observation, float32, by name:
 
-    - ``candidates`` [C, features + posterior + 1]; the last column is 1 for offered ones, and rows of others are 0.
+    - ``candidates`` [C, features + posterior + 1]; the last column is 1 for offered candidates, other rows are 0.
     - ``problem`` [19], ``search`` [2], ``state`` (:data:`STATE_INPUTS`).
-    - ``best``, ``last``: features of those candidates; 0 if none yet.
+    - ``best``, ``last``: features of those candidates; 0 before the first.
 
     Each entry has finite bounds in ``observation_space``, and is clipped to them.
 
     ``info`` of a step has ``invalid_action``, ``status`` (a string), ``best_speedup`` and ``counters``.
 
     Args:
-        evaluator: answers the measurements. None: a replay of the packaged recording ``h200``.
+        evaluator: measures candidates. None: a replay of the packaged recording ``h200``.
         catalogue: the candidates. None: those of the evaluator's recording, or of ``h200`` on a GPU.
-        problems: the problems, one or more; each episode draws one, all with equal chance. None: as ``catalogue``.
+        problems: one or more problems; each episode draws one uniformly. None: as for ``catalogue``.
         policy: its regressor provides the guesses; its scores are not used. None: that of the most similar GPU.
         budget: measurements per episode, at least 1.
-        launches: launch options. Each episode draws one of those in which the problem is offered a candidate.
+        launches: launch options. Each episode draws one for which the problem has a candidate.
 
     Raises:
         UsageError: the budget is below 1, or there are no problems. An unknown preset raises it at the first step.
@@ -130,17 +130,17 @@ class TuningEnv(gymnasium.Env[dict[str, NDArray[np.float32]], np.int64]):
     def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[dict[str, NDArray[np.float32]], dict[str, Any]]:
-        """Begin an episode.
+        """Start an episode.
 
         Args:
-            seed: seeds the draws of problems and launch options from here on. None goes on with the old draws.
-            options: may have ``problem``, a Problem, and ``launch``, a launch option. The rest is drawn.
+            seed: seed of the following draws of problems and launch options. None continues the current sequence.
+            options: may have ``problem``, a Problem, and ``launch``, a launch option. Missing ones are drawn.
 
         Returns:
             The observation, and ``{"problem": key of the problem, "launch": launch option}``.
 
         Raises:
-            UsageError: nothing is offered for the problem with this launch option.
+            UsageError: the problem has no candidate with this launch option.
         """
         super().reset(seed=seed)
         if seed is not None:
@@ -158,7 +158,7 @@ class TuningEnv(gymnasium.Env[dict[str, NDArray[np.float32]], np.int64]):
     def step(self, action: np.int64) -> tuple[dict[str, NDArray[np.float32]], float, bool, bool, dict[str, Any]]:
         """Measure a candidate.
 
-        One that the mask forbids is not run. It still costs a measurement, and ``info["invalid_action"]`` is True.
+        A candidate that the mask forbids does not run. It costs a measurement, and ``info["invalid_action"]`` is True.
 
         Returns:
             Observation, reward, terminated, False, info; see the class.
@@ -194,7 +194,7 @@ class TuningEnv(gymnasium.Env[dict[str, NDArray[np.float32]], np.int64]):
         return mask
 
     def best_speedup(self) -> float:
-        """Return the best speed-up over the fastest baseline in this episode, a ratio; 0.0 without a proven one."""
+        """Return the best speedup over the fastest baseline in this episode, or 0.0 if no candidate was proven."""
         return max((e.speedup.ratio for e in self.history if e.speedup is not None), default=0.0)
 
     def _offered(self, problem: Problem, launch: Launch) -> list[KernelConfig]:

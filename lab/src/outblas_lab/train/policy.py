@@ -58,13 +58,13 @@ def greedy_scorer() -> dict[str, Features]:
 
 @dataclass(frozen=True)
 class Policy:
-    """A trained policy.
+    """A trained search policy.
 
     Attributes:
         regressor: predicts the candidates' times before any measurement.
-        scorer: arrays of the perceptron that scores, by name: ``w0, b0, w1, b1, w2, b2``, and ``greed``, a logarithm.
-            Empty: the regressor alone was kept, and :meth:`scores` raises KeyError.
-        about: JSON text on the training, or empty.
+        scorer: arrays of the scoring perceptron by name: ``w0, b0, w1, b1, w2, b2``, and ``greed``, a logarithm. Empty:
+            the policy has only the regressor, and :meth:`scores` raises KeyError.
+        about: JSON text about the training, or empty.
     """
 
     regressor: Regressor
@@ -73,13 +73,13 @@ class Policy:
 
     @classmethod
     def load(cls, path_or_name: str | os.PathLike[str]) -> Policy:
-        """Read a policy: the name of a packaged one, e.g. ``h200``, or the path of an .npz file.
+        """Read a policy by packaged name, e.g. ``h200``, or by path of an .npz file.
 
-        A packaged name goes before a file of the same name.
+        A packaged name takes precedence over a file of the same name.
 
         Raises:
-            UsageError: there is neither.
-            RecordError: the file has another version or other inputs, is truncated, or predicts no finite numbers.
+            UsageError: neither exists.
+            RecordError: the file is truncated, has another version or other inputs, or predicts non-finite numbers.
         """
         text = os.fspath(path_or_name)
         packaged = packaged_data("policies") / f"{text}.npz"
@@ -112,10 +112,10 @@ class Policy:
             raise ValueError("its networks say no finite number")
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write an .npz file that :meth:`load` reads. A file at ``path`` is replaced as a whole or not at all.
+        """Write an .npz file that :meth:`load` reads. The write is atomic and replaces an existing file.
 
         Raises:
-            RecordError: the disk refuses.
+            RecordError: the disk refuses the write.
         """
         sink = io.BytesIO()
         np.savez_compressed(

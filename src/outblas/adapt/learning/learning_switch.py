@@ -28,36 +28,36 @@ def enable(
     *, accurate: bool = False, batch_invariant: bool = False, learn: bool | None = None,
     learn_seconds: float | None = None,
 ) -> bool:  # fmt: skip
-    """Run torch's products on the library's kernels from now on, in the whole process, if that is faster.
+    """Run torch's matmuls on library kernels where these are faster, in the whole process.
 
-    Affected are torch.matmul, mm, ``@``, F.linear and nn.Linear without a bias, bmm of one matrix, and their gradients.
-    Torch computes everything else.
+    This covers torch.matmul, mm, ``@``, F.linear and nn.Linear without a bias, bmm with a single matrix, and their
+    gradients. Torch computes everything else.
 
     The first call imports Inductor's configuration, which takes about as long as importing torch. With ``learn``, a
-    program that already uses its GPU also waits half a second for what learning loads. No other thread may
-    compute a product during this call or :func:`disable`: the process may crash, because torch takes no lock.
+    program that already uses its GPU also waits half a second while learning loads. No other thread may run a matmul
+    during this call or :func:`disable`: torch takes no lock, so the process may crash.
 
-    A second call replaces the guarantee of the first, and switches learning on or off. Learning that goes on keeps its
+    A second call replaces the guarantee of the first and turns learning on or off. If learning stays on, it keeps its
     results.
 
     Args:
-        accurate: round no partial sum to half precision. Torch's two switches ``allow_*_reduced_precision_reduction``
-            and ``allow_fp16_accumulation`` are off until :func:`disable`.
-        batch_invariant: give a row the same bits in every batch. Every half-precision product of two matrices runs a
-            kernel of its weight's one order of summation. Biases (``addmm``) and batches (``bmm``,
-            ``baddbmm``) are included, products with ``out=`` are not. Implies ``accurate``. A product that no such
-            kernel can compute raises DeviceError.
-        learn: prove and time kernels for products of no library while the program runs. Winners go to the user's
-            library. None: True if ``OUTBLAS_LEARN=1``.
-        learn_seconds: GPU seconds that learning may take in this process. None: ``OUTBLAS_LEARN_SECONDS``, else 10.
+        accurate: never round a partial sum to half precision. Torch's ``allow_*_reduced_precision_reduction`` and
+            ``allow_fp16_accumulation`` stay off until :func:`disable`.
+        batch_invariant: compute a row with the same bits in every batch. Each half-precision matmul of two matrices
+            runs a kernel with one fixed summation order per weight. Biases (``addmm``) and batches (``bmm``,
+            ``baddbmm``) are included, ``out=`` is not. Implies ``accurate``. A matmul without such a kernel raises
+            DeviceError.
+        learn: prove and time kernels for matmuls that are not in the library while the program runs. Winners go to the
+            user library. None: True if ``OUTBLAS_LEARN=1``.
+        learn_seconds: GPU seconds that learning may use in this process. None: ``OUTBLAS_LEARN_SECONDS``, else 10.
 
     Returns:
-        True if it is on. False if it is impossible or useless (``OUTBLAS_DISABLE=1``, no CUDA GPU, no library for
-        the GPUs); a RuntimeWarning of one line then says why. With a guarantee, no library is needed.
+        True if OutBLAS is on. False if it cannot help (``OUTBLAS_DISABLE=1``, no CUDA GPU, no library for the GPUs); a
+        one-line RuntimeWarning gives the reason. With a guarantee, no library is needed.
 
     Raises:
-        UsageError: ``learn`` goes with ``batch_invariant``, which leaves no choice of kernels; or ``learn_seconds`` is
-            negative or no number.
+        UsageError: ``learn`` is combined with ``batch_invariant``, which leaves no choice of kernels; or
+            ``learn_seconds`` is negative or not a number.
     """
     if learn and batch_invariant:
         raise UsageError("learn=True with batch_invariant=True", "one of them", "leave one out")
@@ -72,40 +72,40 @@ def enable(
 
 
 def disable() -> None:
-    """Undo :func:`enable`: restore torch's own kernels, unless a :class:`outblas.use` is open. Learning ends.
+    """Undo :func:`enable`: stop learning, and restore torch's own kernels unless a :class:`outblas.use` is open.
 
-    Code that torch.compile compiled meanwhile keeps its operators. Rows that were saved stay in the user's library.
+    Code already compiled by torch.compile keeps its operators. Saved rows stay in the user library.
     """
     _stop()
     switch.disable()
 
 
 def settle(seconds: float | None = None, graphs: bool = False) -> LearningReport:
-    """Learn every product that this process has met, at once; return when it is done.
+    """Learn all matmuls that this process has run so far, and return when done.
 
-    Products that are too large for a slice are learned, too. The logger ``outblas.adapt.learning.learner`` reports each
-    product at INFO. Call it between warm-up and the capture of CUDA graphs, for instance.
+    This includes matmuls that are too large for a background slice. The logger ``outblas.adapt.learning.learner``
+    reports each one at INFO. A typical place for the call is between warm-up and CUDA graph capture.
 
     Args:
-        seconds: GPU seconds that it may take; None: the rest of the budget.
-        graphs: time in CUDA graphs, for a program that captures its work next. Gaps between kernels are shorter there,
-            so another way may win. Meanwhile no other thread may wait for the whole device
-            (``torch.cuda.synchronize()``): CUDA lets that fail during a capture.
+        seconds: GPU seconds to spend. None: the rest of the budget.
+        graphs: time inside CUDA graphs, for a program that captures its work next. Gaps between kernels are shorter
+            there, so another choice may win. Meanwhile no other thread may synchronize the whole device
+            (``torch.cuda.synchronize()``): CUDA makes that fail during a capture.
 
     Returns:
-        The products; ``print`` shows them as a table. The report is empty if ``enable(learn=True)`` returned False; the
-        report's ``reason`` then says why.
+        A report; ``print`` shows it as a table. It is empty if ``enable(learn=True)`` returned False; its ``reason``
+        gives the cause.
 
     Raises:
-        UsageError: learning is off, or this thread captures a CUDA graph, or ``seconds`` is no budget.
+        UsageError: learning is off, this thread is capturing a CUDA graph, or ``seconds`` is not a valid budget.
     """
     return _refusal() if _refused else _present().settle(seconds, graphs)
 
 
 def learned() -> LearningReport:
-    """Return what this process has learned so far; ``print`` shows it as a table.
+    """Return a report of everything that this process has learned so far; ``print`` shows it as a table.
 
-    It is empty if ``enable(learn=True)`` returned False; its ``reason`` then says why.
+    The report is empty if ``enable(learn=True)`` returned False; its ``reason`` gives the cause.
 
     Raises:
         UsageError: learning is off.

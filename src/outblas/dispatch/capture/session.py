@@ -25,24 +25,24 @@ _active: list[capture] = []
 
 
 class capture:
-    """Record the matrix products of a ``with`` block, by shape, layout and dtype, with their counts.
+    """Record the matmuls of a ``with`` block: shapes, layouts, dtypes and call counts.
 
-    ``with outblas.capture("problems.json") as c: model(x)`` writes the file when the block ends, also after an
-    exception. ``c.captured`` has the products at any time. The recorder sees the thread that enters the block, and
-    every thread that ``threading.Thread`` starts meanwhile. :mod:`outblas.dispatch.capture.torch_mode` lists the
-    products that it does not see. It works on CPU tensors, too. A forked child is not recorded.
+    ``with outblas.capture("problems.json") as c: model(x)`` writes the file when the block ends, even after an
+    exception. ``c.captured`` holds the matmuls at any time. The recorder covers the thread that enters the block and
+    every thread that ``threading.Thread`` starts inside it. It works on CPU tensors, too, but not in forked children.
+    :mod:`outblas.dispatch.capture.torch_mode` lists the matmuls that it cannot see.
 
-    While it is on, ``outblas.matmul`` leaves products to torch; they run on torch's kernels unless ``outblas.enable()``
-    is on. Each product costs the host some microseconds more.
+    During recording, ``outblas.matmul`` falls back to torch. Torch's kernels run unless ``outblas.enable()`` is on.
+    Each matmul costs the host a few extra microseconds.
 
     Args:
-        path: JSON file to write; None: no file. An existing file is replaced.
-        append: add to an existing file instead, also while other captures add to it.
-        clock: returns monotonic seconds. It paces the writes during the block, which protect against a killed process.
-            If such a write fails, one warning says so and the program continues.
+        path: JSON file to write, replacing an existing one. None: no file.
+        append: add to an existing file instead, even while other captures add to it.
+        clock: returns monotonic seconds. It paces intermediate writes, which protect against a killed process. If such
+            a write fails, one warning is issued and the program continues.
 
     Raises:
-        UsageError: entered a second time, or ``append`` without a path.
+        UsageError: the object is entered a second time, or ``append`` is given without a path.
         RecordError: the file to append to is damaged (raised at the start), or the file cannot be written at the end.
         ToolchainMissing: torch is not installed.
     """
