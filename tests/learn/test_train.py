@@ -217,9 +217,9 @@ def test_the_command_says_that_a_training_is_finished_and_what_ppo_added(
     assert "% after 3 measurements" not in first and "% after 1, " in first and "% after 2 measurements" in first
     assert "finished" not in first
     again = command()
-    assert f"finished: {run} had its 128 steps already" in again and "speed on held-out" not in again
+    assert f"finished: {run} already has 128 steps" in again and "speed on held-out" not in again
     policy = Policy.load(run / "policy.npz")
-    for steps, words in ((0, "no step of PPO improved"), (96, "the checkpoint after 96 steps")):
+    for steps, words in ((0, "PPO did not improve it"), (96, "the checkpoint after 96 steps")):
         replace(policy, about=json.dumps(json.loads(policy.about) | {"steps": steps})).save(run / "policy.npz")
         assert words in command()
     assert "finished" not in command("--steps", "256")
