@@ -51,7 +51,7 @@ def test_no_server_is_an_error_that_says_what_to_do(nobody: str, recording: Path
     for _ in range(2):  # the second time nothing is left to spend
         code, said = evolve(nobody, recording, run, 1)
         assert code == 2 and said.count("error: ") == 1
-        for words in ("none of 1 requests was answered", "dropped", "a language model's server", "--base-url"):
+        for words in ("none of 1 requests was answered", "dropped", "a language model server", "--base-url"):
             assert words in said
     assert (run / "transcript.jsonl").is_file(), "what was asked is kept"
     code, said = answers(recording, run, 2)

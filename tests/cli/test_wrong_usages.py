@@ -12,7 +12,7 @@ from support.cli_fixture import assert_refused, outblas
 #: Arguments -> words of the line. ``{here}`` is a scratch folder with the files that :func:`here` makes.
 WRONG: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "mnk that is no shape": (["export", "--mnk", "abc"], ("M_N_K",)),
-    "mnk of zero": (["export", "--mnk", "0_64_64"], ("M is 0", "1 or more")),
+    "mnk of zero": (["export", "--mnk", "0_64_64"], ("M is 0", "a positive integer")),
     "mnk of a negative": (["export", "--mnk", "-1_64_64"], ("-1",)),
     "mnk that is huge": (["export", "--mnk", "999999999999_64_64"], ("999999999999",)),
     "unlisted problem": (["export", "--mnk", "64_4096_65", "--out", "{here}/x"], ("64_4096_65", "outblas tune")),

@@ -110,7 +110,7 @@ def test_a_sample_is_the_same_every_time_and_in_every_layout() -> None:
 
 @pytest.mark.parametrize("count", [0, -1, 1001])
 def test_a_sample_of_another_size_than_there_is_is_refused(count: int) -> None:
-    with pytest.raises(UsageError, match="1 to 1000 problems"):
+    with pytest.raises(UsageError, match="1 to 1000;"):
         sample(suite("grid1000"), count, gpu=H200)
 
 

@@ -126,7 +126,7 @@ def test_metadata_of_another_version_or_kind_is_refused(bench, meta, match):
 
 
 def test_a_file_that_is_not_there_is_one_line(tmp_path):
-    with pytest.raises(RecordError, match="no file"):
+    with pytest.raises(RecordError, match="does not exist"):
         read_result(tmp_path / "none.parquet")
 
 

@@ -56,7 +56,7 @@ def test_the_last_outcome_of_a_piece_of_work_counts(tmp_path: Path) -> None:
         assert store.outcome("a", "y") is None and list(store.evaluations()) == []
     with sqlite3.connect(path) as database:
         database.execute("UPDATE outcomes SET outcome = '[1]' WHERE run = 'b'")
-    with Store(path) as store, pytest.raises(RecordError, match="holds an outcome that cannot be read"):
+    with Store(path) as store, pytest.raises(RecordError, match="contains an outcome that cannot be read"):
         store.outcome("b", "y")
 
 
