@@ -65,7 +65,7 @@ def test_a_packed_answer_is_not_unpacked(encoding: str, monkeypatch: pytest.Monk
     with serving(scripted(Say(body=bomb, headers={"Content-Encoding": encoding}), Say("yes"))) as server:
         reply, log, _, account = ask(server)
         assert isinstance(reply, Reply) and log.outcomes == ["unreadable", "answered"] and unpacked == []
-        assert "packed" in log.replies[0].text and log.replies[0].took == log.most[0]
+        assert "compressed" in log.replies[0].text and log.replies[0].took == log.most[0]
         assert [one["accept-encoding"] for one in server.headers] == ["identity"] * 2
 
 

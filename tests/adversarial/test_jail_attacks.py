@@ -95,7 +95,7 @@ def test_a_worker_that_closes_its_pipes_and_lives_on_is_not_waited_for(tmp_path,
     given = (str(tmp_path), str(tmp_path / "victim"), 0, "")
     with Sandbox(f"{INSIDE}:attacker", given, 30.0, 60.0, codec=INSIDE) as box:
         ((_, loss),) = box.run(["live on"])
-    assert isinstance(loss, WorkerLoss) and "went on" in loss.detail
+    assert isinstance(loss, WorkerLoss) and "kept running" in loss.detail
 
 
 def test_the_canary_finds_that_this_jail_holds():

@@ -192,7 +192,7 @@ def test_a_lost_row_is_measured_again_without_the_foreign_kernel(rivals: Any, mo
     assert second["theirs"] is False and second["refused"]["x"] == "wrong"
     assert "exit code 3" in second["refused"][worker.CUDA_L2]
     assert third == {"problem": Problem(256, 64, 64).key, "lost": "exited: the worker ended with exit code 3"}
-    assert "cannot be read" in fourth["lost"], "a time that is not finite is no row"
+    assert "unreadable message" in fourth["lost"], "a time that is not finite is no row"
 
 
 def test_a_run_whose_first_rows_are_all_lost_ends_and_yields_none_of_them(rivals: Any) -> None:

@@ -261,7 +261,7 @@ def test_another_library_can_be_used(monkeypatch, tmp_path):
     assert device_registry.device_state(0).library.lookup(problem).choice("plain").config == config
     dispatch.use_library(None)
     assert len(device_registry.device_state(0).library.rows) == len(Library.packaged("h200", missing_ok=True).rows)
-    with pytest.raises(UsageError, match="a library of other"):
+    with pytest.raises(UsageError, match="a library for other"):
         dispatch.use_library(Library("other", mine.rows))
 
     def none(index):

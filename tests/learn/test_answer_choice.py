@@ -69,7 +69,7 @@ def test_a_model_survives_its_file(tmp_path: Path) -> None:
 
 def test_packaged_models_serve_their_gpus_and_no_other_architecture() -> None:
     assert "H100" in AnswerModel.load("h100").about and "H200" in AnswerModel.load("h200").about
-    with pytest.raises(OutblasError, match="no choice of answers on a100"):
+    with pytest.raises(OutblasError, match="no choice of answers for a100"):
         AnswerModel.load("a100")
 
 

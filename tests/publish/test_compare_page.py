@@ -224,7 +224,7 @@ def test_a_page_with_one_marker_only_is_left_alone(published: tuple[Path, Path])
     agents = root / "docs/search/agents.md"
     write_made(folder / "compare.parquet", LEVEL)
     agents.write_text("# Title\n<!-- compare:end -->\n")
-    with pytest.raises(RecordError, match="no place"):
+    with pytest.raises(RecordError, match="no markers"):
         publish(*published)
     assert agents.read_text() == "# Title\n<!-- compare:end -->\n" and not (folder / "summary.json").exists()
 

@@ -191,7 +191,7 @@ def test_a_readme_without_its_markers_is_left_alone_and_nothing_written(publishe
     directory, root = published
     readme, picture = root / "README.md", root / "docs/img/speedup.svg"
     readme.write_text(text)
-    with pytest.raises(RecordError, match="no place"):
+    with pytest.raises(RecordError, match="no markers"):
         publish(*published)
     assert readme.read_text() == text and not picture.exists() and not (directory / "summary.json").exists()
 
@@ -225,6 +225,6 @@ def test_a_result_file_that_lacks_a_field_is_one_error_and_nothing_is_written(pu
     fields = ("provenance", "recording", "settings", "problems", "hit_rates", "faults", "rows", "curves")
     data = {"format": 1, "kind": "recipe", **dict.fromkeys(fields, {})}
     (folder / "recipe.json").write_text(json.dumps(data))
-    with pytest.raises(RecordError, match="block recipe cannot be made.*KeyError"):
+    with pytest.raises(RecordError, match="block recipe cannot be generated.*KeyError"):
         publish(*published)
     assert place.read_bytes() == before and not (root / "docs/img").exists()

@@ -85,10 +85,10 @@ def test_metadata_must_be_whole(tmp_path: Path) -> None:
 
 def test_a_damaged_or_foreign_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "c.parquet"
-    with pytest.raises(RecordError, match="no file"):
+    with pytest.raises(RecordError, match="does not exist"):
         read_comparison(path)
     write_bench(path)
-    with pytest.raises(RecordError, match="of kind 'bench'"):
+    with pytest.raises(RecordError, match="has kind 'bench'"):
         read_comparison(path)
     write_made(path, LEVEL)
     data = path.read_bytes()

@@ -35,7 +35,7 @@ SWAPPED = Sm90WgmmaConfig(24, 128, 64, 4, 2, swap=True)
         (P, SWAPPED, Epilogue(True), "no epilogue but a stacked gate"),
         (P, SWAPPED, Epilogue(activation="silu", gated=True), "no epilogue but a stacked gate"),
         (P, SWAPPED, Epilogue(True, "silu", gated=True, stacked=True), "without a bias"),
-        (replace(P, dtype="fp16", acc="fp16"), SWAPPED, STACKED_GATE, "sums in fp32"),
+        (replace(P, dtype="fp16", acc="fp16"), SWAPPED, STACKED_GATE, "needs fp32 sums"),
     ],
 )
 def test_what_a_kernel_of_the_transpose_cannot_fuse(
