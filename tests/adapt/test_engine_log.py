@@ -21,16 +21,16 @@ def test_it_names_the_sizes_that_are_not_torchs_and_the_weights_that_stay() -> N
         "128256 x 4096 bf16": row(torch=(1, 8)),
     }
     assert summary(weights) == (
-        "outblas computes products of 2 of 3 weights (N x K): 6144 x 4096 bf16 at all M seen (1 to 256); "
-        "4096 x 14336 bf16 at M 1 to 8, 256; torch computes those of 128256 x 4096 bf16 (M 1 to 8 so far), where "
-        "nothing faster is known or allowed"
+        "outblas computes the matmuls of 2 of 3 weights (N x K): 6144 x 4096 bf16 at all M seen (1 to 256); "
+        "4096 x 14336 bf16 at M 1 to 8, 256; torch computes 128256 x 4096 bf16 (M 1 to 8 so far): "
+        "no faster kernel is known or allowed"
     )
 
 
 def test_where_nothing_is_gained_it_says_so() -> None:
     found = summary({"96 x 32 bf16": row(torch=(1,)), "32 x 96 bf16": row(torch=(1, 2))})
     assert found.startswith(
-        "outblas changes nothing here; torch computes those of 96 x 32 bf16 (M 1 so far), 32 x 96 bf16 (M 1 to 2 so "
+        "outblas has no effect here; torch computes 96 x 32 bf16 (M 1 so far), 32 x 96 bf16 (M 1 to 2 so "
     )
 
 
@@ -58,7 +58,7 @@ def test_a_look_that_fails_is_said_once_and_later_ones_go_on(monkeypatch: pytest
 
     def weights() -> dict[str, dict[str, list[int]]]:
         if now[0] <= 3:
-            raise RuntimeError("dictionary changed size\nduring iteration")
+            raise RuntimeError("size changed\nmeanwhile")
         return {"8 x 8 bf16": row(outblas=[1])}
 
     def sleep(seconds: float) -> None:
@@ -67,8 +67,8 @@ def test_a_look_that_fails_is_said_once_and_later_ones_go_on(monkeypatch: pytest
     monkeypatch.setattr(engine_log, "weights_of_process", weights)
     watch(told.append, lambda: now[0], sleep)
     assert told == [
-        "outblas cannot say yet which products it computes: RuntimeError('dictionary changed size\\nduring iteration')",
-        "outblas computes products of 1 of 1 weights (N x K): 8 x 8 bf16 at all M seen (1)",
+        "outblas cannot report yet which matmuls it computes: RuntimeError('size changed\\nmeanwhile')",
+        "outblas computes the matmuls of 1 of 1 weights (N x K): 8 x 8 bf16 at all M seen (1)",
     ]
 
 

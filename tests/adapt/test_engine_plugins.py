@@ -111,7 +111,7 @@ def test_vllm_shows_that_it_is_on(tmp_path: Path) -> None:
     """vLLM gives its own logger a handler, and leaves the root logger without one and at its level, WARNING."""
     program = LOGS_OF_VLLM + ENGINE + FIRST_CUDA
     _, errors = run_engine(tmp_path, ["vllm.general_plugins"], program, OUTBLAS_VLLM="1")
-    assert errors.count("outblas is on") == 2, "the parent, and the worker that it forked"
+    assert errors.count("outblas is enabled") == 2, "the parent, and the worker that it forked"
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_a_gpu_that_is_in_use_is_switched_on_at_once(
         start()
         start()
     ((level, text),) = logged(caplog)
-    assert calls == [1, 2] and level == "INFO" and text.startswith("outblas is on")
+    assert calls == [1, 2] and level == "INFO" and text.startswith("outblas is enabled")
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -184,16 +184,16 @@ def test_the_log_says_that_compiled_graphs_stay_and_why(
     monkeypatch.setenv("OUTBLAS_VLLM", "1")
     engine_plugins.start_in_vllm()
     reason = "AttributeError: " * fails + "no such attribute"
-    assert logged(caplog) == [("WARNING", f"outblas is on, but not in graphs that the engine compiles: {reason}")]
+    assert logged(caplog) == [("WARNING", f"outblas is enabled, except in graphs that the engine compiles: {reason}")]
 
 
 def test_a_reason_against_it_is_one_line(
     cuda_is_up: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(run_enabled, "switch_on", lambda: "no library serves L40")
+    monkeypatch.setattr(run_enabled, "switch_on", lambda: "no library covers L40")
     monkeypatch.setenv("OUTBLAS_VLLM", "1")
     engine_plugins.start_in_vllm()
-    assert logged(caplog) == [("WARNING", "outblas changes nothing: no library serves L40")]
+    assert logged(caplog) == [("WARNING", "outblas has no effect: no library covers L40")]
 
 
 def test_an_error_is_one_line_and_the_engine_goes_on(
@@ -206,7 +206,7 @@ def test_an_error_is_one_line_and_the_engine_goes_on(
     monkeypatch.setenv("OUTBLAS_VLLM", "1")
     engine_plugins.start_in_vllm()
     ((level, text),) = logged(caplog)
-    assert level == "WARNING" and "RuntimeError: the driver is gone; the engine goes on" in text
+    assert level == "WARNING" and "RuntimeError: the driver is gone; the engine continues" in text
 
 
 def test_a_torch_without_its_queue_is_one_line(
@@ -217,4 +217,4 @@ def test_a_torch_without_its_queue_is_one_line(
     monkeypatch.setenv("OUTBLAS_VLLM", "1")
     engine_plugins.start_in_vllm()
     ((level, text),) = logged(caplog)
-    assert level == "WARNING" and "_lazy_call" in text and "the engine goes on" in text
+    assert level == "WARNING" and "_lazy_call" in text and "the engine continues" in text

@@ -271,6 +271,6 @@ def test_a_weight_beyond_a_slices_memory_waits_for_settle_and_for_free_memory(mo
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index, free=free: (free, 10**12))
         assert device._limits(learning_device.SETTLING, large).scratch_bytes == bound, "half of what is free"
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (10**9, 10**12))
-    with pytest.raises(learning_device.DeviceError, match="1100 MB of GPU memory are free.*more for a large product"):
+    with pytest.raises(learning_device.DeviceError, match="1100 MB of GPU memory is free.*more for a large matmul"):
         device._limits(learning_device.SETTLING, large)
     assert device._limits(learning_device.SETTLING, PROBLEM).scratch_bytes == 550_000_000

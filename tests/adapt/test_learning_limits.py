@@ -115,7 +115,7 @@ def test_a_budget_is_prolonged_and_never_shortened() -> None:
     budget.allow(3.0)
     assert budget.seconds == pytest.approx(4.5)
     for wrong in (-1.0, float("nan")):
-        with pytest.raises(UsageError, match="GPU seconds for learning"):
+        with pytest.raises(UsageError, match="learn_seconds is"):
             budget.allow(wrong)
         with pytest.raises(UsageError, match="0 or more"):
             GpuBudget(wrong)

@@ -67,7 +67,7 @@ def test_torch_computes_first_and_the_winner_after_settle(machine: FakeMachine, 
     outblas.disable()
     products(1)
     assert len(served.ran) == 2
-    with pytest.raises(UsageError, match="learning is off"):
+    with pytest.raises(UsageError, match="learning is disabled"):
         outblas.settle()
 
 
@@ -86,7 +86,7 @@ def test_a_product_that_is_learned_says_so(machine: FakeMachine) -> None:
     machine.fits = lambda problem: False
     outblas.enable(learn=True)
     x, w = numbers(3, 8), numbers(5, 8, seed=1)
-    assert "called too seldom so far to be learned" in outblas.explain(x, w.t())
+    assert "too few calls so far to learn it" in outblas.explain(x, w.t())
     products(CALLS_BEFORE_QUEUED)
     assert "waiting for settle()" in str(outblas.learned())
 
@@ -95,7 +95,7 @@ def test_without_the_wish_nothing_is_learned(machine: FakeMachine, served: Serve
     outblas.enable()
     assert served.any_shape is None
     products(CALLS_BEFORE_QUEUED)
-    with pytest.raises(UsageError, match="learning is off"):
+    with pytest.raises(UsageError, match="learning is disabled"):
         outblas.learned()
 
 
@@ -107,7 +107,7 @@ def test_the_environment_may_wish_it_and_set_the_budget(machine: FakeMachine, mo
     outblas.enable(learn_seconds=4)
     assert outblas.learned().budget_seconds == 4.0
     outblas.enable(learn=False)
-    with pytest.raises(UsageError, match="learning is off"):
+    with pytest.raises(UsageError, match="learning is disabled"):
         outblas.learned()
     monkeypatch.setenv("OUTBLAS_LEARN_SECONDS", "much")
     with pytest.raises(UsageError, match="much"):
@@ -125,11 +125,11 @@ def test_where_learning_was_asked_for_and_refused_the_report_is_empty_and_says_w
         assert not report.products and report.gpu_seconds == 0
         assert "OUTBLAS_DISABLE is set" in report.reason and report.reason in str(report)
     outblas.disable()
-    with pytest.raises(UsageError, match="learning is off"):
+    with pytest.raises(UsageError, match="learning is disabled"):
         outblas.settle()
     with pytest.warns(RuntimeWarning, match="OUTBLAS_DISABLE is set"):
         outblas.enable()
-    with pytest.raises(UsageError, match="learning is off"):
+    with pytest.raises(UsageError, match="learning is disabled"):
         outblas.learned()
 
 

@@ -72,13 +72,13 @@ def test_a_second_call_starts_anew_and_finds_the_same() -> None:
     ("kind", "words"),
     [
         (blocks.TwoInputs, ("no layer shares its input",)),
-        (blocks.Mixes, ("a part of a wider matrix",)),
+        (blocks.Mixes, ("a slice of a wider matrix",)),
         (blocks.Branches, ("branch",)),
         (blocks.InPlace, ("calls mul_, which works in place",)),
         (blocks.HiddenInPlace, ("_double may change the input",)),
         (blocks.ChildInPlace, ("self.act may change the input",)),
         (blocks.NestedInPlace, ("self.block may change the input",)),
-        (blocks.Private, ("has the private name __a",)),
+        (blocks.Private, ("uses the private name __a",)),
     ],
 )
 def test_what_is_not_sure_to_be_the_same_is_left_alone(kind: type[nn.Module], words: tuple[str, ...]) -> None:
@@ -142,7 +142,7 @@ def test_a_file_that_has_changed_since_its_import_is_not_read(tmp_path: Path, mo
     file.write_text(source.replace("self.ask(x)", "self.key(x)", 1))
     linecache.clearcache()
     report = outblas.optimize(model)
-    assert not report.merged and "has changed since its import" in report.left_alone["ask"]
+    assert not report.merged and "has changed since it was imported" in report.left_alone["ask"]
     file.write_text(source)
     linecache.clearcache()
     assert outblas.optimize(model).merged

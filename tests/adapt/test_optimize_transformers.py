@@ -123,7 +123,7 @@ def test_other_activations_are_left_apart() -> None:
     before = counted(model, IDS)[0].logits
     report = outblas.optimize(model)
     assert entries(report.fused) == {O_SUM, DOWN_SUM}
-    assert "a part of a wider matrix" in report.left_alone["model.layers.0.mlp.gate_proj"]
+    assert "a slice of a wider matrix" in report.left_alone["model.layers.0.mlp.gate_proj"]
     torch.testing.assert_close(counted(model, IDS)[0].logits, before, rtol=0.02, atol=0.02)
 
 

@@ -194,7 +194,7 @@ def test_a_wrapped_layer_keeps_working_and_is_named(name: str, before: bool) -> 
             setattr(layer.attention, name, Scaled(getattr(layer.attention, name)))
     if before:
         report = outblas.optimize(model)
-        assert "Scaled, no nn.Linear" in report.left_alone[f"layers.0.attention.{name}"]
+        assert "Scaled, not an nn.Linear" in report.left_alone[f"layers.0.attention.{name}"]
         assert (f"layers.0.attention: {'key, worth' if name == 'ask' else 'ask, key, worth'}") in report.merged
     (found, _), (wanted, _) = counted(model, x), counted(plain, x)
     torch.testing.assert_close(found, wanted, rtol=0.02, atol=0.02)
@@ -266,7 +266,7 @@ def test_weights_that_torch_does_not_let_be_written_are_refused_and_kept() -> No
     with torch.inference_mode():
         model, x = decoder(HALF), rows(2, 3, dtype=HALF)
         before = model(x)
-    with pytest.raises(TensorError, match="layers.0.attention.ask.weight was made in inference mode"):
+    with pytest.raises(TensorError, match="layers.0.attention.ask.weight was created in inference mode"):
         outblas.optimize(model)
     with torch.inference_mode():
         assert torch.equal(model(x), before)
@@ -274,7 +274,7 @@ def test_weights_that_torch_does_not_let_be_written_are_refused_and_kept() -> No
 
 def test_a_layer_without_extents_is_left_alone() -> None:
     report = outblas.optimize(nn.Sequential(nn.LazyLinear(8)))
-    assert "LazyLinear, no nn.Linear" in report.left_alone["0"]
+    assert "LazyLinear, not an nn.Linear" in report.left_alone["0"]
 
 
 def test_a_whole_child_may_be_replaced() -> None:

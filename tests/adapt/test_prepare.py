@@ -219,10 +219,10 @@ def test_a_gpu_tunes_what_no_library_lists(gpu: Served, monkeypatch: pytest.Monk
     assert not more and counts == {Problem(8, 640, 128): 2} and str(where) == "cuda:0"
     assert seconds == 30 and command == "outblas.prepare" and renewed == [(None, 0)]
     assert report.notes == ["tuned: 1 of 1 problems within 30 s, winners in mine.json"]
-    assert outblas.prepare(model[0], m=8, tune_seconds=30).notes == ["not tuned: the library lists every product"]
+    assert outblas.prepare(model[0], m=8, tune_seconds=30).notes == ["not tuned: the library contains every problem"]
     monkeypatch.delitem(device_registry._choosers, 0)
     (note,) = outblas.prepare(model, m=8, tune_seconds=30).notes
-    assert note.endswith("outblas.use_library(None) uses them in place of the library that was given")
+    assert note.endswith("outblas.use_library(None) uses them instead of the current library")
     assert len(renewed) == 1, "the program's library stays"
 
 

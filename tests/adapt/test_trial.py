@@ -126,7 +126,7 @@ def test_a_program_without_torch_is_never_kept(tmp_path: Path) -> None:
     [
         ("fails", (), ("without OutBLAS", "exit status 1", "ValueError: on purpose")),
         ("fails with it", (), ("with OutBLAS", "cannot go on")),
-        ("skips the end", (), ("skips the interpreter's end",)),
+        ("skips the end", (), ("exits without running exit handlers",)),
         ("never ends", ("--timeout", "0.5"), ("longer than 0.5 s",)),
         ("no torch", ("--metric", "x(.)"), ("printed no match",)),
         ("no torch", ("--metric", "(tok)ens"), ("'tok'", "a number above 0")),

@@ -188,7 +188,7 @@ def test_a_pipe_in_the_place_of_a_recording_is_not_waited_for(tmp_path: Path) ->
     from support.gpus.known import H200
 
     os.mkfifo(tmp_path / "r")
-    with pytest.raises(RecordError, match="no plain file"):
+    with pytest.raises(RecordError, match="not a regular file"):
         Recorder(tmp_path / "r", H200, {})
 
 

@@ -67,13 +67,13 @@ def test_a_row_gives_each_launch_its_kernel() -> None:
 
 @pytest.mark.parametrize("place", ["plain", "pdl"])
 def test_early_loads_are_refused_where_operands_may_be_written(place: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="may still be written"):
+    with pytest.raises(ConfigError, match="may still change"):
         replace(ROW, **{place: choice(EARLY)})
     LIBRARY.save(tmp_path / "l.json")
     data = json.loads((tmp_path / "l.json").read_text())
     data["rows"][0]["config_pdl" if place == "pdl" else "config"] = config_name(EARLY)
     (tmp_path / "l.json").write_text(json.dumps(data))
-    with pytest.raises(RecordError, match="may still be written"):
+    with pytest.raises(RecordError, match="may still change"):
         Library.load(tmp_path / "l.json")
 
 
@@ -84,7 +84,7 @@ def test_the_file_has_the_third_kernel_only_where_there_is_one(tmp_path: Path) -
     assert first["config_weights"] == config_name(EARLY) and not [key for key in second if "weights" in key]
     half = {**first, "low_weights": None}
     (tmp_path / "l.json").write_text(json.dumps({"format": 1, "gpu": "h200", "rows": [half], "provenance": {}}))
-    with pytest.raises(RecordError, match="without figures"):
+    with pytest.raises(RecordError, match="without results"):
         Library.load(tmp_path / "l.json")
 
 

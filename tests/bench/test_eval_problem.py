@@ -88,7 +88,7 @@ def test_the_shortlist_of_an_unaligned_problem_is_legal() -> None:
 
 def test_a_problem_that_no_kernel_runs_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(eval_problem, "candidates", lambda problem, gpu: [])
-    with pytest.raises(DeviceError, match="no kernel of ours runs 64_128_256"):
+    with pytest.raises(DeviceError, match="OutBLAS has no kernel for 64_128_256"):
         eval_problem.shortlist_candidates(PROBLEM, H200)
 
 

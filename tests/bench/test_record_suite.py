@@ -241,7 +241,7 @@ def test_a_problem_without_any_baseline_stops_the_run_in_one_line_and_is_done_ag
     gpu: FakeGpu, tmp_path: Path
 ) -> None:
     gpu.missing = set(BASELINES_US)
-    with pytest.raises(DeviceError, match="no baseline of 64_128_256.*it was lost.*it resumes"):
+    with pytest.raises(DeviceError, match="no baseline for 64_128_256.*it was lost.*it resumes"):
         run(tmp_path)
     gpu.missing = set()
     assert run(tmp_path) is not None

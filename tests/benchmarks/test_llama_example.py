@@ -165,7 +165,7 @@ def test_what_is_not_fused_is_told(
     variant, sums = code.model_runs.VARIANTS["outblas_fused"], 2 * LAYERS
     if refused == "kernel":
         host._build = refuse
-        with pytest.warns(RuntimeWarning, match="leaves it to torch: .* it spills"):
+        with pytest.warns(RuntimeWarning, match="uses another kernel or torch: .* it spills"):
             entry = code.model_runs.entry(work, "eager", variant)
     else:
         monkeypatch.setattr(fused, "why_not_fused", lambda problem, *_: "too short" if problem.k == 64 else None)

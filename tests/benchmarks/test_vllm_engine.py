@@ -226,9 +226,9 @@ def test_many_pairs_have_an_interval(code: Any) -> None:
 def test_lines_that_outblas_says_are_kept_and_its_name_in_others_is_not(code: Any) -> None:
     prefix = "(EngineCore_DP0 pid=7) INFO 11-29 12:00:00 "
     kept = [
-        f"{prefix}[engine_plugins.py:98] outblas is on: torch's products run on its kernels where they are faster",
-        f"{prefix}[engine_log.py:50] outblas computes products of 4 of 5 weights (N x K): 8 x 8 bf16 at all M seen (1)",
-        "/usr/lib/outblas/dispatch/enable.py:9: RuntimeWarning: outblas changes nothing: torch sees no CUDA GPU",
+        f"{prefix}[engine_plugins.py:98] outblas is enabled: matmuls run on its kernels where they are faster",
+        f"{prefix}[engine_log.py:50] outblas computes the matmuls of 4 of 5 weights (N x K): 8 x 8 bf16 at all M (1)",
+        "/usr/lib/outblas/dispatch/enable.py:9: RuntimeWarning: outblas has no effect: torch sees no CUDA GPU",
     ]
     left = [
         f"{prefix}[__init__.py:43] - outblas -> outblas.adapt.engine_plugins:start_in_vllm",

@@ -75,7 +75,7 @@ def test_the_document_holds_the_record(a100: FakeDevice, tmp_path: Path) -> None
 
 def test_busy_gpus_are_refused(a100: FakeDevice, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(RATES, "hbm_tbs", 0.01)
-    assert_refused_after_progress(outblas("calibrate"), "hbm_tbs was measured at 0.01", "stop other programs")
+    assert_refused_after_progress(outblas("calibrate"), "hbm_tbs was measured as 0.01", "stop other programs")
     assert not (tmp_path / "outblas").exists()
 
 

@@ -50,7 +50,7 @@ def run(*arguments: object) -> tuple[int, str]:
         (["--mnk", "64_64_64", "--model", "m", "--device", "nowhere.jsonl"], "--device"),
         (["--mnk", "64_64_64", "--model", "m"], "no CUDA GPU: no kernel that a model writes could be proven"),
         (["--mnk", "64_64_64", "--model", "m", "--gpus", "0,1"], "add --workers"),
-        (["--mnk", "64_64_64", "--model", "m", "--workers", "local"], "runs no kernels"),
+        (["--mnk", "64_64_64", "--model", "m", "--workers", "local"], "cannot run kernels"),
         (["--mnk", "64_64_64", "--model", "m", "--workers", "local", "--gpus", "0,1"], "no CUDA GPU was found"),
         (["--mnk", "64_64_64", "--model", "m", *COMPILE, "--islands", "0"], "--islands"),
         (["--mnk", "64_64_64", "--model", "m", *COMPILE, "--turns", "0"], "--turns"),

@@ -38,7 +38,7 @@ def test_what_makes_no_sense_is_one_line(options: tuple[str, ...], words: str, m
 def test_a_folder_of_something_else_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stdio_server, "require_sdk", lambda: None)
     (tmp_path / "letter.txt").write_text("dear")
-    assert_refused(outblas("mcp", "--run", str(tmp_path)), "is no run", "choose another --run")
+    assert_refused(outblas("mcp", "--run", str(tmp_path)), "is not a run", "pass another --run")
     assert [file.name for file in tmp_path.iterdir()] == ["letter.txt"]
 
 

@@ -38,7 +38,7 @@ def test_a_recording_is_exported(recording: str, tmp_path: Path) -> None:
     assert "12 problems, 10 kernels" in result.stdout and str(tmp_path / "out" / "README.md") in result.stdout
     assert (tmp_path / "out" / "datasheet.json").is_file() and (tmp_path / "out" / "kernel_tuner").is_dir()
     again = outblas("-q", "recording", "export", str(tmp_path / "out"), "--recording", recording)
-    assert_refused(again, "not empty", "new or empty folder")
+    assert_refused(again, "not empty", "new or empty directory")
 
 
 def test_a_score_is_a_table_and_then_a_document(score: list[str]) -> None:
@@ -84,7 +84,7 @@ def test_a_file_that_fails_is_one_line(score: list[str], tmp_path: Path) -> None
     (tmp_path / "mine.py").write_text("def broken(:\n")
     assert_refused(outblas("-q", *score), "mine.py, line 1", "valid Python")
     assert_refused(outblas("-q", "recording", "score", str(tmp_path / "none.py")), "cannot be read")
-    assert_refused(outblas("-q", "recording", "score", str(tmp_path)), "ends with .py")
+    assert_refused(outblas("-q", "recording", "score", str(tmp_path)), "ending in .py")
 
 
 def test_the_recipe_prints_its_table_and_writes_its_result(recording: str, tmp_path: Path) -> None:

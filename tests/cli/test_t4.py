@@ -63,7 +63,7 @@ def test_bad_input_is_one_line(device: str, tmp_path: Path) -> None:
     for arguments, word in (
         (["export-t4", "--mnk", PROBLEM.mnk, "--launch", "fast", "--out", out], "fast"),
         (["export-t4", "--mnk", "8_8_8", "--device", device, "--out", out], "not in the recording"),
-        (["export-t4", "--mnk", PROBLEM.mnk, "--device", "replay:/nowhere", "--out", out], "no recording"),
+        (["export-t4", "--mnk", PROBLEM.mnk, "--device", "replay:/nowhere", "--out", out], "does not exist"),
         (["export-t4", "--mnk", PROBLEM.mnk, "--device", device, "--launch", "weights", "--out", out], "weights"),
         (["import-t4", str(tmp_path / "absent.json")], "absent.json"),
         (["import-t4", str(tmp_path)], "cannot read"),

@@ -63,7 +63,7 @@ def test_a_run_of_other_settings_is_not_resumed(recording: str, tmp_path: Path, 
     result = outblas(*tune_arguments(recording, run, **{option: value}))
     assert result.exit_code == 2
     assert option.removeprefix("--") in result.stderr
-    assert "choose another --run" in result.stderr
+    assert "pass another --run" in result.stderr
     assert {p.name: p.read_bytes() for p in run.iterdir() if p.suffix in (".json", ".parquet")} == before
 
 
@@ -80,7 +80,7 @@ def test_a_directory_that_is_no_run_is_left_alone(recording: str, tmp_path: Path
     (run / "thesis.txt").write_text("precious")
     result = outblas(*tune_arguments(recording, run))
     assert result.exit_code == 2
-    assert "is no run" in result.stderr
+    assert "is not a run" in result.stderr
     assert [p.name for p in run.iterdir()] == ["thesis.txt"]
 
 

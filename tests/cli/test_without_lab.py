@@ -109,10 +109,10 @@ def test_a_kernel_is_exported(run: Run, tmp_path: Path) -> None:
     ("arguments", "wrong"),
     [
         (("tune", "--mnk", "64_64_64", "--device", "replay:h200", "--agent", "ppo"), "unknown agent 'ppo'"),
-        (("tune", "--mnk", "64_64_64", "--device", "replay:h200"), "--device replay:h200 is a part of outblas-lab"),
-        (("tune", "--mnk", "64_64_64", "--workers", "local"), "--workers is a part of outblas-lab"),
-        (("eval", "--mnk", "64_64_64", "--file", "kernel.cu"), "--file is a part of outblas-lab"),
-        (("tune", "--mnk", "64_64_64"), "--device replay:h200 is a part of outblas-lab"),
+        (("tune", "--mnk", "64_64_64", "--device", "replay:h200"), "--device replay:h200 is part of outblas-lab"),
+        (("tune", "--mnk", "64_64_64", "--workers", "local"), "--workers is part of outblas-lab"),
+        (("eval", "--mnk", "64_64_64", "--file", "kernel.cu"), "--file is part of outblas-lab"),
+        (("tune", "--mnk", "64_64_64"), "--device replay:h200 is part of outblas-lab"),
     ],
 )
 def test_an_option_that_needs_the_lab_says_in_one_line_what_to_install(

@@ -111,7 +111,7 @@ def test_a_folder_is_begun_where_there_is_nothing_of_anybody_else(tmp_path: Path
         pass
     (tmp_path / "thesis.txt").write_text("precious")
     for path in (tmp_path, tmp_path / "thesis.txt"):
-        with pytest.raises(UsageError, match="is there and is no run"):
+        with pytest.raises(UsageError, match="exists but is not a run"):
             lock_run_folder(path).__enter__()
     (tmp_path / "run.json").touch()
     with lock_run_folder(tmp_path):
@@ -142,7 +142,7 @@ def test_numbers_that_json_does_not_know_are_not_written(tmp_path: Path, data: A
 def test_data_that_hold_themselves_are_no_json() -> None:
     data: list[Any] = [1.0]
     data.append(data)
-    with pytest.raises(UsageError, match="no JSON: Circular reference"):
+    with pytest.raises(UsageError, match="invalid JSON: Circular reference"):
         files.json_text(data)
 
 

@@ -154,7 +154,7 @@ def test_the_most_similar_gpu_has_the_same_instructions() -> None:
     assert nearest(h100_pcie, [a100, a10, H200, H100]) == H100
     assert nearest(derived_record(DEVICES["L40S"].attributes).gpu, [H100, H200, a10]) == a10
     assert nearest(H200, [a100, H200]) is H200
-    with pytest.raises(UsageError, match="nothing is packaged"):
+    with pytest.raises(UsageError, match="no packaged data fits"):
         nearest(a100, [])
 
 
@@ -164,7 +164,7 @@ def test_every_gpu_finds_packaged_data(name: str) -> None:
     for kind, ending in (("models", ".json"), ("policies", ".npz"), ("catalogues", ".json")):
         assert nearest_with_data(gpu, kind, ending) == "h200"
     assert nearest_with_data(gpu, "recordings", "") == nearest(gpu, [H100, H200]).name
-    with pytest.raises(UsageError, match="nothing is packaged"):
+    with pytest.raises(UsageError, match="no packaged data fits"):
         nearest_with_data(gpu, "none", ".json")
 
 
@@ -172,7 +172,7 @@ def test_recorded_times_name_their_gpu() -> None:
     record = derived_record(DEVICES["A100"].attributes)
     assert recorded_gpu({"gpu": record.title, "gpu_record": record.to_json()}) == record.gpu
     assert recorded_gpu({"gpu": "NVIDIA H200"}) == H200
-    with pytest.raises(RecordError, match="of GPU 'NVIDIA A100-SXM4-80GB'"):
+    with pytest.raises(RecordError, match="for GPU 'NVIDIA A100-SXM4-80GB'"):
         recorded_gpu({"gpu": record.title})
 
 

@@ -327,7 +327,7 @@ def test_what_the_table_knows_to_be_torchs_does_not_come_back(
 def test_where_it_gains_nothing_one_line_says_so(on: Switch, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(on, "_why_not", lambda guarantee: "tested")
     for turn in (outblas.enable, lambda: outblas.use().__enter__()):
-        with pytest.warns(RuntimeWarning, match="^outblas changes nothing: tested$") as told:
+        with pytest.warns(RuntimeWarning, match="^outblas has no effect: tested$") as told:
             assert turn() is False
         assert len(told) == 1 and not outblas.enabled() and told[0].filename == __file__
     with pytest.warns(RuntimeWarning), outblas.use() as entered:
@@ -354,7 +354,7 @@ def test_the_reason_is_what_this_machine_lacks(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "L4")
     monkeypatch.setattr(device_registry, "device_state", lambda index: served)
-    assert enable.why_not().startswith("no library serves L4; ")
+    assert enable.why_not().startswith("no library covers L4; ")
     other = Served()
     monkeypatch.setattr(device_registry, "device_state", lambda index: other if index else served)
     assert enable.why_not() == "" and "\n" not in enable.why_not()

@@ -72,7 +72,7 @@ def test_building_says_when_the_parts_in_c_plus_plus_are_left_out(
     told: list[str] = []
     monkeypatch.setenv("CXX", "no-such-c++")
     assert native_build.build(tmp_path, report=told.append).is_file()
-    assert len(told) == 1 and "without the parts in C++" in told[0] and "no-such-c++" in told[0]
+    assert len(told) == 1 and "without the C++ parts" in told[0] and "no-such-c++" in told[0]
 
 
 def test_an_extension_that_cannot_be_used_says_why(table: Any, monkeypatch: pytest.MonkeyPatch, cuda: FakeCuda) -> None:
@@ -81,7 +81,7 @@ def test_an_extension_that_cannot_be_used_says_why(table: Any, monkeypatch: pyte
     assert native.open_table(cuda.path) == (None, "switched off by OUTBLAS_NATIVE")
     monkeypatch.delenv("OUTBLAS_NATIVE")
     monkeypatch.setattr(native, "source_id", lambda: "another")
-    assert "other sources" in native.why_not()
+    assert "different sources" in native.why_not()
 
     def absent() -> Any:
         raise ModuleNotFoundError("No module named 'outblas.dispatch._native'")

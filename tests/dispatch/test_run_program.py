@@ -150,8 +150,8 @@ def test_a_capture_that_saw_nothing_keeps_the_record_that_was_there(capture: Cap
     CapturedProducts({SEEN: 3}).save(tmp_path / "p.json")
     run = command(tmp_path, sys.executable, "no_such_script.py")
     missing = subprocess.run(run, cwd=tmp_path, env=environment(), capture_output=True, text=True)
-    nothing = "no half-precision product was seen"
-    ends = [(missing, "no file 'no_such_script.py'"), (capture("-c", "pass"), nothing)]
+    nothing = "no half-precision matmul was seen"
+    ends = [(missing, "file 'no_such_script.py' does not exist"), (capture("-c", "pass"), nothing)]
     for done, words in (*ends, (capture("-m", "no_such_module"), nothing)):
         assert words in done.stderr and "Traceback" not in done.stderr, done.stderr
     assert CapturedProducts.load(tmp_path / "p.json").counts == {SEEN: 3}

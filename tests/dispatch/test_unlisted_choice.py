@@ -316,7 +316,7 @@ def test_a_weights_first_classes_are_waited_for_and_later_ones_chosen_meanwhile(
     assert [ask(chooser, m) for m in first] == [CHOICE] * WAITED_CLASSES
     chosen.may_end.clear()
     for _ in range(3):
-        with pytest.raises(LeftToTorch, match="its choice is being made") as left:
+        with pytest.raises(LeftToTorch, match="its kernel is still being chosen") as left:
             ask(chooser, 8000)
         assert left.value.provisional
     chosen.may_end.set()
@@ -348,7 +348,7 @@ def test_an_error_of_the_chooser_is_torchs_product_and_is_said_once(caplog: pyte
         found = device.decide(Operand((m, 4096), (4096, 1), "bf16", "cuda:0"), b, None, "plain", by_class=True)
         assert found.problem is None and "its choice failed with ValueError: odd model" in found.reason
         assert not found.provisional, "it is not asked at each call"
-    assert len(caplog.records) == 1 and "later failures are counted only" in caplog.text
+    assert len(caplog.records) == 1 and "later failures are only counted" in caplog.text
     (failure,) = device.status()["failures"]
     assert failure.startswith(
         "2 choices failed, the first one: 17_4096_4096_TN_bf16_fp32, its choice failed with Value"

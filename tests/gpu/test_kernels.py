@@ -262,7 +262,7 @@ def test_misaligned_operands_are_refused(offset: int, name: str) -> None:
     bad = flat[offset // 2 : offset // 2 + 64 * 64].view(64, 64)
     loaded = kernel(problem, config)
     for operands in ((bad, *good), (good[0], bad, good[1]), (*good, bad)):
-        with pytest.raises(TensorError, match=f"address that is {offset} past a multiple of 16 bytes"):
+        with pytest.raises(TensorError, match=f"starts {offset} bytes past a multiple of 16"):
             loaded.bind(problem, *operands)
 
 

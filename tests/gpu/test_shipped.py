@@ -132,7 +132,7 @@ def test_what_the_driver_refuses_is_compiled(tmp_path: Path, monkeypatch: pytest
     path.write_bytes(pack_bytes({pack_key(source, ARCHITECTURE): foreign}, about))
     state = device(path, monkeypatch)
     a, b, stored = operands(problem)
-    with pytest.warns(RuntimeWarning, match="the driver refuses a shipped cubin .*cuModuleLoadData") as told:
+    with pytest.warns(RuntimeWarning, match="the driver rejects a packaged cubin .*cuModuleLoadData") as told:
         c = outblas.matmul(a, b)
     assert len(told) == 1 and float(Reference(problem, a, stored).worst_error_ratio(c)) <= 1.0
     assert (state.status()["kernels_loaded"], state.status()["kernels_shipped"]) == (1, 0)

@@ -185,5 +185,5 @@ def test_a_workspace_that_is_too_small_is_refused() -> None:
 
 
 def test_no_workspace_is_made_under_capture() -> None:
-    with torch.cuda.graph(torch.cuda.CUDAGraph()), pytest.raises(DeviceError, match="while a graph is captured"):
+    with torch.cuda.graph(torch.cuda.CUDAGraph()), pytest.raises(DeviceError, match="during graph capture"):
         allocate(COUNTERS_BYTES, "cuda:0")

@@ -94,7 +94,7 @@ def test_a_disk_that_refuses_leaves_the_earlier_content(path, monkeypatch):
             recorder.append(WRONG)
     assert path.read_bytes() == before
     recorder.close()
-    with pytest.raises(RecordError, match="is no plain file"):
+    with pytest.raises(RecordError, match="is not a regular file"):
         Recorder(path.parent, H200, {})
     with pytest.raises(RecordError, match="cannot be written"):
         Recorder(path / "below", H200, {})

@@ -143,7 +143,7 @@ def test_the_call_that_is_wrong_is_named():
     found = refusal(fresh, places)
     assert "in call 3 of 4" in str(found) and found.ratio > 1
     places[2].c.fill_(math.nan)
-    assert "C holds a NaN" in str(refusal(fresh, places)) and refusal(fresh, places).ratio is None
+    assert "C contains a NaN" in str(refusal(fresh, places)) and refusal(fresh, places).ratio is None
 
 
 def test_sums_of_integers_have_to_be_exact():

@@ -274,7 +274,7 @@ def test_one_bit_of_one_integer_is_not_exact(run: int) -> None:
 
     verdict = prove_fused(OnPaper(PLAIN, in_run(run, change)), P, "cpu")
     assert verdict.status is Status.WRONG and verdict.gates == ("static", "memory"), verdict
-    assert verdict.detail.startswith("not exact on ") and verdict.detail.endswith("integers for bias and residual")
+    assert verdict.detail.startswith("not exact for ") and verdict.detail.endswith("integer bias and residual")
 
 
 # -- memory ------------------------------------------------------------------------------------------------------
@@ -385,7 +385,7 @@ def test_a_bit_that_changes_is_not_repeatable(back: int) -> None:
     for e, runs in ((PLAIN, 13), (GATED, 9)):
         verdict = prove_fused(OnPaper(e, in_run(runs - back, change)), P, "cpu")
         assert verdict.status is Status.NOT_REPEATABLE and verdict.gates[-1] == "bound", verdict
-        assert verdict.detail == "two runs on the same inputs differ in some bit"
+        assert verdict.detail == "two runs on the same inputs differ bitwise"
 
 
 @pytest.mark.parametrize("n", [8, 24, 40, 64])

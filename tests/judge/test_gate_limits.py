@@ -145,4 +145,4 @@ BY_WHAT_C_HELD = {
 def test_a_result_that_depends_on_what_c_held_is_wrong(what, dtype):
     """Neither is seen over the NaN that C holds otherwise; each by one of two patterns."""
     verdict = verdict_of(Problem(16, 24, 64, dtype=dtype), BY_WHAT_C_HELD[what])
-    assert verdict.status is Status.WRONG and verdict.detail == "the result depends on what C held before"
+    assert verdict.status is Status.WRONG and verdict.detail == "the result depends on the previous content of C"

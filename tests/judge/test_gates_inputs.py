@@ -76,15 +76,15 @@ def put(at, number, value):
 
 
 ONE_ELEMENT = [
-    (1, 300.0, "1 of 384 elements are not exact on 0/1 inputs", ALL[:2]),
-    (2, 300.5, "1 of 384 elements are not exact on integers 0..15", ALL[:2]),
-    (3, math.nan, "1 of 384 elements are not exact on integers -15..15", ALL[:2]),
-    (4, 67.0, "1 of 384 elements are not exact on rows of ones", ALL[:2]),
+    (1, 300.0, "1 of 384 elements are not exact for 0/1 inputs", ALL[:2]),
+    (2, 300.5, "1 of 384 elements are not exact for integers 0..15", ALL[:2]),
+    (3, math.nan, "1 of 384 elements are not exact for integers -15..15", ALL[:2]),
+    (4, 67.0, "1 of 384 elements are not exact for rows of ones", ALL[:2]),
     (8, math.nan, "NaN differs from cuBLAS at 1 elements (Inf, NaN, overflow inputs)", ALL[:4]),
     (8, math.inf, "+Inf differs from cuBLAS at 1 elements (Inf, NaN, overflow inputs)", ALL[:4]),
     (8, -math.inf, "-Inf differs from cuBLAS at 1 elements (Inf, NaN, overflow inputs)", ALL[:4]),
-    (0, math.nan, "C holds a NaN: an element not written, or an operand read out of bounds", ALL[:1]),
-    (7, math.nan, "C holds a NaN: an element not written, or an operand read out of bounds", ALL[:3]),
+    (0, math.nan, "C contains a NaN: an element was not written, or an operand was read out of bounds", ALL[:1]),
+    (7, math.nan, "C contains a NaN: an element was not written, or an operand was read out of bounds", ALL[:3]),
 ]
 
 

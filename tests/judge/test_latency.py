@@ -92,7 +92,7 @@ def test_warm_up_and_benchmark_last_at_least_as_long_as_asked():
 
 
 def test_nobody_is_served_without_entries():
-    with pytest.raises(UsageError, match="no entries"):
+    with pytest.raises(UsageError, match="nothing to serve"):
         latency.serve_blocks({}, RequestPlan(), random.Random(0))
 
 

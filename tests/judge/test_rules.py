@@ -91,7 +91,7 @@ def test_two_calls_that_share_scratch_differ_on_two_streams(gpu):
         lambda p, a, b, c: shared.update(c=product(p, a, b)),
         lambda p, a, b, c: c.copy_(shared["c"]),
     )
-    assert broken(gpu, entry) == (Status.WRONG, "results differ when two calls run on two streams at once")
+    assert broken(gpu, entry) == (Status.WRONG, "results differ when two calls run concurrently on two streams")
 
 
 @pytest.mark.parametrize("index", [0, 1])
@@ -112,14 +112,14 @@ def test_each_of_the_two_streams_is_looked_at(gpu, index):
 def test_a_graph_has_one_beginning(gpu, roots):
     gpu.roots = roots
     status, detail = broken(gpu, Queued(gpu))
-    assert status is Status.RULE_BROKEN and f"{roots} beginnings" in detail
+    assert status is Status.RULE_BROKEN and f"{roots} root nodes" in detail
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"nodes": []}, "it puts nothing on the stream it was given"),
-        ({"nodes": ["KERNEL", "HOST"]}, "its graph holds a node of type HOST"),
+        ({"nodes": []}, "it enqueues nothing on the given stream"),
+        ({"nodes": ["KERNEL", "HOST"]}, "its graph contains a node of type HOST"),
         ({"node_window": 1}, "a kernel sets an access policy window (persisting L2)"),
         ({"window": 1}, "it set an access policy window on the stream"),
     ],
@@ -144,7 +144,7 @@ def test_work_outside_of_its_stream_is_seen_when_inputs_come_late(gpu):
         return call
 
     entry.bind = at_once
-    assert broken(gpu, entry) == (Status.RULE_BROKEN, "it does not run in the order of the stream it was given")
+    assert broken(gpu, entry) == (Status.RULE_BROKEN, "it does not respect the order of the given stream")
 
 
 @pytest.mark.parametrize("operand", ["A", "B"])
@@ -158,7 +158,7 @@ def test_an_operand_that_is_read_before_its_turn_is_seen(gpu, operand):
 
             return call
 
-    assert broken(gpu, Reads(gpu))[1] == "it does not run in the order of the stream it was given"
+    assert broken(gpu, Reads(gpu))[1] == "it does not respect the order of the given stream"
 
 
 def test_early_loads_of_b_are_held_to_the_order_of_a(gpu):
@@ -181,7 +181,7 @@ def test_early_loads_of_b_are_held_to_the_order_of_a(gpu):
         check(gpu, early)
         check(gpu, early, SQUARE)
         early.reads = "A"
-        assert broken(gpu, early)[1] == "it does not run in the order of the stream it was given"
+        assert broken(gpu, early)[1] == "it does not respect the order of the given stream"
     finally:
         rules.why_illegal = original
 
@@ -224,7 +224,7 @@ def test_a_graph_that_remembers_its_first_result_is_broken(gpu):
         return graph
 
     rules.capture_graph = capture
-    assert broken(gpu, entry) == (Status.RULE_BROKEN, "a launched graph of it does not compute the product")
+    assert broken(gpu, entry) == (Status.RULE_BROKEN, "its captured graph does not compute the product")
 
 
 @pytest.mark.parametrize("error", [DeviceError("no capture", "one", "do"), RuntimeError("no capture")])
@@ -234,13 +234,13 @@ def test_what_cannot_be_captured_is_broken(gpu, error, monkeypatch):
 
     monkeypatch.setattr(rules, "capture_graph", refuses)
     status, detail = broken(gpu, Queued(gpu))
-    assert status is Status.RULE_BROKEN and detail.startswith("it cannot be captured in a graph (no capture")
+    assert status is Status.RULE_BROKEN and detail.startswith("it cannot be captured in a CUDA graph (no capture")
 
 
 SIDE_EFFECTS = {
-    "a call allocates memory of torch (4 tensors in 4 calls)": {"allocated": 1},
+    "a call allocates torch memory (4 tensors in 4 calls)": {"allocated": 1},
     "a call starts threads (": {"threads": 1},
-    "free GPU memory shrinks with every four calls (last by 2048 bytes)": {"free": -512},
+    "every four calls reduce free GPU memory (last by 2048 bytes)": {"free": -512},
 }
 
 
@@ -311,7 +311,7 @@ def test_a_launch_that_overlaps_its_predecessor_wrongly_is_seen(gpu, operand):
             return call
 
     assert broken(gpu, Overlaps(gpu), SQUARE) == (
-        Status.RULE_BROKEN, "back-to-back calls that use each other's results overlap wrongly"
+        Status.RULE_BROKEN, "dependent back-to-back calls overlap incorrectly"
     )  # fmt: skip
 
 
@@ -332,7 +332,7 @@ def test_the_end_of_either_pair_of_a_chain_is_looked_at(gpu, number):
 
             return call
 
-    assert broken(gpu, Behind(gpu), SQUARE)[1] == "back-to-back calls that use each other's results overlap wrongly"
+    assert broken(gpu, Behind(gpu), SQUARE)[1] == "dependent back-to-back calls overlap incorrectly"
 
 
 def test_threads_of_the_process_are_counted(monkeypatch):

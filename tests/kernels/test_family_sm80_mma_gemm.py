@@ -141,7 +141,7 @@ def test_a_gpu_without_a_model_is_predicted_by_its_rates() -> None:
     config = Sm80MmaConfig(32, 32)
     same = cost_model.predict_us(TINY, config, replace(H200, name="abacus"))
     assert same == cost_model.predict_us(TINY, config, H200)
-    with pytest.raises(DeviceError, match="no model of GPU 'abacus'"):
+    with pytest.raises(DeviceError, match="no cost model for GPU 'abacus'"):
         cost_model.load("abacus")
 
 

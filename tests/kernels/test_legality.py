@@ -175,7 +175,7 @@ def test_every_catalogue_config_is_legal_on_the_grid() -> None:
 
 
 def test_an_unknown_catalogue_is_refused() -> None:
-    with pytest.raises(UsageError, match="no catalogue named 'a100'"):
+    with pytest.raises(UsageError, match="unknown catalog 'a100'"):
         catalogue("a100")
 
 
@@ -183,7 +183,7 @@ def test_no_gpu_is_said_so() -> None:
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
-    with pytest.raises(DeviceError, match="no CUDA device 0"):
+    with pytest.raises(DeviceError, match="CUDA device 0 does not exist"):
         gpu_of_device(0)
 
 

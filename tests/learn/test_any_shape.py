@@ -102,7 +102,7 @@ def test_it_is_what_was_saved_and_a_damaged_file_is_named(tmp_path: Path) -> Non
     assert (again.sure, again.sure_unaligned) == (2.0, 3.0)
     assert again.choose(ALIGNED, H200, KERNELS) == found.choose(ALIGNED, H200, KERNELS)
     for data in (path.read_bytes()[:-100], b"", b"nonsense"):
-        with pytest.raises(RecordError, match="install the package again"):
+        with pytest.raises(RecordError, match="reinstall the package"):
             AnyShapeModel.parse(data)
     with pytest.raises(UsageError, match="a GPU that is not there"):
         AnyShapeModel.load("a GPU that is not there")
@@ -210,7 +210,7 @@ def test_data_that_cannot_be_read_leave_products_to_torch_with_one_warning(
     monkeypatch.setattr(AnyShapeModel, "load", load)
     choose = unlisted_shapes.any_shape_chooser("h200", NOTHING)
     assert choose is not None
-    with pytest.warns(RuntimeWarning, match="leaves shapes of no library to torch: ") as warned:
+    with pytest.warns(RuntimeWarning, match="uses torch for shapes outside the library: ") as warned:
         for problem in (ALIGNED, ODD, ALIGNED):
             found = decide(*operands(problem), None, gpu=H200, library=Library("h200", ()), any_shape=choose)
             assert found.problem is None

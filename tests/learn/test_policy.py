@@ -114,7 +114,7 @@ def test_a_truncated_policy_is_refused(tmp_path: Path, share: float) -> None:
 
 def test_a_text_in_place_of_a_policy_is_refused_without_a_word_on_pickles(tmp_path: Path) -> None:
     (tmp_path / "p.npz").write_text('{"a": 1}')
-    with pytest.raises(RecordError, match=r"it is no \.npz file"):
+    with pytest.raises(RecordError, match=r"it is not an \.npz file"):
         Policy.load(tmp_path / "p.npz")
 
 

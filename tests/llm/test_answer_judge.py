@@ -240,9 +240,9 @@ def test_a_damaged_archive_is_refused_with_its_line(tmp_path: Path, line: bytes)
 
 def test_an_archive_without_anything_to_learn(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("\n")
-    with pytest.raises(UsageError, match="nothing to learn"):
+    with pytest.raises(UsageError, match="no training data"):
         supervised_rows(tmp_path / "a.jsonl", KnobWords(), chat=False)
-    with pytest.raises(RecordError, match="missing"):
+    with pytest.raises(RecordError, match="does not exist"):
         supervised_rows(tmp_path / "b.jsonl", KnobWords(), chat=False)
 
 

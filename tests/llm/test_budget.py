@@ -101,7 +101,7 @@ def test_models_with_weights_and_prices() -> None:
         ("a, ", "names separated by commas"),
         (" ,a", "names separated by commas"),
         (" =2", "names separated by commas"),
-        ("a=-1", "'a=-1' has no weight; expected a weight above 0"),
+        ("a=-1", "'a=-1' has no weight; expected a positive weight"),
         ("a=+0", "has no weight"),
         ("a=nan", "has no weight"),
         ("a=inf", "has no weight"),

@@ -128,8 +128,8 @@ def test_the_published_counters_can_be_shown() -> None:
 @pytest.mark.parametrize(
     ("name", "gpu", "error", "said"),
     [
-        ("a.json", "NVIDIA H100 PCIe", UsageError, "is of NVIDIA H100 PCIe; expected counters of h200"),
-        ("a.json", "A toaster", UsageError, "is of A toaster"),
+        ("a.json", "NVIDIA H100 PCIe", UsageError, "is from NVIDIA H100 PCIe; expected counters from h200"),
+        ("a.json", "A toaster", UsageError, "is from A toaster"),
         ("missing.json", "NVIDIA H200", RecordError, "does not exist"),
     ],
 )
@@ -142,7 +142,7 @@ def test_counters_that_would_mislead_are_refused(
 
 
 def test_counters_of_rivals_alone_are_none(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no counters of our kernels"):
+    with pytest.raises(UsageError, match="no counters of OutBLAS kernels"):
         load_counters(counters_file(tmp_path / "a.json"), H200)
 
 

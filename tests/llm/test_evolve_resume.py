@@ -48,7 +48,7 @@ def test_bad_requests_are_refused_before_anything_is_asked(recording: Path, tmp_
             evolve(server, recording, tmp_path / "run", problems=(PROBLEM, PROBLEM))
         (tmp_path / "mine").mkdir()
         (tmp_path / "mine" / "thesis.tex").write_text("x")
-        with pytest.raises(UsageError, match="no run"):
+        with pytest.raises(UsageError, match="not a run"):
             evolve(server, recording, tmp_path / "mine")
         evolve(server, recording, tmp_path / "run", 1, turns=1)
         with pytest.raises(UsageError, match="settings"):
@@ -229,4 +229,4 @@ def test_a_second_ctrl_c_while_the_first_ends_the_run_leaves_no_traceback(
         except KeyboardInterrupt as error:  # pytest.raises would keep it, and the task by it
             said = str(error)
     gc.collect()  # when a task is freed, asyncio logs an exception that no code took from it
-    assert "0 answers evaluated and 0 requests spent" in said and not caplog.records
+    assert "0 answers evaluated and 0 requests used" in said and not caplog.records

@@ -141,5 +141,5 @@ def test_what_the_stage_refuses(tmp_path: Path) -> None:
         task_evaluator("copy", str(tmp_path / "file.jsonl"))
     with pytest.raises(UsageError, match="fp16"):
         tasks_on([Problem(512, 512, 512, dtype="bf16")])
-    with pytest.raises(UsageError, match="M and K of 4096 at most"):
+    with pytest.raises(UsageError, match="M and K up to 4096"):
         tasks_on([Problem(512, 8192, 512), Problem(512, 512, 8192)])

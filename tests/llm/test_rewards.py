@@ -151,7 +151,7 @@ def test_what_nobody_judged_counts_in_no_mean() -> None:
 
 @pytest.mark.parametrize(("count", "group"), [(3, 2), (4, 1), (2, 4)])
 def test_only_whole_groups(count: int, group: int) -> None:
-    with pytest.raises(ValueError, match="whole groups"):
+    with pytest.raises(ValueError, match="complete groups"):
         advantages([0.0] * count, group)
 
 

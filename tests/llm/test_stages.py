@@ -176,7 +176,7 @@ def test_stages_go_on_from_each_other_and_a_stage_may_be_prolonged(tmp_path: Pat
 
 
 def test_the_settings_name_the_language_that_is_trained(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="language 'knobs', and 'cuda' in the settings"):
+    with pytest.raises(UsageError, match="language 'knobs', but 'cuda' in the settings"):
         go(tmp_path / "run", language="cuda")
     assert not (tmp_path / "run").exists()
 
@@ -194,7 +194,7 @@ def test_a_model_that_is_none(tmp_path: Path) -> None:
 
 def test_an_archive_that_teaches_nothing_is_said_before_a_model_is_loaded(tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").write_text("")
-    with pytest.raises(UsageError, match="nothing to learn from"):
+    with pytest.raises(UsageError, match="no training data"):
         go(tmp_path / "run", stage="supervised", archive=str(tmp_path / "empty.jsonl"))
     assert not (tmp_path / "run").exists()
 

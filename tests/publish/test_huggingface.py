@@ -263,7 +263,7 @@ def test_kernels_of_several_kinds_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no kernel"):
         write_folder([], "outblas_x", tmp_path / "x")
     assert not (tmp_path / "x").exists()
-    with pytest.raises(UsageError, match="none of 1 problems has a kernel for --launch plain in the library of h200"):
+    with pytest.raises(UsageError, match="none of the 1 problems has a kernel for --launch plain in the h200 library"):
         find_targets([Problem(*SHAPES[3])], "plain", library())
 
 

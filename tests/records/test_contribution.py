@@ -80,16 +80,19 @@ def test_a_contribution_comes_back_whole(path: Path) -> None:
     ("changed", "fault"),
     [
         ({"library": Library("h200", ())}, "the library has no rows"),
-        ({"library": Library("a100", (ROW,))}, "the library is of a100, the record of h200"),
-        ({"provenance": {**ABOUT, "stamp": stamp_of(ABOUT), "gpu": "NVIDIA H200 NVL"}}, "which is not of the record"),
-        ({"provenance": ABOUT}, "no stamp"),
+        ({"library": Library("a100", (ROW,))}, "the library is for a100, the record for h200"),
+        (
+            {"provenance": {**ABOUT, "stamp": stamp_of(ABOUT), "gpu": "NVIDIA H200 NVL"}},
+            "which the record does not cover",
+        ),
+        ({"provenance": ABOUT}, "lacks the driver"),
         ({"provenance": {**ABOUT, "stamp": {**stamp_of(ABOUT), "kernels": "0" * 64}}}, "made with other kernels"),
         ({"proofs": {"kernels": 1, "proved": {}}}, "has no recorded proof"),
         ({"proofs": {"kernels": 1, "proved": []}}, "has no recorded proof"),
-        ({"library": Library("h200", (replace(ROW, source="replay:h200"),))}, "times of the recording"),
+        ({"library": Library("h200", (replace(ROW, source="replay:h200"),))}, "times come from recording"),
         (
             {"library": Library("h200", (replace(ROW, plain=LibraryChoice(CONFIG, 900.0, 800.0, 999.0)),))},
-            "impossible speed-up",
+            "impossible speedup",
         ),
         (
             {"record": replace(packaged_records()["h200"], gpu=replace(H200, arch=80, wgmma_tflops=0.0))},
@@ -163,14 +166,14 @@ def with_hash(name: str, data: bytes) -> Callable[[dict[str, bytes]], None]:
         (hostile_name, "has the members"),
         (absolute_name, "has the members"),
         (missing, "has the members"),
-        (changed_member, "has a changed member gpu.json"),
+        (changed_member, "has a modified member gpu.json"),
         (bomb, "has a member gpu.json of more than 65536 bytes"),
-        (other_format, "is of format 2"),
-        (with_hash("gpu.json", b"[]"), "gpu.json that is no JSON object"),
+        (other_format, "has format 2"),
+        (with_hash("gpu.json", b"[]"), "gpu.json that is not a JSON object"),
         (with_hash("gpu.json", b"{}"), "cannot be read"),
-        (with_hash("gpu.json", b"\xff"), "no UTF-8"),
-        (with_hash("proofs.json", b"[" * 100_000), "proofs.json that is no JSON"),
-        (with_hash("library.json", b"{}"), "is of format None"),
+        (with_hash("gpu.json", b"\xff"), "not valid UTF-8"),
+        (with_hash("proofs.json", b"[" * 100_000), "proofs.json that is not valid JSON"),
+        (with_hash("library.json", b"{}"), "has format None"),
         (with_hash("library.json", b'{"format": 1, "gpu": "h200", "rows": [{}], "provenance": {}}'), "cannot be used"),
     ],
 )
@@ -207,7 +210,7 @@ def test_a_file_that_is_missing_or_too_large_is_refused(
     with pytest.raises(RecordError, match="cannot be read"):
         load_contribution(tmp_path / "none")
     monkeypatch.setattr(contribution, "MOST_BYTES", 100)
-    with pytest.raises(RecordError, match="is larger than 100 bytes"):
+    with pytest.raises(RecordError, match="exceeds 100 bytes"):
         load_contribution(path)
 
 

@@ -1,4 +1,4 @@
-"""The table of equal kernels: its validity, its growth, and that the packaged one is for the present kernels."""
+"""The table of equivalent kernels: its validity, its growth, and that the packaged one is for the present kernels."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_it_is_kept_as_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format": "outblas-equal-kernels-0"}'])
 def test_a_damaged_table_is_one_error(tmp_path: Path, text: str) -> None:
     (tmp_path / "table.json").write_text(text)
-    with pytest.raises(RecordError, match="table of equal kernels"):
+    with pytest.raises(RecordError, match="table of equivalent kernels"):
         EqualKernels.load(tmp_path / "table.json")
-    with pytest.raises(RecordError, match="table of equal kernels"):
+    with pytest.raises(RecordError, match="table of equivalent kernels"):
         EqualKernels.load(tmp_path / "none.json")

@@ -150,7 +150,7 @@ def break_row(**changes: Any) -> Any:
         (lambda d: d.update(format=2), "format 2"),
         (lambda d: d.pop("rows"), "rows"),
         (break_row(config="sm70_gemm:bm=1"), "unknown kernel family"),
-        (break_row(low=None), "without figures"),
+        (break_row(low=None), "without results"),
         (break_row(speedup=-1), "speedup"),
         (break_row(high=float("inf")), "high"),
         (break_row(problem="0_1_1_TN_fp16_fp32"), "M is 0"),

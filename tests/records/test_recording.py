@@ -14,6 +14,7 @@ import pytest
 from outblas.core.errors import RecordError, UsageError
 from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
+from outblas.core.suites import suite
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas_lab.recordings import recording as places
 from outblas_lab.recordings.recording import Recording
@@ -75,7 +76,7 @@ def test_a_packaged_recording_is_found_by_name(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize("name", ["h999", "/no/such/folder"])
 def test_an_unknown_recording_is_a_usage_error(name: str) -> None:
-    with pytest.raises(UsageError, match="no recording"):
+    with pytest.raises(UsageError, match="does not exist"):
         Recording.load(name)
 
 
@@ -122,6 +123,15 @@ def test_a_problem_that_is_not_recorded_is_a_clear_error() -> None:
     for problem in (Problem(8, 8, 8), dataclasses.replace(recording.problems[0], layout="NN")):
         with pytest.raises(UsageError, match=problem.key):
             recording.recorded_mask(problem)
+
+
+def test_a_suite_that_is_not_recorded_is_named() -> None:
+    layer = next(problem for problem in suite("llm") if problem not in suite("grid1000"))
+    with pytest.raises(UsageError, match=f"suite llm is not recorded .{layer.key}.*another suite or a live GPU"):
+        synthetic_recording().recorded_mask(layer)
+    named = other(synthetic_recording(), suite="grid1000+llm")
+    with pytest.raises(UsageError, match=f"problem {layer.key} is not in the recording.*a recorded problem"):
+        named.recorded_mask(layer)
 
 
 def other(recording: Recording, **changes: Any) -> Recording:
@@ -195,7 +205,7 @@ def test_files_of_two_runs_are_not_mixed(tmp_path: Path) -> None:
     old = next(tmp_path.glob("*_baselines.parquet")).read_bytes()
     cells = other(synthetic_recording(), provenance={"gpu": "NVIDIA H200", "date": "2000-01-02"}).write(tmp_path)
     cells.with_name(cells.name.replace("cells", "baselines")).write_bytes(old)
-    with pytest.raises(RecordError, match="not of the same run"):
+    with pytest.raises(RecordError, match="from different runs"):
         Recording.load(tmp_path)
 
 
@@ -242,7 +252,7 @@ def _meta(key: str, value: Any) -> Any:
         (_meta("kind", "bench"), "kind bench"),
         (lambda t, m: t.drop_columns(["median_us"]), "no column median_us"),
         (lambda t, m: t.slice(0, 119), "119 cells"),
-        (_set("candidate", 1), "once each"),
+        (_set("candidate", 1), "not one for each"),
         (_set("candidate", 10), "index outside"),
         (_set("problem", -1), "index outside"),
         (_set("problem", None), "null"),
@@ -252,7 +262,7 @@ def _meta(key: str, value: Any) -> Any:
         (_set("median_us", -1.0), "without a positive time"),
         (_set("rounds", 0), "without spread or rounds"),
         (_as("rounds", pa.int32(), 70_000), "70000 rounds"),
-        (_as("problem", pa.float64(), 0.5), "double where whole numbers"),
+        (_as("problem", pa.float64(), 0.5), "double instead of integers"),
     ],
 )
 def test_cells_that_make_no_sense_are_refused(tmp_path: Path, change: Any, words: str) -> None:

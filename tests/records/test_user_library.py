@@ -98,11 +98,11 @@ def test_an_installed_library_is_found_and_merged(home: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"gpu": "NVIDIA H100"}, "GPU NVIDIA H200 there, NVIDIA H100 here"),
-        ({"driver": "590.2"}, "driver 580 there, 590 here"),
-        ({"driver": None}, "driver 580 there, unknown here"),
-        ({"toolchain": {"nvrtc": "13.1", "outblas": "0.1.0"}}, "NVRTC 13.0 (wheel 13.0.88) there, 13.1 here"),
-        ({"toolchain": {**PROVENANCE["toolchain"], "outblas": "0.3.0"}}, "outblas 0.1.0 there, 0.3.0 here"),  # type: ignore[dict-item]
+        ({"gpu": "NVIDIA H100"}, "GPU NVIDIA H200, now NVIDIA H100"),
+        ({"driver": "590.2"}, "driver 580, now 590"),
+        ({"driver": None}, "driver 580, now unknown"),
+        ({"toolchain": {"nvrtc": "13.1", "outblas": "0.1.0"}}, "NVRTC 13.0 (wheel 13.0.88), now 13.1"),
+        ({"toolchain": {**PROVENANCE["toolchain"], "outblas": "0.3.0"}}, "outblas 0.1.0, now 0.3.0"),  # type: ignore[dict-item]
     ],
 )
 def test_a_stale_library_is_ignored_with_one_warning(
@@ -123,7 +123,7 @@ def test_other_kernel_sources_are_a_difference_and_a_later_minor_driver_is_not(m
     assert stamp_differences(now, stamp_of({**PROVENANCE, "driver": "580.95.05"})) == []
     monkeypatch.setattr("outblas.kernels.kernel_hash.kernels_sha", lambda: "f" * 64)
     (word,) = stamp_differences(now, stamp_of(PROVENANCE))
-    assert word.startswith("kernel sources ") and "ffffffffffff here" in word
+    assert word.startswith("kernel sources ") and "now ffffffffffff" in word
 
 
 def test_a_library_of_0_1_0_is_served_while_the_cubins_are_the_same(
@@ -152,7 +152,7 @@ def test_a_library_of_0_1_0_is_served_while_the_cubins_are_the_same(
 
     path.write_text(json.dumps(data))
     monkeypatch.setattr("outblas.kernels.kernel_hash.kernels_sha", lambda: "f" * 64)  # a token was changed
-    with pytest.warns(RuntimeWarning, match="kernel sources 667998899a57 there, ffffffffffff here"):
+    with pytest.warns(RuntimeWarning, match="kernel sources 667998899a57, now ffffffffffff"):
         assert load("h200", 0) is None
 
 
@@ -165,25 +165,25 @@ def test_a_library_of_another_release_is_served_where_the_table_has_it(
         {**PROVENANCE, "toolchain": {**PROVENANCE["toolchain"], "outblas": "9.9"}},
     )  # type: ignore[dict-item]
     monkeypatch.setattr(user_library, "stamp_of_device", lambda index: stamp_of(later))
-    with pytest.warns(RuntimeWarning, match="outblas 0.1.0 there, 9.9 here"):
+    with pytest.warns(RuntimeWarning, match="outblas 0.1.0, now 9.9"):
         assert load("h200", 0) is None
     now = KernelRelease("9.9", old["kernels"])
     table = EqualKernels(now, (KernelRelease("0.1.0", old["kernels"]),))
     monkeypatch.setattr(EqualKernels, "load", lambda: table)
     assert load("h200", 0) is not None
-    assert stamp_differences({**old, "driver": "1"}, user_library.stamp_of_device(0)) == ["driver 1 there, 580 here"]
+    assert stamp_differences({**old, "driver": "1"}, user_library.stamp_of_device(0)) == ["driver 1, now 580"]
 
 
 def test_a_damaged_table_leaves_the_packaged_library(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tuned(LibraryRow(FIRST, plain=FAST)), PROVENANCE)
 
     def damaged() -> EqualKernels:
-        raise RecordError("the table of equal kernels is cut off", "a whole file", "install again")
+        raise RecordError("the table of equivalent kernels is cut off", "a whole file", "install again")
 
     monkeypatch.setattr(EqualKernels, "load", damaged)
     assert load("h200", 0) is not None, "not asked where nothing differs"
     monkeypatch.setattr("outblas.kernels.kernel_hash.kernels_sha", lambda: "f" * 64)
-    with pytest.warns(RuntimeWarning, match="ignores the user library .* the table of equal kernels is cut off"):
+    with pytest.warns(RuntimeWarning, match="ignores the user library .* the table of equivalent kernels is cut off"):
         assert load("h200", 0) is None
 
 
@@ -216,7 +216,7 @@ def test_a_folder_that_may_not_be_read_is_one_warning(home: Path, monkeypatch: p
 def test_a_library_of_another_gpu_is_ignored(home: Path) -> None:
     path = install(tuned(LibraryRow(FIRST, plain=FAST)), PROVENANCE).path
     path.rename(path.with_name("other.json"))
-    with pytest.warns(RuntimeWarning, match="it is of h200, this GPU is other"):
+    with pytest.warns(RuntimeWarning, match="it is for h200, this GPU is other"):
         assert load("other", 0) is None
 
 
@@ -275,7 +275,7 @@ def test_the_dispatch_uses_it_and_says_so(home: Path, monkeypatch: pytest.Monkey
     said = matmul.status()["cuda:0"]["libraries"]
     assert said == [f"{user_library_path('h200')} (1 rows)", f"packaged h200 ({packaged.size()})"]
     matmul.use_library(tuned())
-    assert matmul.status()["cuda:0"]["libraries"] == ["a library given (0 rows)"]
+    assert matmul.status()["cuda:0"]["libraries"] == ["a library from the caller (0 rows)"]
     matmul.use_library(None)
     assert matmul.status()["cuda:0"]["libraries"] == said
 
@@ -390,7 +390,7 @@ def test_what_is_not_recorded_is_left_out_and_said(tmp_path: Path) -> None:
     assert "2 products left out: layout NT; 5 products left out: not in replay:h200" in result.stderr
     file = captured_file(tmp_path / "q.json", (other, 5))
     result = outblas("tune", "--captured", file, "--device", "replay:h200")
-    assert result.exit_code == 2 and "has nothing to tune" in result.stderr
+    assert result.exit_code == 2 and "contains no problem to tune" in result.stderr
 
 
 def test_bad_uses_of_captured_are_one_line(tmp_path: Path) -> None:

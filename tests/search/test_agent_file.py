@@ -62,10 +62,10 @@ def test_the_file_is_run_at_the_first_question_and_not_before(tmp_path: Path) ->
         ("\ndef propose(self, *given):\n    raise ValueError('boom')\n", "propose raised ValueError: boom, line 6"),
         ("\ndef propose(self, *given):\n    raise ValueError('two\\nlines')\n", "ValueError: two lines, line 6"),
         ("\ndef propose(self, *given):\n    raise SystemExit(3)\n", "propose raised SystemExit: 3"),
-        ("\ndef propose(self, *given):\n    return None\n", "propose returned NoneType"),
-        ("\ndef propose(self, *given):\n    return ['a']\n", "propose returned list"),
+        ("\ndef propose(self, *given):\n    return None\n", "propose returned a NoneType"),
+        ("\ndef propose(self, *given):\n    return ['a']\n", "propose returned a list"),
         ("\ndef __init__(self):\n    pass\n", "the file raised TypeError"),
-        ("\ndef propose(self, *given):\n    return given[1] + (1,)\n", "propose returned tuple"),
+        ("\ndef propose(self, *given):\n    return given[1] + (1,)\n", "propose returned a tuple"),
     ],
 )
 def test_a_mistake_is_one_line_that_names_the_file(tmp_path: Path, body: str, said: str) -> None:

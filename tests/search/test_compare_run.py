@@ -133,7 +133,7 @@ def test_a_smaller_run_keeps_the_journal_of_an_interrupted_larger_one(
     plan = Plan(folder, BUDGETS, 0.5, **smaller.pop("plan", {}))
     asked = {"splits": ["shapes"], "agents": ["random", "exhaustive"], "seeds": 2, "command": "test", **smaller}
     run_compare(CompareRequest(plan, out_path=out, **asked), say=said.append)
-    assert journal.read_text().startswith(recorded) and f"{journal} stays" in said[-1]
+    assert journal.read_text().startswith(recorded) and f"kept {journal}" in said[-1]
     out.unlink()
     seen: list[int] = []
     assert run(folder, out, progress=lambda done, total, note: seen.append(done)) == whole
@@ -183,7 +183,7 @@ def test_a_journal_of_other_budgets_is_refused_and_kept(folder: str, tmp_path: P
 
 
 def test_what_a_process_raises_is_raised_here(folder: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no recording"):
+    with pytest.raises(UsageError, match="does not exist"):
         list(held_out.run_units([CompareUnit("shapes", "random", 0)], Plan(str(tmp_path / "none"), BUDGETS), 1))
 
 
@@ -191,7 +191,7 @@ def test_a_process_that_died_is_named() -> None:
     ours, theirs = Pipe()
     theirs.close()
     dead: Any = SimpleNamespace(exit_code=lambda: -9)
-    with pytest.raises(DeviceError, match="exit code -9, at agent random.*fewer --jobs"):
+    with pytest.raises(DeviceError, match="exit code -9 on agent random.*fewer --jobs"):
         held_out._receive(ours, dead, CompareUnit("shapes", "random", 0))
 
 
@@ -210,8 +210,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
         ({"agents": []}, "agents none"),
         ({"agents": ["random", "random"]}, "agents random, random"),
         ({"agents": ["oracle"]}, "unknown agent 'oracle'"),
-        ({"agents": ["recorded"]}, "would read the answers"),
-        ({"agents": ["transfer"]}, "would read the answers"),
+        ({"agents": ["recorded"]}, "would know the answers"),
+        ({"agents": ["transfer"]}, "would know the answers"),
         ({"splits": ["rows"]}, "unknown split 'rows'"),
         ({"splits": ["shapes", "shapes"]}, "splits shapes, shapes"),
         ({"splits": []}, "splits none"),
@@ -237,7 +237,7 @@ def test_budgets_must_ascend(folder: str, tmp_path: Path, budgets: tuple[int, ..
 
 def test_a_folder_as_the_result_file_is_refused_before_the_search(folder: str, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
-    with pytest.raises(UsageError, match="is a folder"):
+    with pytest.raises(UsageError, match="is a directory"):
         run(folder, tmp_path / "out")
     assert not (tmp_path / "out.jsonl").exists()
 
@@ -325,10 +325,10 @@ def test_the_command_prints_every_figure_and_writes_the_file(folder: str, tmp_pa
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--device", "replay:nowhere"], "no recording 'nowhere'"),
+        (["--device", "replay:nowhere"], "recording 'nowhere' does not exist"),
         (["--budgets", "1,two"], "--budgets '1,two'"),
         (["--agents", "oracle"], "unknown agent 'oracle'"),
-        (["--held-out", "2"], "held-out share of 2"),
+        (["--held-out", "2"], "held-out share is 2"),
         (["--device", "cpu"], "unknown device"),
     ],
 )

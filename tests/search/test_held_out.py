@@ -176,7 +176,7 @@ def test_an_agent_that_breaks_its_contract_is_refused(proposal: str) -> None:
             return {"two": list(candidates[:2]), "again": [candidates[0]], "other launch": [stranger]}[proposal]
 
     recording = recording_with()
-    with pytest.raises(UsageError, match="one candidate that is offered and not tried yet"):
+    with pytest.raises(UsageError, match="one offered, untried candidate"):
         search_task(agent_of(Bad), plain_task(recording), ReplayEvaluator(recording), (4,))
 
 

@@ -208,7 +208,7 @@ def test_only_a_finished_run_has_a_provenance(run: Path) -> None:
     about = json.loads((run / "run.json").read_text())
     del about["provenance"]  # it is written at the end
     (run / "run.json").write_text(json.dumps(about))
-    with pytest.raises(RecordError, match="run is not finished; expected a run that ended; repeat its command"):
+    with pytest.raises(RecordError, match="run is not finished; expected a finished run; rerun its command"):
         provenance_of(run)
 
 
@@ -263,7 +263,7 @@ def test_a_candidate_that_this_version_cannot_launch_is_refused(
 
 
 def test_a_directory_that_is_no_run_is_refused(tool: Tool, tmp_path: Path) -> None:
-    with pytest.raises(RecordError, match=r"holds no store\.sqlite"):
+    with pytest.raises(RecordError, match=r"has no store\.sqlite"):
         profiled(tmp_path, tool=tool.path)
 
 
@@ -273,7 +273,7 @@ def test_a_run_whose_directory_was_renamed_is_found(tool: Tool, run: Path) -> No
     with Store(run / "store.sqlite") as store:
         assert len(store.counters_by_pair("run")) == 4
         store.append("a", passed_evaluation(RECORDING.problems[0], RECORDING.catalogue[0]))
-    with pytest.raises(RecordError, match="2 runs, none of them 'other'"):
+    with pytest.raises(RecordError, match="2 runs, none named 'other'"):
         profiled(run, tool=tool.path)
 
 
@@ -352,7 +352,7 @@ def test_only_finite_numbers_of_pairs_that_were_tried_are_recorded(tmp_path: Pat
         store.append("a", failed_evaluation(problem, config, Status.WRONG))
         with pytest.raises(UsageError, match="a finite number"):
             store.add_counters("a", {(problem, config): {"dram": value}}, {})
-        with pytest.raises(UsageError, match="a pair that run a tried"):
+        with pytest.raises(UsageError, match="a pair in run a"):
             store.add_counters("a", {(problem, config): {"dram": 1.0}, (problem, other): {"dram": 1.0}}, {})
         assert store.counters_by_pair("a") == {}
 
@@ -388,5 +388,5 @@ def test_damaged_counters_are_named(tmp_path: Path, text: str) -> None:
     db.execute("UPDATE counters SET counters = ?", (text,))
     db.commit()
     db.close()
-    with Store(path) as store, pytest.raises(RecordError, match="holds counters that cannot be read"):
+    with Store(path) as store, pytest.raises(RecordError, match="contains counters that cannot be read"):
         store.counters_by_pair("a")

@@ -99,7 +99,7 @@ def test_a_crash_is_told_and_keeps_the_scores_of_others(
         score_agent(request_)
     request_.agent.write_text(FIRST.replace("return", "import os; os._exit(3)\n        return"))
     monkeypatch.setattr(compare_run, "run_units", run_units)
-    with pytest.raises(DeviceError, match=r"exit code 3, at agent .*mine\.py"):
+    with pytest.raises(DeviceError, match=r"exit code 3 on agent .*mine\.py"):
         score_agent(request_)
     assert before == sorted(request_.folder.glob("*.parquet"))
     request_.agent.write_text(FIRST)
@@ -120,7 +120,7 @@ def test_an_edited_file_does_not_resume_a_comparison(request_: ScoreRequest, tmp
 
 
 def test_names_that_are_no_file_of_python_are_refused(request_: ScoreRequest, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="ends with .py"):
+    with pytest.raises(UsageError, match="ending in .py"):
         score_agent(replace(request_, agent=tmp_path / "mine.txt"))
     with pytest.raises(UsageError, match="unknown agent"):
         score_agent(replace(request_, baselines=["nonsense"]))

@@ -82,7 +82,7 @@ def test_an_interrupted_run_resumes_to_the_same_result(tmp_path: Path, stop: int
     first = Counting(stop)
     with pytest.raises(Interrupted) as caught:
         run(path, first)
-    assert all(word in str(caught.value) for word in (f"with {stop} of 72", str(path), "under run id r"))
+    assert all(word in str(caught.value) for word in (f"with {stop} of 72", str(path), "under run ID r"))
     with Store(path) as store:
         assert len(store.recorded_pairs("r")) == len(first.asked) == stop
     second = Counting()

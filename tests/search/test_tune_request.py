@@ -84,7 +84,7 @@ def test_measurements_of_other_kernels_are_not_resumed(live: Live) -> None:
     assert live.run() == live.run() == Path("runs/a") and live.kept > 0
     live.change(stamp={**live.stamp, "kernels": OTHER_KERNELS})
     with pytest.raises(
-        UsageError, match="runs/a is of other conditions .kernel sources 0{12} there, .* another folder"
+        UsageError, match="runs/a was measured under other conditions .kernel sources 0{12}, now .* another --run"
     ):
         live.run(beside=False)
     beside = live.run()

@@ -117,12 +117,12 @@ def test_a_folder_of_an_evolution_is_read_and_not_written(tmp_path: Path) -> Non
 @pytest.mark.parametrize("data", [{"format": 1, "kind": "tune"}, {"format": 2, "kind": "mcp"}, []])
 def test_a_folder_of_something_else_is_refused(tmp_path: Path, data: object) -> None:
     write_json(tmp_path / "run.json", data)
-    with pytest.raises(RecordError, match="choose another --run"):
+    with pytest.raises(RecordError, match="pass another --run"):
         KernelFolder(tmp_path)
     (tmp_path / "run.json").write_text("{")
     with pytest.raises(RecordError, match="cannot be read"):
         KernelFolder(tmp_path)
     (tmp_path / "run.json").unlink()
     (tmp_path / "letters.txt").write_text("dear")
-    with pytest.raises(UsageError, match="no run"):
+    with pytest.raises(UsageError, match="not a run"):
         KernelFolder(tmp_path)

@@ -248,7 +248,7 @@ def test_representatives_are_ragged_legal_and_of_the_same_kind():
     [
         ("memory", "host memory"),
         ("file in memory", "host memory"),
-        ("disk", "MiB of disk with 2 files, at most 2"),
+        ("disk", "MiB of disk for 2 files, more than 2"),
         ("files", "101 files"),
     ],
 )

@@ -160,7 +160,7 @@ def test_a_worker_gets_its_turn_then_the_batch_and_stays():
     ("words", "code", "status", "detail"),
     [
         ((), 3, Status.EXITED, "the worker ended with exit code 3"),
-        ((), None, Status.EXITED, "the worker closed its pipe and went on"),
+        ((), None, Status.EXITED, "the worker closed its pipe and kept running"),
         ((), -11, Status.FAULT, "the worker died of SIGSEGV"),
         ((), -6, Status.FAULT, "the worker died of SIGABRT"),
         ((), -9, Status.EXITED, "the worker ended with exit code -9"),
@@ -184,7 +184,7 @@ def test_an_item_that_is_left_unanswered_is_blamed_and_the_worker_stays():
     child = Child(("done", 1, "b"), end, ("done", 2, "c"), end)
     with box_of(child) as box:
         found = list(box.run(["p", "q", "r"]))
-        assert found == [(1, "b"), (0, WorkerLoss(Status.EXITED, "the worker left it unanswered")), (2, "c")]
+        assert found == [(1, "b"), (0, WorkerLoss(Status.EXITED, "the worker did not answer")), (2, "c")]
         assert child.given[2:] == [[(2, "r")]] and box.lost == 0
 
 
@@ -236,7 +236,7 @@ def test_a_batch_has_a_limit_despite_words(monkeypatch):
             return self.words.pop(0) if len(self.words) > 1 else ("begin", 0)
 
     with box_of(Talking(("begin", 0), ("begin", 0)), batch_timeout_s=3.0) as box:
-        assert list(box.run(["p"])) == [(0, WorkerLoss(Status.HANG, "the batch was not done within 3 s"))]
+        assert list(box.run(["p"])) == [(0, WorkerLoss(Status.HANG, "the batch did not finish within 3 s"))]
         assert now[0] == 105.0, "one word more than three seconds"
 
 
@@ -258,7 +258,7 @@ def test_a_worker_over_its_limits_is_lost():
     [
         (("error", "DeviceError: no GPU"), "cannot start: DeviceError: no GPU"),
         (("begin", 0), "cannot start: 0"),
-        (("odd",), "cannot start: its first word was 'odd'"),
+        (("odd",), "cannot start: its first message was 'odd'"),
         (0.5, "cannot start: it did not start within 0.01 s"),
         (EOFError(), "cannot start: it ended with exit code 4"),
     ],

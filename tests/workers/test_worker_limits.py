@@ -30,14 +30,14 @@ def over(monkeypatch, resident, files, used=0, entries=0, folder="/own"):
 
 def test_memory_and_files_in_memory_count_together(monkeypatch):
     assert over(monkeypatch, 3 << 20, 2 << 20) == ""
-    assert over(monkeypatch, 3 << 20, (2 << 20) + 1) == "it filled 6 MiB of host memory, at most 5"
-    assert over(monkeypatch, 7 << 20, 0) == "it filled 7 MiB of host memory, at most 5"
+    assert over(monkeypatch, 3 << 20, (2 << 20) + 1) == "it used 6 MiB of host memory, more than 5"
+    assert over(monkeypatch, 7 << 20, 0) == "it used 7 MiB of host memory, more than 5"
 
 
 def test_a_folder_has_a_limit_of_bytes_and_one_of_entries(monkeypatch):
     assert over(monkeypatch, 0, 0, 3 << 20, 10_000) == ""
-    assert over(monkeypatch, 0, 0, (3 << 20) + 1, 2) == "it filled 4 MiB of disk with 2 files, at most 3"
-    assert over(monkeypatch, 0, 0, 0, 10_001) == "it filled 0 MiB of disk with 10001 files, at most 3"
+    assert over(monkeypatch, 0, 0, (3 << 20) + 1, 2) == "it used 4 MiB of disk for 2 files, more than 3"
+    assert over(monkeypatch, 0, 0, 0, 10_001) == "it used 0 MiB of disk for 10001 files, more than 3"
     assert over(monkeypatch, 0, 0, 9 << 20, 10_001, None) == "", "no folder is watched"
 
 

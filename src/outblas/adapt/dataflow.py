@@ -333,15 +333,15 @@ def _definition(function: Callable[..., Any]) -> tuple[str, Any]:
     except (OSError, TypeError, SyntaxError) as error:
         raise UsageError(f"the source of forward cannot be read ({error})", "a readable source", do) from error
     if not isinstance(tree, ast.FunctionDef):
-        raise UsageError("forward is no plain function", "a def", do)
+        raise UsageError("forward is not a plain function", "a function defined with def", do)
     if not current:
-        raise UsageError("the file of forward has changed since its import", "the file that was imported", do)
+        raise UsageError("the source file of forward has changed since it was imported", "an unchanged file", do)
     outer = function.__code__.co_freevars
     if outer:
-        raise UsageError(f"forward needs {', '.join(outer)} of an outer scope", "names of its module alone", do)
+        raise UsageError(f"forward uses {', '.join(outer)} from an enclosing scope", "module-level names only", do)
     changes = next(_changes(tree), "")
     if changes:
-        raise UsageError(f"forward {changes}", "a function that changes nothing in place", do)
+        raise UsageError(f"forward {changes}", "a function without in-place changes", do)
     return source, tree
 
 
@@ -365,15 +365,15 @@ def _changes(tree: ast.FunctionDef) -> Iterator[str]:
         elif isinstance(node, (ast.Subscript, ast.Attribute)) and isinstance(node.ctx, (ast.Store, ast.Del)):
             yield f"sets {ast.unparse(node)}"
         elif isinstance(node, ast.Attribute) and node.attr.startswith("__") and not node.attr.endswith("__"):
-            yield f"has the private name {node.attr}"
+            yield f"uses the private name {node.attr}"
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             name = node.func.attr
             if name.endswith("_") and not name.startswith("_"):
                 yield f"calls {name}, which works in place"
             if any(one.arg in ("inplace", "out") for one in node.keywords):
-                yield f"calls {name} on memory that is there"
+                yield f"calls {name} with an existing output tensor"
         elif isinstance(node, (ast.Yield, ast.YieldFrom, ast.Await, ast.NamedExpr, ast.Global, ast.Nonlocal)):
-            yield f"has {type(node).__name__}, which is not understood"
+            yield f"contains {type(node).__name__}, which is not supported"
 
 
 def _arguments(tree: ast.FunctionDef) -> list[str]:
@@ -381,5 +381,5 @@ def _arguments(tree: ast.FunctionDef) -> list[str]:
     found = [*given.posonlyargs, *given.args, *given.kwonlyargs]
     found += [one for one in (given.vararg, given.kwarg) if one is not None]
     if not found:
-        raise UsageError("forward has no parameter", "the module as the first", "leave the module as it is")
+        raise UsageError("forward has no parameters", "the module as the first parameter", "leave the module as it is")
     return [one.arg for one in found]

@@ -45,7 +45,7 @@ def watch(
             line = summary(weights)
         except Exception as error:
             if not has_failed:
-                tell(f"outblas cannot say yet which products it computes: {error!r}")
+                tell(f"outblas cannot report yet which matmuls it computes: {error!r}")
             has_failed = True
             continue
         count = sum(len(rows) for makers in weights.values() for rows in makers.values())
@@ -74,10 +74,10 @@ def summary(weights: Weights) -> str:
     served = {weight: _served(makers) for weight, makers in weights.items()}
     ours = [f"{weight} at {rows}" for weight, rows in served.items() if rows]
     others = [f"{weight} ({_seen(weights[weight])})" for weight, rows in served.items() if not rows]
-    stay = f"; torch computes those of {', '.join(others)}, where nothing faster is known or allowed" if others else ""
+    stay = f"; torch computes {', '.join(others)}: no faster kernel is known or allowed" if others else ""
     if not ours:
-        return "outblas changes nothing here" + stay
-    return f"outblas computes products of {len(ours)} of {len(served)} weights (N x K): {'; '.join(ours)}{stay}"
+        return "outblas has no effect here" + stay
+    return f"outblas computes the matmuls of {len(ours)} of {len(served)} weights (N x K): {'; '.join(ours)}{stay}"
 
 
 def _served(makers: Mapping[str, list[int]]) -> str:

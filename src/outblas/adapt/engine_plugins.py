@@ -87,7 +87,7 @@ def _switch_on(log: logging.Logger, enter_graphs: Callable[[], str]) -> None:
 
         reason = _engines_own_mode() or switch_on()
         if reason:
-            log.warning("outblas changes nothing: %s", reason)
+            log.warning("outblas has no effect: %s", reason)
             return
     except Exception as error:
         _log_failure(log, error)
@@ -97,9 +97,9 @@ def _switch_on(log: logging.Logger, enter_graphs: Callable[[], str]) -> None:
     except Exception as error:
         reason = _in_one_line(error)
     if reason:
-        log.warning("outblas is on, but not in graphs that the engine compiles: %s", reason)
+        log.warning("outblas is enabled, except in graphs that the engine compiles: %s", reason)
     else:
-        log.info("outblas is on: torch's products run on its kernels where they are faster")
+        log.info("outblas is enabled: matmuls run on its kernels where they are faster")
     engine_log.log_once_settled(log)
 
 
@@ -114,12 +114,12 @@ def _engines_own_mode() -> str:
     """Return in one line that the engine's batch-invariant mode is on, and the remedy; empty if it is off."""
     for variable, switch in _INVARIANT_MODES.items():
         if os.environ.get(variable, "").strip().lower() not in _OFF:
-            return f"the engine keeps results batch-invariant by kernels of its own; start it without {switch}"
+            return f"the engine uses its own batch-invariant kernels; start it without {switch}"
     return ""
 
 
 def _log_failure(log: logging.Logger, error: Exception) -> None:
-    log.warning("outblas changes nothing: %s; the engine goes on with torch's products", _in_one_line(error))
+    log.warning("outblas has no effect: %s; the engine continues with torch matmuls", _in_one_line(error))
 
 
 def _in_one_line(error: Exception) -> str:

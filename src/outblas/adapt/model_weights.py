@@ -18,7 +18,7 @@ def check_module(model: Any) -> None:
         UsageError: it is none.
     """
     if not isinstance(model, nn.Module):
-        raise UsageError(f"the model is a {type(model).__name__}", "a torch.nn.Module", "load it before, and pass that")
+        raise UsageError(f"the model is a {type(model).__name__}", "a torch.nn.Module", "load it and pass the module")
 
 
 def model_weights(model: Any) -> list[LayerWeight]:

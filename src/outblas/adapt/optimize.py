@@ -146,9 +146,9 @@ def _check_writable(model: Any) -> None:
     for name, parameter in model.named_parameters():
         if type(parameter) is Parameter and parameter.is_inference():
             raise TensorError(
-                f"parameter {name} was made in inference mode",
-                "parameters that torch lets a program replace",
-                "make the model outside of torch.inference_mode()",
+                f"parameter {name} was created in inference mode",
+                "parameters that can be replaced",
+                "create the model outside torch.inference_mode()",
             )
 
 

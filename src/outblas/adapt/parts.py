@@ -279,9 +279,9 @@ def why_not_plain(linear: Any) -> str:
     """Return in words why a layer is left alone; empty if it is plain and has ordinary weights."""
     kind = type(linear)
     if kind is not nn.Linear:
-        return f"is a {kind.__module__}.{kind.__qualname__}, no nn.Linear"
+        return f"is a {kind.__module__}.{kind.__qualname__}, not an nn.Linear"
     if not is_plain(linear):
-        return "has hooks, or a forward of its own"
+        return "has hooks or an overridden forward"
     for weight in (linear.weight, linear.bias):
         if weight is None:
             continue

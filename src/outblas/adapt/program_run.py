@@ -95,8 +95,8 @@ class Program:
             start = [self._python, *self._options, "-m", run_enabled.__name__, "--counts", str(counts), "--"]
             figure = self._run([*start, *self._words], environment, "with OutBLAS")
             if not counts.is_file():
-                do = "let it end by its last line or sys.exit"
-                raise UsageError(f"{self._text} skips the interpreter's end", "exit handlers that run", do)
+                do = "let it return from its last line or call sys.exit"
+                raise UsageError(f"{self._text} exits without running exit handlers", "a normal interpreter exit", do)
             return ProgramRun(figure, **json.loads(counts.read_text()))
 
     def capture(self, file: Path) -> None:
@@ -119,13 +119,13 @@ class Program:
             done = run_group(command, environment, self._timeout_s)
         except subprocess.TimeoutExpired as error:
             wrong = f"{self._text} ran longer than {self._timeout_s:g} s {how}"
-            raise UsageError(wrong, "a program that ends", "raise --timeout, or let it end by itself") from error
+            raise UsageError(wrong, "a program that ends", "raise --timeout or make the program exit") from error
         seconds = time.perf_counter() - begin
         output = [stream.decode(errors="replace") for stream in (done.stdout, done.stderr)]
         if done.returncode != 0:
             last = clean_text((output[1].strip().splitlines() or ["no message"])[-1])
             wrong = f"{self._text} failed {how} (exit status {done.returncode}): {last}"
-            raise UsageError(wrong, "exit status 0", "run it alone and correct it")
+            raise UsageError(wrong, "exit status 0", "run the program by itself and fix it")
         return seconds if self._metric is None else self._figure("\n".join(output), how)
 
     def _figure(self, output: str, how: str) -> float:
@@ -139,7 +139,7 @@ class Program:
         if not (math.isfinite(value) and value > 0):
             shown = "printed no match" if text is None else f"printed {clean_text(text)!r}"
             wrong = f"{self._text} {shown} of --metric {self._metric.pattern!r} {how}"
-            raise UsageError(wrong, "a number above 0", "correct the expression")
+            raise UsageError(wrong, "a number above 0", "fix the regular expression")
         return value
 
 
@@ -203,7 +203,7 @@ def run_trial(
         UsageError: fewer than 3 pairs, or a run fails.
     """
     if pairs < MIN_ROUNDS:
-        raise UsageError(f"--pairs is {pairs}", f"an integer of {MIN_ROUNDS} or more", "pass a larger --pairs")
+        raise UsageError(f"--pairs is {pairs}", f"an integer, {MIN_ROUNDS} or more", "pass a larger --pairs")
     total = 2 * pairs + 2
     found: dict[bool, list[ProgramRun]] = {False: [], True: []}
     order = [False, True]

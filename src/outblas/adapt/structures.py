@@ -183,15 +183,15 @@ def _why_apart(module: Any, flow: Dataflow, value: int, steps: dict[str, Step]) 
     if not isinstance(name, ast.Name) or first.names.get(name.id) != value:
         return "the input has no name in the source"
     if any(step.nested for step in steps.values()):
-        return "they stand in a branch or loop"
+        return "they are in a branch or loop"
     changing = _what_may_change(module, flow, steps.values(), last, value)
     if changing:
         return f"{changing} may change the input between them"
     if not all(_splits_heads(flow, step.value) for step in steps.values()):
-        return "what follows may not take a part of a wider matrix"
+        return "the next operation may not accept a slice of a wider matrix"
     replaced = {one.value for step in steps.values() for one in views_of(flow, step.value)}
     if has_reader_of_layout(module, flow, [step.value for step in steps.values()], replaced):
-        return "what follows may need contiguous memory"
+        return "the next operation may need contiguous memory"
     return ""
 
 

@@ -240,7 +240,7 @@ def gpu_index(device: str) -> int:
         UsageError: the device is a recording or no device.
         DeviceError: this machine has no such GPU.
     """
-    index = parse_device(device).gpu_index
+    index = parse_device(device, replays=False).gpu_index
     if index is None:
         raise UsageError(f"--device {device}", "a GPU: this command measures", "e.g. --device cuda:0")
     return index

@@ -197,7 +197,7 @@ def _run(
         err.print(f"time limit reached: {reached}", markup=False)
     if outcome.open_weights:
         weights = f"{outcome.open_weights} of {outcome.weights} weights"
-        err.print(f"intervals of {weights} are incomplete; repeat the command to continue", markup=False)
+        err.print(f"intervals of {weights} are incomplete; rerun the command to continue", markup=False)
     _print_outcome(outcome, ranked)
     installed = _install(outcome, request) if install else None
     page_of_run = find_part("report")

@@ -148,7 +148,7 @@ class Evaluation:
         if len(self.log) * 4 > LOG_BYTES:
             object.__setattr__(self, "log", _clipped(self.log))
         if self.status is not Status.PASSED and (self.timing is not None or self.speedup is not None):
-            raise ValueError(f"a figure with status {self.status}: only PASSED may carry one")
+            raise ValueError(f"status {self.status} with a result: only PASSED may have one")
         if self.status is Status.PASSED and self.timing is None:
             raise ValueError("status passed without a timing")
 
@@ -160,7 +160,7 @@ class Evaluation:
             ConfigError: the candidate is a free kernel.
         """
         if not isinstance(self.config, KernelConfig):
-            raise ConfigError(f"the free kernel {self.config.name}", "a template candidate", "search these apart")
+            raise ConfigError(f"the free kernel {self.config.name}", "a template candidate", "search it separately")
         return self.config
 
 

@@ -75,8 +75,8 @@ def write_atomic(path: Path, data: bytes) -> Path:
             scratch.unlink()
         raise RecordError(
             f"cannot write {path}: {error.strerror or error}",
-            f"a writable path with room for {len(data)} bytes",
-            "free some space or choose another path",
+            f"a writable path with {len(data)} bytes of free space",
+            "free some space or pass another path",
         ) from error
     return path
 
@@ -116,9 +116,7 @@ def json_text(data: Any) -> bytes:
         return (json.dumps(data, indent=1, allow_nan=False) + "\n").encode()
     except ValueError as error:
         found = "" if "Circular" in str(error) else _odd_number(data, "data")
-        raise UsageError(
-            found or f"no JSON: {error}", "finite numbers in JSON", "write None for a missing figure"
-        ) from error
+        raise UsageError(found or f"invalid JSON: {error}", "finite numbers", "use None for a missing value") from error
 
 
 def _odd_number(data: Any, place: str) -> str:
@@ -152,7 +150,7 @@ def lock_file(file: IO[bytes], what: str) -> None:
     if not held:
         pid = _locked_by(file)
         by += "" if pid is None else f" (pid {pid})"
-    raise RecordError(f"{what} is in use by {by}", "one process at a time", "wait for it, or choose another path")
+    raise RecordError(f"{what} is in use by {by}", "one process at a time", "wait for it to end, or use another path")
 
 
 @contextlib.contextmanager
@@ -220,7 +218,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
         file = open_lock(folder / FOLDER_LOCK)
     except OSError as error:
         raise RecordError(
-            f"{folder} cannot be written ({error.strerror})", "a writable folder", "choose another --run"
+            f"{folder} cannot be written ({error.strerror})", "a writable directory", "pass another --run"
         ) from error
     with file:
         lock_file(file, str(folder))
@@ -246,15 +244,15 @@ def lock_run_folder(folder: Path, name: str = "run.json") -> Iterator[None]:
         str(folder).encode()
     except UnicodeEncodeError as error:  # the name goes into the store and into reports
         raise UsageError(
-            f"the name {ascii(str(folder))} is no UTF-8", "a name that is", "choose another --run"
+            f"path {ascii(str(folder))} is not valid UTF-8", "a UTF-8 path", "pass another --run"
         ) from error
     try:
         is_run = (folder / name).exists() or not folder.exists()
         if not is_run and not (folder.is_dir() and all(map(ours, folder.iterdir()))):
-            raise UsageError(f"{folder} is there and is no run", "a new or empty directory", "choose another --run")
+            raise UsageError(f"{folder} exists but is not a run", "a new or empty directory", "pass another --run")
     except OSError as error:
         raise RecordError(
-            f"{folder} cannot be read ({error.strerror})", "a readable folder", "choose another --run"
+            f"{folder} cannot be read ({error.strerror})", "a readable directory", "pass another --run"
         ) from error
     with lock_folder(folder):
         yield
@@ -278,7 +276,7 @@ def lock_for_update(path: Path, do: str) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = open_lock(path.with_name(f".{path.name}.lock"))
     except OSError as error:
-        raise RecordError(f"cannot write to {path.parent} ({error.strerror})", "a writable folder", do) from error
+        raise RecordError(f"cannot write to {path.parent} ({error.strerror})", "a writable directory", do) from error
     with lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -105,17 +105,17 @@ def record_from_json(data: Any, where: str, origin: str) -> GpuRecord:
         gpu = Gpu(name=str(data["name"]), **figures)
         reference, provenance = data.get("reference") is True, data.get("provenance")
         if provenance is not None and not isinstance(provenance, dict):
-            raise ValueError("provenance is no object")
+            raise ValueError("provenance is not an object")
         value = data["products"]
         if not isinstance(value, list) or not all(isinstance(name, str) and "\\" not in name for name in value):
-            raise ValueError(f"products {value!r} are no plain names")
+            raise ValueError(f"products {value!r} are not plain names")
         products = tuple(value)
         return GpuRecord(gpu, title, products, source, reference, origin, provenance, heuristics)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RecordError(
             f"GPU record {where} cannot be read ({error!r})"[:300],
             f"a record of format {FORMAT}",
-            "write it again: outblas calibrate",
+            "recreate it with: outblas calibrate",
         ) from error
 
 
@@ -160,7 +160,7 @@ def packaged_gpu(name: str) -> Gpu:
     """
     if name not in packaged_records():
         known = " or ".join(packaged_records())
-        raise UsageError(f"no packaged record of GPU {name!r}", known, "use one of them, or outblas calibrate")
+        raise UsageError(f"no packaged record of GPU {name!r}", known, "pass one, or run outblas calibrate")
     return packaged_records()[name].gpu
 
 
@@ -191,7 +191,7 @@ def user_records() -> list[GpuRecord]:
         return [read_record(file) for file in files]
     except (OSError, ValueError) as error:
         raise RecordError(
-            f"GPU records in {folder} cannot be read ({error})", "readable JSON files", "outblas calibrate"
+            f"GPU records in {folder} cannot be read ({error})", "readable JSON files", "rerun outblas calibrate"
         ) from error
 
 
@@ -241,7 +241,7 @@ def recorded_gpu(provenance: Mapping[str, Any]) -> Gpu:
     name = str(provenance.get("gpu", ""))
     found = gpu_of_product(name)
     if found is None:
-        raise RecordError(f"the recording is of GPU {name!r}", "a GPU with a record", "outblas calibrate on that GPU")
+        raise RecordError(f"the recording is for GPU {name!r}", "a GPU with a record", "run outblas calibrate there")
     return found
 
 
@@ -271,7 +271,7 @@ def nearest(gpu: Gpu, among: Iterable[Gpu]) -> Gpu:
 
     listed = list(among)
     if not listed:
-        raise UsageError(f"nothing is packaged that {gpu.name} could use", "data of some GPU", "reinstall outblas")
+        raise UsageError(f"no packaged data fits {gpu.name}", "packaged data for at least one GPU", "reinstall outblas")
     return next((other for other in listed if other.name == gpu.name), None) or min(listed, key=distance)
 
 

@@ -132,19 +132,19 @@ class Journal:
             return 0  # an empty file, or settings that a crash cut short
         try:
             if not lines:
-                raise ValueError("its first line is cut short")
+                raise ValueError("its first line is truncated")
             found, *entries = [json.loads(line) for line in lines]
             if not all(isinstance(entry, dict) for entry in entries):
-                raise ValueError("a line is no object")
+                raise ValueError("a line is not a JSON object")
         except (ValueError, RecursionError) as error:
             raise RecordError(
-                f"journal {self.path} is damaged ({error})", "one JSON value per line", "move it away to start afresh"
+                f"journal {self.path} is damaged ({error})", "one JSON object per line", "move it away to start over"
             ) from error
         if found != json.loads(json.dumps(settings)):
             raise UsageError(
-                f"{self.path} is of a run with other settings",
+                f"{self.path} belongs to a run with other settings",
                 "the same settings to resume it",
-                "finish that run, choose another output, or pass --no-resume",
+                "finish that run, pass another output path, or pass --no-resume",
             )
         self.entries = entries
         return sum(len(line) for line in lines)
@@ -153,7 +153,7 @@ class Journal:
         return RecordError(
             f"journal {self.path} cannot be written or read ({error.strerror or error})",
             "a writable path and free disk space",
-            "free some space and run the same command again: it resumes",
+            "free some space and rerun the command; it resumes",
         )
 
 
@@ -185,7 +185,7 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
         text = read_plain_file(path).decode()
         found = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
         if not all(isinstance(line, dict) for line in found):
-            raise ValueError("a line is no object")
+            raise ValueError("a line is not a JSON object")
         return found
     except (OSError, ValueError, RecursionError) as error:
         raise RecordError(f"{path} cannot be read ({error})", "one JSON object per line", "move it away") from error

@@ -50,5 +50,5 @@ def part(name: str, what: str) -> Any:
     """
     found = find_part(name)
     if found is None:
-        raise ToolchainMissing(f"{what} is a part of outblas-lab, which is not installed", "outblas-lab", lab_hint())
+        raise ToolchainMissing(f"{what} is part of outblas-lab, which is not installed", "outblas-lab", lab_hint())
     return found

@@ -71,7 +71,7 @@ def read_object(path: Path, expected: str, do: str, **fields: object) -> dict[st
     try:
         found = read_json(path)
         if not isinstance(found, dict):
-            raise ValueError("it holds no object")
+            raise ValueError("it is not a JSON object")
         for name, value in fields.items():
             if found.get(name) != value:
                 raise ValueError(f"its {name} is {found.get(name)!r}")
@@ -168,7 +168,7 @@ def _read(handle: int, path: Path, most: int | None = None) -> bytes:
         if most is not None:
             return file.read(most)
         if (size := os.fstat(handle).st_size) > _MOST_BYTES:
-            raise OSError(errno.EFBIG, f"has {size} bytes, at most {_MOST_BYTES}", str(path))
+            raise OSError(errno.EFBIG, f"has {size} bytes, more than {_MOST_BYTES}", str(path))
         return file.read()  # read(size) would allocate that much memory first
 
 
@@ -177,14 +177,14 @@ def _open(path: Path, flags: int) -> int:
     try:
         handle = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
     except ValueError as error:
-        raise NotOursError(errno.EINVAL, "has a NUL in its name", ascii(str(path))) from error
+        raise NotOursError(errno.EINVAL, "has a NUL byte in its name", ascii(str(path))) from error
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise NotOursError(error.errno, "is a symbolic link", str(path)) from error
         raise
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise NotOursError(errno.EINVAL, "is no plain file", str(path))
+        raise NotOursError(errno.EINVAL, "is not a regular file", str(path))
     return handle
 
 
@@ -196,4 +196,4 @@ def _check_owner(path: Path, found: os.stat_result) -> None:
     if found.st_uid not in (_ROOT, os.geteuid()):
         raise NotOursError(errno.EPERM, f"belongs to another user (uid {found.st_uid})", str(path))
     if found.st_mode & stat.S_IWOTH:
-        raise NotOursError(errno.EPERM, "can be written by everybody", str(path))
+        raise NotOursError(errno.EPERM, "is writable by everyone", str(path))

@@ -33,7 +33,7 @@ def python_command(program: list[str]) -> tuple[str, list[str], list[str]]:
     """
     found = shutil.which(program[0])
     if found is None:
-        raise UsageError(f"no command {program[0]!r}", "a Python program", "e.g. -- python serve.py")
+        raise UsageError(f"command {program[0]!r} was not found", "a Python program", "e.g. -- python serve.py")
     if not os.path.basename(found).startswith("python"):
         return _interpreter_of(found), [], [found, *program[1:]]
     options: list[str] = []
@@ -42,9 +42,9 @@ def python_command(program: list[str]) -> tuple[str, list[str], list[str]]:
         taken = 2 if rest[0] in _WITH_VALUE else 1
         options, rest = options + rest[:taken], rest[taken:]
     if not rest or rest[0] == "-" or (rest[0] in ("-m", "-c") and len(rest) < 2):
-        raise UsageError(f"{' '.join(program)!r} names no program", "a script, -m MODULE or -c CODE", "name one")
+        raise UsageError(f"{' '.join(program)!r} does not name a program", "a script, -m MODULE or -c CODE", "name one")
     if rest[0] not in ("-m", "-c") and not os.path.exists(rest[0]):
-        raise UsageError(f"no file {rest[0]!r}", "a Python program", "correct its path")
+        raise UsageError(f"file {rest[0]!r} does not exist", "a Python program", "correct the path")
     return found, options, rest
 
 
@@ -62,8 +62,8 @@ def _interpreter_of(script: str) -> str:
     python = shutil.which(words[0]) if words and os.path.basename(words[0]).startswith("python") else None
     if python is None:
         raise UsageError(
-            f"{script} is no Python program",
-            "python and a script, or a console script that Python runs",
+            f"{script} is not a Python program",
+            "python and a script, or a Python console script",
             "e.g. -- python serve.py",
         )
     return python

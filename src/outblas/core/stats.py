@@ -44,7 +44,7 @@ def flop_weighted(speedups: Sequence[float], flops: Sequence[float]) -> float:
         UsageError: no values, different lengths, or a value or weight that is not finite and positive.
     """
     if len(speedups) != len(flops):
-        raise UsageError(f"{len(speedups)} speed-ups and {len(flops)} weights", "one weight each", "pass equal lengths")
+        raise UsageError(f"{len(speedups)} speedups and {len(flops)} weights", "equal lengths", "pass one weight each")
     logs = _logs(speedups, "the FLOP-weighted mean")
     _logs(flops, "the weights of the FLOP-weighted mean")
     return math.exp(math.fsum(w * x for w, x in zip(flops, logs, strict=True)) / math.fsum(flops))
@@ -84,7 +84,7 @@ def bootstrap_median(
     x = np.asarray(samples, dtype=np.float64)
     if x.ndim != 1 or x.size < MIN_ROUNDS or not np.isfinite(x).all():
         raise UsageError(
-            f"an interval of {x.size} samples of shape {x.shape}",
+            f"a confidence interval of {x.size} samples of shape {x.shape}",
             f"a flat list of {MIN_ROUNDS} or more finite samples",
             "measure more rounds",
         )
@@ -136,8 +136,8 @@ def paired_speedup(
     """
     if len(ours_us) != len(baseline_us):
         raise UsageError(
-            f"{len(ours_us)} rounds of ours and {len(baseline_us)} of the baseline",
-            "the same rounds of both",
+            f"{len(ours_us)} kernel rounds and {len(baseline_us)} baseline rounds",
+            "one sample of each per round",
             "time both in every round",
         )
     ours, base = _logs(ours_us, "a time"), _logs(baseline_us, "a time")
@@ -166,7 +166,7 @@ def unpaired_speedup(
         Efron & Tibshirani, An Introduction to the Bootstrap, section 13.3.
     """
     if not len(ours) or not len(baseline):
-        what = f"a speed-up of {len(ours)} samples of ours and {len(baseline)} of the baseline"
+        what = f"a speedup of {len(ours)} kernel samples over {len(baseline)} baseline samples"
         raise UsageError(what, "at least one of each", "time both")
     rng = np.random.default_rng(seed)
     x, y = np.asarray(ours), np.asarray(baseline)
@@ -195,8 +195,8 @@ def _logs(values: Sequence[float], what: str) -> list[float]:
         UsageError: no values, or one that is not finite and positive; ``what`` starts the message.
     """
     if len(values) == 0:
-        raise UsageError(f"{what} of nothing", "at least one value", "measure at least one problem")
+        raise UsageError(f"{what} of no values", "at least one value", "measure at least one problem")
     for v in values:
         if not (math.isfinite(v) and v > 0):
-            raise UsageError(f"{what} of {v!r}", "finite positive values", "leave out rows without a figure")
+            raise UsageError(f"{what} of {v!r}", "finite positive values", "omit rows without a result")
     return [math.log(v) for v in values]

@@ -189,7 +189,7 @@ class Table:
         """
         parts = text.split(":")
         if len(parts) != 4:
-            raise UsageError(f"table {text!r}", "SUITE:LAYOUT:DTYPE:ACC", "e.g. grid1000:TN:fp16:fp32")
+            raise UsageError(f"invalid table {text!r}", "SUITE:LAYOUT:DTYPE:ACC", "e.g. grid1000:TN:fp16:fp32")
         table = cls(parts[0].lower(), parts[1].upper(), parts[2].lower(), parts[3].lower())
         table.problems()
         return table
@@ -231,7 +231,7 @@ def sample(problems: Sequence[Problem], count: int, seed: int = 0, *, gpu: Gpu) 
         UsageError: ``count`` is not between 1 and the number of problems.
     """
     if not 1 <= count <= len(problems):
-        raise UsageError(f"--sample is {count}", f"1 to {len(problems)} problems", "pass another --sample")
+        raise UsageError(f"--sample is {count}", f"1 to {len(problems)}", "pass another --sample")
     strata: dict[str, list[Problem]] = {}
     for problem in problems:
         strata.setdefault(regime(problem, gpu), []).append(problem)

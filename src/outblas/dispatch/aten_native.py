@@ -102,7 +102,7 @@ def open_products(key: str) -> tuple[Any, str]:
         ask_python_keys()
         return make(native.LIBCUDA, _DEVICES[key][0], _addresses(key)), ""
     except (AttributeError, OSError, RuntimeError, TypeError, ValueError) as error:  # another torch, another driver
-        return None, f"the kernels of outblas.dispatch._native cannot be used here: {error}"
+        return None, f"the kernels in outblas.dispatch._native cannot be used here: {error}"
 
 
 def ask_python_keys() -> int:

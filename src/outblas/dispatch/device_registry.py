@@ -90,10 +90,10 @@ def replace_library(library: Library | str | os.PathLike[str] | None, index: int
     if loaded is None:
         chosen, used, own = _default_choices(gpu, index, lt)
     else:
-        named = "a library given" if isinstance(library, Library) else os.fspath(library or "")
+        named = "a library from the caller" if isinstance(library, Library) else os.fspath(library or "")
         chosen, used, own = loaded, (f"{named} ({loaded.size()})",), None
     if not chosen.is_empty and chosen.gpu != gpu.name:
-        raise UsageError(f"a library of {chosen.gpu} for {gpu.name}", "a library tuned on this GPU", "tune on it")
+        raise UsageError(f"a library for {chosen.gpu} on {gpu.name}", "a library tuned on this GPU", "tune on this GPU")
     absent = _absent(chosen, own)
     with lock:
         if loaded is not None:

@@ -116,7 +116,7 @@ class DeviceState:
             return found
         problem = problem_of_layer(a, b)
         choice = None if problem is None or self.absent else self.library.gate(problem)
-        why = "no kernel with the gate is known to be faster than a product and a pass"
+        why = "no gated kernel is known to be faster than a matmul and a separate gate"
         if choice is not None and problem is not None and self.gpu is not None:
             wrong = self.exclude.why_not(problem, choice.config) or why_illegal(problem, choice.config, self.gpu)
             wrong = wrong or why_not_fused(problem, choice.config, STACKED_GATE)
@@ -125,7 +125,7 @@ class DeviceState:
         found = Decision(None if choice is None else choice.config, problem, why)
         with self._lock:
             keep(self._gates, (a, b), found, KEPT_DECISIONS)
-        _LOG.info("%s by %s of %s, with its gate: %s", a.shape, b.shape, a.dtype, found)
+        _LOG.info("%s by %s in %s, with its gate: %s", a.shape, b.shape, a.dtype, found)
         return found
 
     def run(
@@ -362,5 +362,5 @@ class DeviceState:
             try:
                 torch.cuda.current_blas_handle()
             except RuntimeError as error:  # torch raises it again at a product of its own; this one needs no handle
-                _LOG.debug("torch has no handle of cuBLAS: %s", str(error).partition("\n")[0])
+                _LOG.debug("torch has no cuBLAS handle: %s", str(error).partition("\n")[0])
             self._threads.ready = True

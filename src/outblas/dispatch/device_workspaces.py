@@ -81,5 +81,5 @@ def _if_memory_is_left(make: Callable[[], _W]) -> _W | None:
     try:
         return make()
     except torch.cuda.OutOfMemoryError as error:
-        _LOG.info("no memory is left for a workspace: %s", str(error).partition("\n")[0])
+        _LOG.info("not enough memory for a workspace: %s", str(error).partition("\n")[0])
         return None

@@ -121,7 +121,7 @@ class Switch:
         if not self._on or guarantee != "none":
             reason = self._why_not(guarantee) or self._replacement().why_not(guarantee)
         if reason:
-            warnings.warn(f"outblas changes nothing: {reason}", RuntimeWarning, stacklevel=3 + stacklevel)
+            warnings.warn(f"outblas has no effect: {reason}", RuntimeWarning, stacklevel=3 + stacklevel)
         return not reason
 
     def _settle(self) -> None:
@@ -257,7 +257,7 @@ def status() -> dict[str, dict[str, Any]]:
 def why_not(guarantee: Guarantee = "none") -> str:
     """Return in one line why nothing would be gained here, and the remedy; empty if something may be.
 
-    Example: with a torch for CPUs it ends in ``is not built for CUDA; install one that is``.
+    Example: with a torch for CPUs it ends in ``is not built for CUDA; install a CUDA build``.
 
     Args:
         guarantee: the guarantee that is wanted. With one, no GPU needs a library.
@@ -269,7 +269,7 @@ def why_not(guarantee: Guarantee = "none") -> str:
     except ImportError:
         return f"torch is not installed; {install_hint('gpu')}"
     if torch.version.cuda is None:
-        return f"torch {torch.__version__} is not built for CUDA; install one that is"
+        return f"torch {torch.__version__} is not built for CUDA; install a CUDA build"
     if not torch.cuda.is_available():
         return "torch sees no CUDA GPU; run outblas doctor"
     if guarantee != GUARANTEES[0]:
@@ -284,7 +284,7 @@ def why_not(guarantee: Guarantee = "none") -> str:
     if absent:
         return absent
     names = ", ".join(sorted({torch.cuda.get_device_name(index) for index in gpus}))
-    return f"no library serves {names}; tune one (outblas tune) and give it to outblas.use_library"
+    return f"no library covers {names}; tune one (outblas tune) and pass it to outblas.use_library"
 
 
 _switch = Switch("CUDA", why_not)

@@ -60,8 +60,8 @@ def _parsed(text: str) -> Exclusions:
     kernels = tuple(item for item in items if _names_kernels(item))
     if wrong := [item for item in items if item not in (*shapes, *kernels)]:
         warnings.warn(
-            f"{EXCLUDE_VARIABLE} has no effect for {', '.join(map(repr, wrong))}: expected M_N_K of numbers or *, "
-            f"a kernel that outblas.explain prints, or a family ({', '.join(FAMILIES)}), with commas between",
+            f"{EXCLUDE_VARIABLE} has no effect for {', '.join(map(repr, wrong))}: expected M_N_K with numbers or *, "
+            f"a kernel name from outblas.explain, or a family ({', '.join(FAMILIES)}), separated by commas",
             RuntimeWarning,
             stacklevel=4,
         )

@@ -149,9 +149,9 @@ class FusedState:
         except ShippedRefused as error:
             self._begin(key, problem, config, epilogue, error.wrong)
         except (CompileError, ToolchainMissing, DeviceError) as error:
-            self.failed[key] = f"{config_name(config)} with {epilogue.name} cannot be had: {error}"
+            self.failed[key] = f"{config_name(config)} with {epilogue.name} cannot be loaded: {error}"
             self._predicted.clear()  # another kernel may take its place
-            words = f"outblas takes another kernel, or leaves it to torch: {self.failed[key]}"
+            words = f"outblas uses another kernel or torch: {self.failed[key]}"
             warnings.warn(words, RuntimeWarning, stacklevel=6)
 
     def run(

@@ -42,7 +42,7 @@ def epilogue_of(
 
     Args:
         x: (..., K).
-        w: (N, K); if ``gated``, (2H, K), rows of gate and up by turns.
+        w: (N, K); if ``gated``, (2H, K), with interleaved gate and up rows.
         bias: (N), or None.
         activation: ``silu``, ``gelu`` or ``gelu_tanh``; None: none.
         residual: shape, dtype and device of the result, or None.
@@ -57,13 +57,13 @@ def epilogue_of(
 
     if gated:
         if residual is not None:
-            raise UsageError("a residual with gated=True", "none", "add it to the result")
+            raise UsageError("a residual with gated=True", "no residual", "add the residual to the result")
         if isinstance(w, torch.Tensor) and (w.dim() != 2 or w.shape[0] % 2):
-            do = "interleave the two by outblas.interleave_gate_up"
-            raise TensorError(f"w has shape {tuple(w.shape)}", "(2H, K), rows of gate and up by turns", do)
+            do = "interleave them with outblas.interleave_gate_up"
+            raise TensorError(f"w has shape {tuple(w.shape)}", "(2H, K), with interleaved gate and up rows", do)
         activation = activation or "silu"
     if activation is not None and activation not in ACTIVATIONS[1:]:
-        raise UsageError(f"activation {activation!r}", " or ".join(ACTIVATIONS[1:]), "use one of them, or None")
+        raise UsageError(f"unknown activation {activation!r}", " or ".join(ACTIVATIONS[1:]), "pass one of them or None")
     if residual is not None:
         check_like_result("residual", residual, x, w)
     return Extra(bias, residual), Epilogue(bias is not None, activation or "none", residual is not None, bool(gated))
@@ -108,14 +108,14 @@ def check_like_result(name: str, t: torch.Tensor, x: torch.Tensor, w: torch.Tens
     if not all(isinstance(o, torch.Tensor) and o.dim() for o in (x, w)):
         return
     if not isinstance(t, torch.Tensor):
-        raise TensorError(f"{name} is a {type(t).__name__}", "a tensor", "pass one, of the result's shape and dtype")
+        raise TensorError(f"{name} is a {type(t).__name__}", "a tensor", "pass one with the result's shape and dtype")
     shape = (*x.shape[:-1], *((w.shape[0] // 2,) if gated else w.shape[:-1]))
     same = t.dtype == x.dtype or _autocasts(x.device.type)
     if tuple(t.shape) != shape or not same or t.device != x.device:
         raise TensorError(
             f"{name} is {tuple(t.shape)} of {t.dtype} on {t.device}",
             f"{tuple(shape)} of {x.dtype} on {x.device}",
-            "expand or convert it before",
+            "expand or convert it first",
         )
 
 
@@ -156,7 +156,7 @@ def plus_bias(y: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     )
     if bias.dtype != y.dtype or widened:
         wrong = f"bias is {tuple(bias.shape)} of {bias.dtype}"
-        raise TensorError(wrong, f"what expands to {tuple(y.shape)} of {y.dtype}", "expand or convert it before")
+        raise TensorError(wrong, f"a tensor that expands to {tuple(y.shape)} of {y.dtype}", "expand or convert it")
     return (rows + bias).view(y.shape)
 
 
@@ -255,7 +255,7 @@ def matrices(
     folded = fold(x, w.t(), None if epilogue.gated else out)
     residual = None if extra.residual is None else _rows(extra.residual)
     if folded is None or (extra.residual is not None and residual is None):
-        return "rows that do not lie below each other"
+        return "rows that do not form one strided matrix"
     if not epilogue.gated:
         return LayerMatrices(folded.a, folded.b, Extra(extra.bias, residual), folded.out, folded.shape)
     if out is not None and not out.is_contiguous():

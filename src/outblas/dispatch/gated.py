@@ -86,16 +86,10 @@ def interleave_gate_up(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     torch = import_torch()
     for name, given in (("gate", gate), ("up", up)):
         if not isinstance(given, torch.Tensor):
-            raise TensorError(
-                f"{name} is a {type(given).__name__}", "a tensor", "pass the weights, or the biases, of both"
-            )
+            raise TensorError(f"{name} is a {type(given).__name__}", "a tensor", "pass both weights, or both biases")
     alike = gate.shape == up.shape and gate.dtype == up.dtype and gate.device == up.device
     if not alike or not gate.dim():
         words = [f"{name} is {tuple(t.shape)} of {t.dtype} on {t.device}" for name, t in (("gate", gate), ("up", up))]
-        raise TensorError(
-            ", ".join(words),
-            "two of one shape, dtype and device",
-            "pass the weights, or the biases, of both",
-        )
+        raise TensorError(", ".join(words), "the same shape, dtype and device", "pass both weights, or both biases")
     interleaved: Any = torch.stack((gate, up), dim=1).flatten(0, 1)
     return interleaved

@@ -124,9 +124,9 @@ def _guaranteed_in_graph(
         return result
     if guarantee == "batch_invariant" or (a.device.type == device_registry.DEVICE_TYPE and is_half(a, b)):
         raise UsageError(
-            f"{guarantee}=True in a traced call that the graph cannot keep",
-            "one product of half-precision matrices on a CUDA GPU, without out, autocast or export",
-            "keep the call out of the graph, e.g. by torch.compiler.disable",
+            f"{guarantee}=True in a traced call that the graph cannot represent",
+            "one matmul of half-precision matrices on a CUDA GPU, without out, autocast or export",
+            "exclude the call from the graph, e.g. with torch.compiler.disable",
         )
     return import_torch().matmul(a, b, out=out)
 
@@ -145,7 +145,7 @@ def _torch_matmul(
     if refused:
         raise UsageError(
             refused,
-            "one product of fp16 or bf16 matrices on a CUDA GPU, of plain tensors",
+            "one matmul of plain fp16 or bf16 tensors on a CUDA GPU",
             "use torch.matmul under outblas.enable(batch_invariant=True), which covers batches and autocast",
         )
     if option is None:

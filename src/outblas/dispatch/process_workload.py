@@ -38,7 +38,7 @@ def set_process_workload(workload: str | None) -> None:
     """
     global _process
     if workload is not None and workload not in WORKLOADS:
-        raise UsageError(f"workload {workload!r}", " or ".join(WORKLOADS), "pass one of these")
+        raise UsageError(f"unknown workload {workload!r}", " or ".join(WORKLOADS), "pass one of them")
     _process = workload
 
 

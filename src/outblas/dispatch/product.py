@@ -33,7 +33,7 @@ _TRIED_M = tuple(2**exponent for exponent in range(14))
 _PLAIN = CallOption()
 
 #: Why a kernel that never failed may not be available.
-_NOT_NOW = "a kernel cannot be loaded while a graph is captured, or no memory is left for its workspace"
+_NOT_NOW = "the kernel cannot be loaded during graph capture, or its workspace does not fit in memory"
 
 
 def decide_and_run(
@@ -113,8 +113,8 @@ def _refuse(a: torch.Tensor, b: torch.Tensor, reason: str) -> NoReturn:
     """Raise DeviceError for a half-precision product that no kernel can compute with ``batch_invariant``."""
     raise DeviceError(
         f"no kernel computes {tuple(a.shape)} by {tuple(b.shape)} with batch_invariant: {reason}",
-        "a kernel of the weight's order of summation",
-        "run such a product once before a capture, see outblas.explain, or leave batch_invariant out",
+        "a kernel with the weight's summation order",
+        "run such a matmul once before capture, see outblas.explain, or omit batch_invariant",
     )
 
 

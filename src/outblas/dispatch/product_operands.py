@@ -141,7 +141,7 @@ def check_overlap(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = N
         return
     for name, tensor in (("a", a), ("b", b)):
         if may_overlap(tensor, out):
-            raise TensorError(f"out shares memory with {name}", "an output of its own", "allocate out separately")
+            raise TensorError(f"out shares memory with {name}", "separate memory", "allocate out separately")
 
 
 def _watched() -> bool:

@@ -93,7 +93,7 @@ class AnyShapeChooser:
             kernels, algorithms = AnyShapeModel.load(self._gpu_name), AnswerModel.load(self._gpu_name)
         except (OutblasError, ImportError, OSError) as error:
             self._is_broken = True
-            warnings.warn(f"outblas leaves shapes of no library to torch: {error}", RuntimeWarning, stacklevel=3)
+            warnings.warn(f"outblas uses torch for shapes outside the library: {error}", RuntimeWarning, stacklevel=3)
             return None
         gpu = _fitted_gpu(gpu)
         answers = () if self._ask is None or is_narrow(problem) else self._ask(problem)
@@ -149,7 +149,7 @@ class ClassChooser:
             is_known, choice = key in self._known, self._known.get(key)
             if not is_known and not self._waits(key):
                 self._begin(key, gpu)
-                raise LeftToTorch("its choice is being made", provisional=True)
+                raise LeftToTorch("its kernel is still being chosen", provisional=True)
         if not is_known:
             choice = self._chosen(key, gpu)
         if isinstance(choice, LibraryChoice) and why_illegal(problem, choice.config, gpu) is not None:
@@ -198,7 +198,7 @@ class ClassChooser:
             if is_first:
                 self._first_failure = f"{problem.key}, {words}"
         if is_first:
-            _LOG.warning("outblas leaves %s to torch: %s; later failures are counted only", problem.key, words)
+            _LOG.warning("outblas uses torch for %s: %s; later failures are only counted", problem.key, words)
         return words
 
     def _begin(self, key: tuple[Problem, Launch], gpu: Gpu) -> None:
@@ -213,7 +213,7 @@ class ClassChooser:
         try:
             self._chosen(key, gpu)
         except LeftToTorch as error:
-            _LOG.info("outblas leaves %s to torch for now: %s", key[0].key, error)
+            _LOG.info("outblas uses torch for %s for now: %s", key[0].key, error)
         finally:
             with self._lock:
                 self._under_way.discard(key)
@@ -320,7 +320,7 @@ def ask_cublaslt(lt: LtAlgorithms, index: int, problem: Problem) -> tuple[str, .
         ensure_context()
         answer = lt.first_answer(problem, may_open=not torch.cuda.is_current_stream_capturing())
         if answer is None:
-            raise NotWhileCapturing("cuBLASLt, which a choice asks, is not opened while a CUDA graph is captured")
+            raise NotWhileCapturing("the choice needs cuBLASLt, which cannot be opened during CUDA graph capture")
         return tuple(dict.fromkeys((answer, *lt.answers(problem)))) if answer else ()
 
 

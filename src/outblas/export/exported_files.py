@@ -36,9 +36,9 @@ def export(target: Target, formats: Sequence[str], folder: Path, tell: Callable[
     odd = [name for name in wanted if name not in (*FORMATS, "hf")]
     if odd or not wanted:
         raise UsageError(
-            f"format {', '.join(map(repr, odd)) or 'none'}",
+            f"unknown format {', '.join(map(repr, odd)) or 'none'}",
             ", ".join((*FORMATS, "all", "hf")),
-            "pass some of them as --format",
+            "pass one or more of them as --format",
         )
     written: list[Path] = []
     for name in wanted:

@@ -38,7 +38,7 @@ def write_folder(targets: Sequence[Target], name: str, folder: Path) -> list[Pat
     if len(kinds) != 1:
         words = " and ".join("/".join(kind) for kind in sorted(kinds)) or "no kernel"
         raise UsageError(
-            f"a folder of {words}", "kernels of one layout, dtype and accumulator", "export each by itself"
+            f"one folder for {words}", "kernels of one layout, dtype and accumulator", "export each separately"
         )
     ordered = sorted(targets, key=lambda target: (target.problem.m, target.problem.n, target.problem.k))
     kernels = _kernel_names(ordered)

@@ -108,9 +108,9 @@ def find_target(problem: Problem, launch: Launch, library: Library) -> Target:
     row = library.lookup(problem)
     if row is None:
         raise UsageError(
-            f"{problem.key} is not in the library of {library.gpu} ({library.size('problems')})",
-            "a problem that was tuned, or --predicted for the kernel that outblas.matmul would choose",
-            f"tune it, and pass the run's library.json as --library: outblas tune --mnk {problem.mnk} "
+            f"{problem.key} is not in the {library.gpu} library ({library.size('problems')})",
+            "a tuned problem, or --predicted for the kernel that outblas.matmul would choose",
+            f"tune it on a GPU and pass the run's library.json as --library: outblas tune --mnk {problem.mnk} "
             f"--layout {problem.layout.lower()} --dtype {problem.dtype} --acc {problem.acc}",
         )
     choice = row.choice(launch)
@@ -120,13 +120,13 @@ def find_target(problem: Problem, launch: Launch, library: Library) -> Target:
         raise UsageError(
             f"{problem.key} has no kernel for --launch {launch}: none "
             f"{'is predicted to be' if row.source == PREDICTED else 'was proven'} faster than "
-            f"{row.baseline or 'the baseline'}, a call uses {used}",
+            f"{row.baseline or 'the baseline'}; a call uses {used}",
             "a problem with a kernel",
             " or ".join((f"call {'that algorithm' if row.fallback else 'that'}", *others)),
         )
     gpu = gpu_of_product(library.gpu)
     if gpu is None:
-        raise UsageError(f"a library of GPU {library.gpu!r}", "a GPU with a record", "make it there: outblas calibrate")
+        raise UsageError(f"a library for GPU {library.gpu!r}", "a GPU with a record", "run outblas calibrate there")
     return Target(problem, launch, row, choice, gpu, _provenance(library, problem))
 
 
@@ -140,9 +140,9 @@ def find_targets(problems: Iterable[Problem], launch: Launch, library: Library) 
     found = [problem for problem, row in rows if row is not None and row.choice(launch) is not None]
     if not found:
         raise UsageError(
-            f"none of {len(rows)} problems has a kernel for --launch {launch} in the library of {library.gpu}",
+            f"none of the {len(rows)} problems has a kernel for --launch {launch} in the {library.gpu} library",
             "a problem with a kernel",
-            "tune them, and pass the run's library.json as --library",
+            "tune them on a GPU and pass the run's library.json as --library",
         )
     return [find_target(problem, launch, library) for problem in found]
 

@@ -207,7 +207,9 @@ class LtAuto:
         entries = {str(i): _LtAlgo(self._lt, r.algo) for i, r in enumerate(results)}
         times = bench.quick_choice(entries, skip=DeviceError) if len(entries) > 1 else {}
         if len(entries) > 1 and not times:
-            raise DeviceError(f"no cuBLASLt algorithm of {len(entries)} runs {problem.key}", "one", "check the driver")
+            raise DeviceError(
+                f"none of {len(entries)} cuBLASLt algorithms runs {problem.key}", "at least one", "check the driver"
+            )
         best = min(times, key=lambda i: times[i].median_us) if times else "0"
         algo = results[int(best)].algo
         self._chosen[problem] = (algo, f"index={best}/{len(results)} {describe(algo)}")
@@ -379,9 +381,9 @@ class NvMatmulHeuristics:
         config = self._config(problem)
         if config is None:
             raise DeviceError(
-                f"nvMatmulHeuristics' choice for {problem.key} has no legal form in our family",
-                "a tile that it can build",
-                "leave this baseline out",
+                f"OutBLAS has no legal kernel for the nvMatmulHeuristics choice on {problem.key}",
+                "a tile that an OutBLAS kernel family supports",
+                "omit this baseline",
             )
         key = kernel_kind(problem, config)
         if key not in self._loaded:
@@ -434,7 +436,7 @@ class AlgorithmCache:
         for entry in self._journal.entries:
             problem, algorithm, detail = (entry[name] for name in ("problem", "algorithm", "detail"))
             if len(algorithm) != 2 * ALGORITHM_BYTES or not isinstance(detail, str):
-                raise ValueError(f"no algorithm of {ALGORITHM_BYTES} bytes and its description")
+                raise ValueError(f"not an algorithm of {ALGORITHM_BYTES} bytes and its description")
             yield Problem.from_key(problem), bytes.fromhex(algorithm), detail
 
     def add(self, problem: Problem, algorithm: bytes, detail: str) -> None:

@@ -107,9 +107,9 @@ class Baselines:
         """
         why = "; ".join(f"{name}: {reason}" for name, reason in self.left_out.items())
         return DeviceError(
-            f"no baseline of {problem.key} could be timed ({why})",
-            "at least one",
-            "run the same command again: it resumes",
+            f"no baseline for {problem.key} could be timed ({why})",
+            "at least one baseline",
+            "rerun the command; it resumes",
         )
 
 

@@ -265,7 +265,7 @@ def _exact(bench: FusedProof, device: str) -> None:
     for what, a, b in integer_inputs(bench.problem, device):
         y = fused_reference(bench.problem, a, b, bench.extra, bench.epilogue)[1]
         if not torch.equal(bench.run(a, b), y.float().to(torch_dtype(bench.problem))):
-            raise GateFailed(Status.WRONG, f"not exact on {what} with integers for bias and residual")
+            raise GateFailed(Status.WRONG, f"not exact for {what} with integer bias and residual")
 
 
 def _inputs(bench: FusedProof, device: str) -> Iterator[tuple[Any, Any]]:
@@ -290,7 +290,7 @@ def _special(bench: FusedProof, device: str) -> None:
     first = bench.run(a, b)
     for pattern in (0x0000, 0x3C01):
         if not equal_bits(first, bench.run(a, b, pattern)):
-            raise GateFailed(Status.NOT_REPEATABLE, "two runs on the same inputs differ in some bit")
+            raise GateFailed(Status.NOT_REPEATABLE, "two runs on the same inputs differ bitwise")
     a[0, 0] = math.inf
     a[p.m // 2, p.k - 1] = math.nan
     bias, residual = bench.extra

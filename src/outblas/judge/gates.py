@@ -104,7 +104,7 @@ def prove_on_all(
             return replace(verdict, detail=f"on {problem.mnk}: {verdict.detail}")
         worst = max(worst, verdict.max_err_ratio or 0.0)
     if verdict is None:
-        raise UsageError("no problem to prove a kernel on", "one at least", "name one that it takes")
+        raise UsageError("no problem to prove the kernel on", "at least one", "name a problem that the kernel supports")
     return _untampered(replace(verdict, max_err_ratio=worst), before)
 
 
@@ -248,13 +248,13 @@ def wrong_result_text(ratio: float) -> str:
     """Return one line about a result outside the bound.
 
     Example: 3.2 gives ``"error 3.2 times the bound"``, 1234.5 gives ``"error 1.23e+03 times the bound"``. NaN gives
-    ``"C holds a NaN: an element not written, or an operand read out of bounds"``.
+    ``"C contains a NaN: an element was not written, or an operand was read out of bounds"``.
 
     Args:
         ratio: the error divided by the bound, written with at most three significant digits.
     """
     if math.isnan(ratio):
-        return "C holds a NaN: an element not written, or an operand read out of bounds"
+        return "C contains a NaN: an element was not written, or an operand was read out of bounds"
     return f"error {ratio:.3g} times the bound"
 
 
@@ -272,7 +272,7 @@ def _exact(context: ProofContext, worst: list[float]) -> None:
         expected = context.trials.get(("product", what), functools.partial(_rounded, p, a, b))
         if not torch.equal(c, expected):
             off = int((c.double() != expected.double()).sum())
-            raise GateFailed(Status.WRONG, f"{off} of {c.numel()} elements are not exact on {what}")
+            raise GateFailed(Status.WRONG, f"{off} of {c.numel()} elements are not exact for {what}")
 
 
 def _rounded(problem: Problem, a: Any, b: Any) -> Any:
@@ -328,10 +328,10 @@ def _special(context: ProofContext, worst: list[float]) -> None:
     context.run(*context.normal(9))
     for _ in range(3):
         if not equal_bits(first, context.run(x, y)):
-            raise GateFailed(Status.NOT_REPEATABLE, "two runs on the same inputs differ in some bit")
+            raise GateFailed(Status.NOT_REPEATABLE, "two runs on the same inputs differ bitwise")
     for pattern in (0x0000, 0x3C01):
         if not equal_bits(first, context.run(x, y, pattern=pattern)):
-            raise GateFailed(Status.WRONG, "the result depends on what C held before")
+            raise GateFailed(Status.WRONG, "the result depends on the previous content of C")
 
 
 def _their_product(context: ProofContext, a: Any, b: Any) -> Any:

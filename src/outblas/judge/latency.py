@@ -133,7 +133,7 @@ def serve_blocks(
         UsageError: ``serve`` is empty.
     """
     if not serve:
-        raise UsageError("no entries to serve", "at least one kernel or baseline", "pass one")
+        raise UsageError("nothing to serve", "at least one kernel or baseline", "pass one")
     service_us = [float(np.median(one([0] * BLOCK_REQUESTS).service_us)) for one in serve.values()]
     qps = min(plan.max_qps, 1e6 * plan.max_load / max(service_us))
 
@@ -169,7 +169,7 @@ def check_qps(target_qps: float | None) -> None:
     """
     if target_qps is None or not math.isfinite(target_qps) or target_qps <= 0:
         raise UsageError(
-            f"target-qps is {target_qps}", "requests per second, a number above 0", "pass e.g. --target-qps 100"
+            f"target-qps is {target_qps}", "a positive number of requests per second", "pass e.g. --target-qps 100"
         )
 
 

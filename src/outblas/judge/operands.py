@@ -78,7 +78,7 @@ class Operands:
         except RuntimeError as error:  # torch.OutOfMemoryError is one
             raise DeviceError(
                 f"{sets} operand sets of {problem.key} need {end * ELEMENT_BYTES} bytes",
-                f"that much free memory on {device}",
+                f"enough free memory on {device}",
                 "free memory or use a smaller problem",
             ) from error
         values = self._flat.view(torch_dtype(problem))

@@ -46,7 +46,7 @@ def require_clock() -> Any:
     """
     reason = native.why_not_built()
     if reason:
-        raise ToolchainMissing(f"server mode has no clock: {reason}", "the C extension of the package", native.BUILD)
+        raise ToolchainMissing(f"server mode cannot time requests: {reason}", "the C extension", native.BUILD)
     return native.extension().serve_requests
 
 
@@ -71,8 +71,8 @@ def serve_requests(
     if not len(calls) or (due.size and (due[0] < 0 or (np.diff(due) < 0).any())):
         raise UsageError(
             f"{len(calls)} calls, arrivals {list(arrivals_ns)[:3]} ns",
-            "calls, and rising arrivals from 0",
-            "correct it",
+            "calls, and ascending arrival times from 0",
+            "correct the arrival times",
         )
     clock = require_clock()
     words = tuple(call[:3] if isinstance(call, CallFromC) else call for call in calls)

@@ -124,7 +124,7 @@ def timing_of_samples(mode: str, samples: Sequence[float], repeats: int = 1, ope
         DeviceError: there are no samples, or one is not a positive finite number.
     """
     if not samples or not all(math.isfinite(s) and s > 0 for s in samples):
-        raise DeviceError(f"{mode} samples {list(samples)[:3]}", "positive times", "time again")
+        raise DeviceError(f"{mode} mode gave samples {list(samples)[:3]}", "positive times", "time again")
     low, mid, high = np.percentile(np.asarray(samples, dtype=np.float64), (25, 50, 75))
     kept = tuple(float(s) for s in samples)
     return Timing(mode, kept, float(mid), float((high - low) / mid), repeats, operand_sets)
@@ -145,7 +145,7 @@ def speedup(timings: Mapping[str, Timing], ours: str, baselines: Iterable[str], 
     present = [name for name in baselines if name in timings]
     if not present or ours not in timings:
         raise UsageError(
-            f"no timing of {ours!r} or of a baseline", "one of each, the same rounds", "time both together"
+            f"no timing of {ours!r} or of a baseline", "a timing of each from the same rounds", "time both together"
         )
     best = min(present, key=lambda name: timings[name].median_us)
     mine, theirs = timings[ours].samples_us, timings[best].samples_us

@@ -69,7 +69,7 @@ def _no_side_effects(context: ProofContext) -> None:
         context.calls[0](context.stream)
     context.wait()
     if allocated() > tensors:
-        raise _broken(f"a call allocates memory of torch ({allocated() - tensors} tensors in 4 calls)")
+        raise _broken(f"a call allocates torch memory ({allocated() - tensors} tensors in 4 calls)")
     if _threads() > threads:
         raise _broken(f"a call starts threads ({threads} -> {_threads()})")
     _no_device_memory(context, free)
@@ -91,7 +91,7 @@ def _no_device_memory(context: ProofContext, free: int) -> None:
         for _ in range(4):
             context.calls[0](context.stream)
         context.wait()
-    raise _broken(f"free GPU memory shrinks with every four calls (last by {lost} bytes)")
+    raise _broken(f"every four calls reduce free GPU memory (last by {lost} bytes)")
 
 
 def _stream_order(context: ProofContext, inputs: tuple[Any, Any], expected: Any) -> None:
@@ -103,7 +103,7 @@ def _stream_order(context: ProofContext, inputs: tuple[Any, Any], expected: Any)
     for cycles in _PLUG_CYCLES:
         out, waited = _behind_a_plug(context, inputs, cycles)
         if not equal_bits(out, expected):
-            raise _broken("it does not run in the order of the stream it was given")
+            raise _broken("it does not respect the order of the given stream")
         if not waited:
             return
     raise _broken("the call waits for the GPU")
@@ -143,7 +143,7 @@ def _capture(context: ProofContext, first: tuple[Any, Any], second: tuple[Any, A
     try:
         graph = capture_graph([context.calls[0]], context.stream)
     except (OutblasError, RuntimeError) as error:
-        raise _broken(f"it cannot be captured in a graph ({error})") from error
+        raise _broken(f"it cannot be captured in a CUDA graph ({error})") from error
     executable = None
     try:
         check_nodes(graph)
@@ -158,7 +158,7 @@ def _capture(context: ProofContext, first: tuple[Any, Any], second: tuple[Any, A
             cu.cuGraphExecDestroy(executable)
         cu.cuGraphDestroy(graph)
     if not equal_bits(context.data[0][2], expected):
-        raise _broken("a launched graph of it does not compute the product")
+        raise _broken("its captured graph does not compute the product")
 
 
 def check_nodes(graph: Any) -> None:
@@ -172,20 +172,20 @@ def check_nodes(graph: Any) -> None:
     allowed = (int(kinds.CU_GRAPH_NODE_TYPE_KERNEL), int(kinds.CU_GRAPH_NODE_TYPE_MEMSET))
     _, count = check("cuGraphGetNodes", cu.cuGraphGetNodes(graph))
     if count == 0:
-        raise _broken("it puts nothing on the stream it was given")
+        raise _broken("it enqueues nothing on the given stream")
     nodes, _ = check("cuGraphGetNodes", cu.cuGraphGetNodes(graph, count))
     policy = cu.CUkernelNodeAttrID.CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW
     for node in nodes:
         kind = check("cuGraphNodeGetType", cu.cuGraphNodeGetType(node))
         if int(kind) not in allowed:
-            raise _broken(f"its graph holds a node of type {kind.name}")
+            raise _broken(f"its graph contains a node of type {kind.name}")
         if int(kind) == allowed[0]:
             value = check("cuGraphKernelNodeGetAttribute", cu.cuGraphKernelNodeGetAttribute(node, policy))
             if value.accessPolicyWindow.num_bytes:
                 raise _broken("a kernel sets an access policy window (persisting L2)")
     _, roots = check("cuGraphGetRootNodes", cu.cuGraphGetRootNodes(graph))
     if roots != 1:
-        raise _broken(f"its graph has {roots} beginnings: it works on more than one stream")
+        raise _broken(f"its graph has {roots} root nodes: it uses more than one stream")
 
 
 def _two_streams(context: ProofContext, first: Any, second: Any, expected: tuple[Any, Any]) -> None:
@@ -206,7 +206,7 @@ def _two_streams(context: ProofContext, first: Any, second: Any, expected: tuple
         context.wait()
         for index in range(2):
             if not equal_bits(context.data[index][2], expected[index]):
-                raise GateFailed(Status.WRONG, "results differ when two calls run on two streams at once")
+                raise GateFailed(Status.WRONG, "results differ when two calls run concurrently on two streams")
 
 
 def _chain(context: ProofContext) -> None:
@@ -256,7 +256,7 @@ def _linked(context: ProofContext, p: Problem, inputs: Callable[[Any, Any, Any],
 
     apart, together = outputs(context.wait), outputs(lambda: None)
     if not (equal_bits(apart[0], together[0]) and equal_bits(apart[1], together[1])):
-        raise _broken("back-to-back calls that use each other's results overlap wrongly")
+        raise _broken("dependent back-to-back calls overlap incorrectly")
 
 
 def _needs_constant_weights(context: ProofContext) -> bool:

@@ -76,8 +76,8 @@ class StreamClock:
             self._plug_us = min(self._max_plug_us, 2.0 * self._plug_us)
         raise HostBehindGpu(
             f"the host could not queue {len(works)} launches ahead of the GPU in {self._tries} tries",
-            "a host that is not overloaded",
-            "leave a core free for the timing process",
+            "a host with a free CPU core",
+            "leave a CPU core free for the timing process",
         )
 
     def _queue(self, works: Sequence[Callable[[], Any]], before: Callable[[], None] | None) -> bool:

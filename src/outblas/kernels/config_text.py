@@ -32,7 +32,7 @@ def config_from_name(name: str) -> KernelConfig:
     pairs = dict(re.findall(r"(\w+)=([^,]*)", rest))
     config = template_from_json({**{k: _value(v) for k, v in pairs.items()}, "family": family})
     if config_name(config) != name:
-        raise ConfigError(f"config name {name!r}", config_name(config), "use the canonical name")
+        raise ConfigError(f"non-canonical config name {name!r}", config_name(config), "use the canonical name")
     return config
 
 
@@ -70,7 +70,7 @@ def template_from_json(data: dict[str, Any]) -> KernelConfig:
     found = FAMILIES.get(str(data.get("family")))
     if found is None:
         raise ConfigError(
-            f"unknown kernel family {data.get('family')!r}", " or ".join(FAMILIES), "use a config made by this version"
+            f"unknown kernel family {data.get('family')!r}", " or ".join(FAMILIES), "use a config from this version"
         )
     family, cls = found.name, found.config
     knobs = {k: v for k, v in data.items() if k != "family"}
@@ -79,7 +79,7 @@ def template_from_json(data: dict[str, Any]) -> KernelConfig:
     odd = sorted((set(knobs) ^ set(known)) - (later - set(knobs)))
     if odd:
         raise ConfigError(
-            f"{family}: knobs {odd} missing or unknown", f"exactly {sorted(known)}", "write every knob by name"
+            f"{family}: knobs {odd} missing or unknown", f"exactly {sorted(known)}", "give every knob by name"
         )
     for key, value in knobs.items():
         knob = known[key]

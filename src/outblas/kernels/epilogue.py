@@ -52,11 +52,11 @@ class Epilogue:
 
     def __post_init__(self) -> None:
         if self.activation not in ACTIVATIONS:
-            raise UsageError(f"activation {self.activation!r}", " or ".join(ACTIVATIONS), "pass one of them")
+            raise UsageError(f"unknown activation {self.activation!r}", " or ".join(ACTIVATIONS), "pass one of them")
         for name in ("bias", "residual", "gated", "stacked"):
             value = getattr(self, name)
             if type(value) is not bool:  # a tensor or a number here is a mistake: it becomes text of a source
-                raise UsageError(f"{name}={value!r} of an epilogue", "True or False", "pass whether there is one")
+                raise UsageError(f"epilogue option {name}={value!r}", "True or False", "pass a bool")
 
     @property
     def on(self) -> bool:
@@ -117,7 +117,7 @@ def why_not_fused(problem: Problem, config: KernelConfig, epilogue: Epilogue) ->
         config: the kernel; its family may refuse (``swap`` of ``sm90_wgmma_gemm``, but for a stacked gate).
     """
     if epilogue.on and problem.acc != "fp32":
-        return f"the epilogue is of sums in fp32, not {problem.acc}"
+        return f"the epilogue needs fp32 sums, not {problem.acc}"
     if epilogue.on and not epilogue.stacked and (reason := FAMILIES[config.family].why_no_epilogue(config)):
         return reason
     if epilogue.stacked and (reason := _why_not_stacked(problem, config, epilogue)):
@@ -125,17 +125,17 @@ def why_not_fused(problem: Problem, config: KernelConfig, epilogue: Epilogue) ->
     if not epilogue.gated:
         return None
     if epilogue.residual or epilogue.activation == "none":
-        return "a gated epilogue has an activation and no residual"
+        return "a gated epilogue needs an activation and no residual"
     if problem.n % 2:
-        return f"{problem.n} columns are no pairs of a gate and an up"
+        return f"{problem.n} columns cannot be paired into gate and up"
     return None
 
 
 def _why_not_stacked(problem: Problem, config: KernelConfig, epilogue: Epilogue) -> str | None:
     if not epilogue.gated or epilogue.bias:
-        return "rows of gate above those of up are for a gated epilogue without a bias"
+        return "stacked gate and up rows need a gated epilogue without a bias"
     if problem.layout != "TN":
-        return f"rows of gate above those of up are for layout TN, not {problem.layout}"
+        return f"stacked gate and up rows need layout TN, not {problem.layout}"
     return FAMILIES[config.family].why_not_stacked(problem, config)
 
 

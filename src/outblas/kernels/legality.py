@@ -121,7 +121,7 @@ def _why_never_legal(layout: Layout, dtype: Dtype, acc: Acc, config: KernelConfi
     if config.early and not config.pdl:
         return "early needs pdl"
     if config.even and not config.pdl:
-        return "even needs pdl: without it CTAs come when their predecessors have left, and spread by themselves"
+        return "even needs pdl: without PDL, CTAs start as earlier ones exit and spread evenly anyway"
     smem_bytes = geometry(kind, config).smem_bytes
     if smem_bytes > _smem_limit(config, gpu):
         return f"{smem_bytes} bytes of shared memory exceed {_smem_limit(config, gpu)}"

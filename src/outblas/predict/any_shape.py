@@ -152,7 +152,7 @@ class BoundedNets:
         """
         path = data_of_architecture(gpu_name, cls.folder, ".npz")
         if path is None:
-            raise UsageError(f"no {cls.words} on {gpu_name}", "a packaged GPU", "fit it: outblas fit any-shape")
+            raise UsageError(f"no {cls.words} for {gpu_name}", "a packaged GPU", "fit it with: outblas fit any-shape")
         return cls.parse(path.read_bytes(), str(path))
 
     @classmethod
@@ -175,11 +175,11 @@ class BoundedNets:
             for i, (w, b) in enumerate(zip(nets.weights, nets.biases, strict=True)):
                 right = right and w.shape[1] == sizes[i] and b.shape[1:] == (1, w.shape[2]) and len(w) == len(b)
             if not right:
-                raise ValueError(f"nets of {len(nets.mean)} inputs, not of {wide}")
+                raise ValueError(f"nets have {len(nets.mean)} inputs, not {wide}")
             margin, sure, unaligned = (float(single(arrays, field)) for field in ("margin", "sure", "sure_unaligned"))
             return cls(nets, margin, sure, unaligned, str(single(arrays, "about")), **cls.more_fields(arrays))
         except DAMAGED as error:
-            wrong, do = f"{name or 'the ' + cls.words} cannot be read ({error})", "install the package again, or fit it"
+            wrong, do = f"{name or 'the ' + cls.words} cannot be read ({error})", "reinstall the package, or fit it"
             raise RecordError(wrong, f"format {cls.version}", f"{do}: outblas fit any-shape") from error
 
     @classmethod
@@ -231,7 +231,7 @@ class AnyShapeModel(BoundedNets):
     """
 
     kernels: tuple[KernelConfig, ...] = ()
-    version, folder, words = FORMAT, "any_shape", "data for any shape"
+    version, folder, words = FORMAT, "any_shape", "unlisted-shape data"
 
     @classmethod
     def input_count(cls) -> int:
@@ -254,8 +254,8 @@ class AnyShapeModel(BoundedNets):
         try:
             return tuple(config_from_name(str(each)) for each in read_arrays(data)["kernels"])
         except DAMAGED as error:
-            wrong = f"the data for any shape cannot be read ({error})"
-            raise RecordError(wrong, "a file of outblas fit any-shape", "move it away") from error
+            wrong = f"the unlisted-shape data cannot be read ({error})"
+            raise RecordError(wrong, "a file from outblas fit any-shape", "move the file away") from error
 
     def offered(self, launch: Launch, installed: Iterable[KernelConfig] = ()) -> tuple[KernelConfig, ...]:
         """Return the kernels on offer for a launch option: those for any shape, then the others, each once.

@@ -34,11 +34,11 @@ def read_arrays(data: bytes) -> dict[str, Any]:
         Exception: one of :data:`DAMAGED`. It is ValueError if the arrays have more than 256 MiB.
     """
     if not data.startswith(b"PK"):
-        raise ValueError("it is no .npz file")  # numpy would take it for a pickle, and propose to trust it
+        raise ValueError("it is not an .npz file")  # numpy would take it for a pickle, and propose to trust it
     with open_zip(data) as packed:
         size = sum(member.file_size for member in packed.infolist())  # zipfile unpacks at most this
     if size > _MOST_BYTES:
-        raise ValueError(f"it unpacks to {size >> 20} MiB, at most {_MOST_BYTES >> 20} are read")
+        raise ValueError(f"it unpacks to {size >> 20} MiB, more than {_MOST_BYTES >> 20} MiB")
     with np.load(io.BytesIO(data), allow_pickle=False) as file:
         return {name: file[name] for name in file.files}
 

@@ -59,7 +59,7 @@ class CapturedProduct:
             return "a batch of products"
         if self.op not in PLAIN_OPERATORS:
             # Inductor may split off the bias and leave a plain product, but capture runs the program uncompiled.
-            return "a bias is added: torch's own, except where torch.compile splits it off"
+            return "a bias is added: torch computes it, unless torch.compile splits the bias off"
         if self.layout not in ("TN", "NN"):
             return f"layout {self.layout}"
         try:
@@ -131,7 +131,7 @@ class CapturedProducts:
         note = ""
         if self.counts and not any(device.startswith("cuda") for device in self.devices):
             note = (
-                "seen on the CPU: shapes, layouts and dtypes are those of a GPU run only if the program makes them so"
+                "seen on the CPU: shapes, layouts and dtypes match a GPU run only if the program sets them the same way"
             )
         data = {
             "format": FORMAT,
@@ -150,19 +150,19 @@ class CapturedProducts:
         Raises:
             RecordError: the file is missing, damaged, of another format, or holds invalid products.
         """
-        wrong, do = f"captured problems {path} cannot be used", "make the file again with: outblas capture"
+        wrong, do = f"captured problems {path} cannot be used", "recreate the file with: outblas capture"
         try:
             data = read_json(Path(path))
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else f"truncated or damaged: {error}"
-            raise RecordError(f"{wrong} ({reason})", "a whole JSON file", do) from error
+            raise RecordError(f"{wrong} ({reason})", "a complete JSON file", do) from error
         if not isinstance(data, dict) or data.get("kind") != "captured" or data.get("format") != FORMAT:
-            raise RecordError(f"{wrong} (another kind of file)", f"captured problems of format {FORMAT}", do)
+            raise RecordError(f"{wrong} (another kind or format)", f"captured problems of format {FORMAT}", do)
         try:
             return cls(*_parse(data))
         except (OutblasError, ValueError, TypeError) as error:
             reason = " ".join(str(error).split())[:200]
-            raise RecordError(f"{wrong} ({reason})", f"the content of format {FORMAT}", do) from error
+            raise RecordError(f"{wrong} ({reason})", f"valid content of format {FORMAT}", do) from error
 
 
 def _parse(data: Mapping[str, Any]) -> tuple[dict[CapturedProduct, int], tuple[Mapping[str, Any], ...]]:
@@ -255,7 +255,7 @@ class CaptureFile:
             if not self._append:
                 CapturedProducts(counts, (about,)).save(self._path)
                 return
-            do = "make it writable, or choose another path"
+            do = "make it writable, or pass another path"
             with contextlib.nullcontext() if self._inside else lock_for_update(self._path, do):
                 was, self._inside = self._inside, True
                 try:
@@ -266,8 +266,8 @@ class CaptureFile:
                     ours = next((one for one in there.provenance if one.get("capture") == self._mark), None)
                     before = Counter[CapturedProduct]() if ours is None else self._tried.get(ours.get("products"))
                     if before is None:
-                        wrong = f"{self._path} was changed by something else while it was added to"
-                        raise RecordError(wrong, "a file that only captures write", "move it away")
+                        wrong = f"{self._path} was changed by another program during the capture"
+                        raise RecordError(wrong, "a file that only outblas capture writes", "move the file away")
                     self._tried = {before.total(): before, counts.total(): counts}
                     others = tuple(one for one in there.provenance if one is not ours)
                     CapturedProducts(Counter(there.counts) + (counts - before), (*others, about)).save(self._path)

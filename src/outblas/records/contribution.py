@@ -116,10 +116,10 @@ def load_contribution(path: Path) -> Contribution:
     manifest = _json(path, MANIFEST, members.pop(MANIFEST))
     hashes = manifest.get("sha256")
     if manifest.get("format") != FORMAT or not isinstance(hashes, dict):
-        raise _refused(path, f"is of format {manifest.get('format')!r}")
+        raise _refused(path, f"has format {manifest.get('format')!r}")
     for name, data in members.items():
         if hashes.get(name) != hashlib.sha256(data).hexdigest():
-            raise _refused(path, f"has a changed member {name}")
+            raise _refused(path, f"has a modified member {name}")
     library = parse_library(_text(path, "library.json", members["library.json"]), f"library.json of {path}")
     record = record_from_json(_json(path, "gpu.json", members["gpu.json"]), f"gpu.json of {path}", "contributed")
     provenance, proofs = (_json(path, name, members[name]) for name in ("provenance.json", "proofs.json"))
@@ -135,13 +135,13 @@ def contribution_faults(found: Contribution) -> list[str]:
     if found.library.is_empty:
         faults.append("the library has no rows")
     if found.library.gpu != gpu.name:
-        faults.append(f"the library is of {found.library.gpu}, the record of {gpu.name}")
+        faults.append(f"the library is for {found.library.gpu}, the record for {gpu.name}")
     product = str(found.provenance.get("gpu", ""))
     if not found.record.names_product(product):
-        faults.append(f"the provenance names the GPU {product!r}, which is not of the record")
+        faults.append(f"the provenance names GPU {product!r}, which the record does not cover")
     stamp = found.provenance.get("stamp")
     if not isinstance(stamp, dict):
-        faults.append("the provenance has no stamp of driver, toolchain and kernels")
+        faults.append("the provenance lacks the driver, toolchain and kernel versions")
     else:
         here = stamp_of({"gpu": stamp.get("gpu"), "toolchain": {"outblas": stamp.get("outblas")}})
         here |= {key: stamp.get(key) for key in ("driver", "nvrtc")}
@@ -156,12 +156,12 @@ def _row_faults(found: Contribution) -> list[str]:
     known = proved if isinstance(proved, dict) else {}
     for row, problems in _proved_rows(found.library):
         if row.source.startswith("replay:"):
-            faults.append(f"{row.problem.key}: times of the recording {row.source}")
+            faults.append(f"{row.problem.key}: times come from recording {row.source}")
         for choice in {c.config: c for c in (row.plain, row.pdl, row.weights) if c is not None}.values():
             name = config_name(choice.config)
             if not _LEAST_SPEEDUP <= choice.low <= choice.speedup <= choice.high <= _MOST_SPEEDUP:
                 figures = f"{choice.low} to {choice.high} around {choice.speedup}"
-                faults.append(f"{row.problem.key}: {name} has an impossible speed-up, {figures}")
+                faults.append(f"{row.problem.key}: {name} has an impossible speedup, {figures}")
             for problem in problems:
                 if reason := why_illegal(problem, choice.config, found.record.gpu):
                     faults.append(f"{problem.key}: {name} is illegal on {found.record.gpu.name}: {reason}")
@@ -180,7 +180,7 @@ def _members(path: Path) -> dict[str, bytes]:
         raise _refused(path, f"cannot be read ({error.strerror or error})") from error
     try:
         if len(data) > MOST_BYTES:
-            raise _refused(path, f"is larger than {MOST_BYTES} bytes")
+            raise _refused(path, f"exceeds {MOST_BYTES} bytes")
         with open_zip(data) as file:
             names = [info.filename for info in file.infolist()]
             if sorted(names) != sorted(limits):
@@ -203,7 +203,7 @@ def _text(path: Path, name: str, data: bytes) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        raise _refused(path, f"has a member {name} that is no UTF-8") from error
+        raise _refused(path, f"has a member {name} that is not valid UTF-8") from error
 
 
 def _json(path: Path, name: str, data: bytes) -> dict[str, Any]:
@@ -212,11 +212,11 @@ def _json(path: Path, name: str, data: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         if isinstance(error, RecordError):
             raise
-        raise _refused(path, f"has a member {name} that is no JSON") from error
+        raise _refused(path, f"has a member {name} that is not valid JSON") from error
     if not isinstance(found, dict):
-        raise _refused(path, f"has a member {name} that is no JSON object")
+        raise _refused(path, f"has a member {name} that is not a JSON object")
     return found
 
 
 def _refused(path: Path, wrong: str) -> RecordError:
-    return RecordError(f"contribution {path} {wrong}", "a file of `outblas contribute`", "make it again")
+    return RecordError(f"contribution {path} {wrong}", "a file from `outblas contribute`", "create it again")

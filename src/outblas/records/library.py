@@ -201,7 +201,7 @@ class Library:
         except (OSError, UnicodeDecodeError) as error:
             reason = (error.strerror or error) if isinstance(error, OSError) else "not UTF-8 text"
             raise RecordError(
-                f"library {path} cannot be read ({reason})", "a library file", "make one with: outblas tune"
+                f"library {path} cannot be read ({reason})", "a library file", "create one with: outblas tune"
             ) from error
         return parse_library(text, str(path))
 
@@ -222,8 +222,8 @@ class Library:
             return cls(gpu, ())
         raise RecordError(
             f"no packaged library for GPU {gpu!r}",
-            "a GPU that this release was tuned on",
-            "make one with: outblas tune",
+            "a GPU that this release has a library for",
+            "create one with: outblas tune",
         )
 
 

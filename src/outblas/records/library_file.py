@@ -96,13 +96,11 @@ def parse_content(text: str, where: str) -> LibraryContent:
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise RecordError(wrong, "a whole JSON file", f"it is truncated or damaged ({error}); make it again") from error
+        raise RecordError(wrong, "a complete JSON file", f"it is damaged ({error}); create it again") from error
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         found = data.get("format") if isinstance(data, dict) else None
         raise RecordError(
-            f"library {where} is of format {found!r}",
-            f"format {FORMAT}",
-            "use the release that wrote it, or tune again",
+            f"library {where} has format {found!r}", f"format {FORMAT}", "use the release that wrote it, or tune again"
         )
     try:
         file: Any = _file_model().model_validate(data)
@@ -131,7 +129,7 @@ def _interval_from_file(one: Any, configs: dict[str, KernelConfig]) -> LibraryIn
     weight.problem(one.last)
     if found.has_kernel and not {found.first, found.last} <= set(found.measured):
         wrong = f"the kernels of {found.words} for {weight.key} were not measured at both ends"
-        raise RecordError(wrong, "both ends in measured", "tune again")
+        raise RecordError(wrong, "both ends in the field measured", "tune again")
     return found
 
 
@@ -151,7 +149,7 @@ def _row_from_file(problem: Problem, row: Any, configs: dict[str, KernelConfig])
             return None
         figures = [getattr(row, f"{figure}{suffix}") for figure in ("speedup", "low", "high")]
         if None in figures:
-            raise RecordError(f"{problem.key} has a kernel without figures", "speedup, low and high", "tune again")
+            raise RecordError(f"{problem.key} has a kernel without results", "speedup, low and high", "tune again")
         return LibraryChoice(config_of(name), *figures)
 
     def second(found: Any) -> SecondWinner | None:

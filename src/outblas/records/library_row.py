@@ -123,16 +123,16 @@ class LibraryRow:
         for second in filter(None, (self.cold, self.single)):
             if second.config is not None and launch_of(second.config) != "plain":
                 raise ConfigError(
-                    f"{self.problem.key} has {config_name(second.config)} as a second winner",
-                    "a kernel without programmatic dependent launch, for second winners serve plain calls",
-                    "leave it out",
+                    f"{self.problem.key} has the PDL kernel {config_name(second.config)} for another workload",
+                    "a kernel without PDL, because plain calls use it",
+                    "remove it from the row",
                 )
         for choice in (self.plain, self.pdl, self.nearest):
             if choice is not None and choice.config.early:
                 raise ConfigError(
-                    f"{self.problem.key} has {config_name(choice.config)} for operands that may still be written",
+                    f"{self.problem.key} has {config_name(choice.config)} for operands that may still change",
                     "a kernel without early loads of B",
-                    "install it for constant weights only",
+                    "use it for constant weights only",
                 )
 
     @property
@@ -265,10 +265,12 @@ class LibraryInterval:
     def __post_init__(self) -> None:
         where = f"interval M {self.first}..{self.last} of {self.weight.key}"
         if self.last < self.first:
-            raise ConfigError(where, "a range of M that rises", "tune again")
+            raise ConfigError(where, "an ascending range of M", "tune again")
         rising = all(a < b for a, b in pairwise(self.measured))
         if not rising or not all(self.first <= m <= self.last for m in self.measured):
-            raise ConfigError(f"{where} was measured at M = {list(self.measured)}", "rising M inside it", "tune again")
+            raise ConfigError(
+                f"{where} was measured at M = {list(self.measured)}", "ascending M inside it", "tune again"
+            )
 
     @property
     def weight(self) -> Weight:
@@ -325,7 +327,7 @@ class IntervalIndex:
                 before = f"M {kept[-1].first}..{kept[-1].last}"
                 wrong = f"interval M {one.first}..{one.last} of {one.weight.key} follows {before}"
                 overlap = one.last >= kept[-1].first
-                expected = "intervals that do not overlap" if overlap else "intervals in rising order of M"
+                expected = "intervals that do not overlap" if overlap else "intervals in ascending order of M"
                 raise ConfigError(wrong, expected, "tune again")
             firsts.append(one.first)
             kept.append(one)

@@ -74,7 +74,7 @@ def read_whole(source: Any, checksums: bool = False) -> Any:
 
     with pq.ParquetFile(source, page_checksum_verification=checksums, pre_buffer=False) as file:
         if file.metadata.num_rows > _MOST_ROWS:
-            raise ValueError(f"it has {file.metadata.num_rows} rows, at most {_MOST_ROWS} are read")
+            raise ValueError(f"it has {file.metadata.num_rows} rows, more than {_MOST_ROWS}")
         return file.read(use_threads=False)
 
 

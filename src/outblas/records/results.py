@@ -150,9 +150,9 @@ def read_result(path: str | os.PathLike[str]) -> Result:
     meta = read_meta(path)
     if meta.get("kind") != TABLE_KIND:
         raise RecordError(
-            f"{path} is of kind {meta.get('kind')!r}",
+            f"{path} has kind {meta.get('kind')!r}",
             f"a result file of kind {TABLE_KIND!r}",
-            "pass what `outblas bench` wrote",
+            "pass a file from `outblas bench`",
         )
     _check_meta(meta, str(path))
     rows = _read_rows(path)
@@ -182,7 +182,7 @@ def write_result(rows: Sequence[Mapping[str, Any]], meta: Mapping[str, Any], pat
         if absent or odd:
             raise RecordError(
                 f"a row for {path} lacks {absent} and has unknown {odd}",
-                "the columns of a bench result",
+                "exactly the columns of a bench result",
                 "correct the row",
             )
     dense = [{c: row.get(c, COLUMN_DEFAULTS.get(c)) for c in COLUMNS} for row in rows]
@@ -192,7 +192,7 @@ def write_result(rows: Sequence[Mapping[str, Any]], meta: Mapping[str, Any], pat
         table = pa.Table.from_pylist(dense, schema=schema)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise RecordError(
-            f"rows for {path}: {_first_line(error)}", "values of the columns' types", "correct them"
+            f"rows for {path}: {_first_line(error)}", "values that match the column types", "correct the values"
         ) from error
     return write_atomic(path, parquet_bytes(table, checksums=True))
 
@@ -209,7 +209,7 @@ def bench_files(directory: str | os.PathLike[str], missing_ok: bool = False) -> 
     files = [p for p in sorted(Path(directory).glob("*.parquet")) if read_meta(p).get("kind") == TABLE_KIND]
     if not files and not missing_ok:
         raise RecordError(
-            f"no result file in {directory}", "one or more *.parquet of `outblas bench`", "run `outblas bench`"
+            f"no result file in {directory}", "one or more *.parquet files from `outblas bench`", "run `outblas bench`"
         )
     return files
 
@@ -226,22 +226,20 @@ def read_meta(path: Path) -> dict[str, Any]:
     import pyarrow.parquet as pq
 
     if not path.is_file():
-        raise RecordError(f"no file {path}", "a result file (Parquet)", "run `outblas bench` or correct the path")
+        raise RecordError(f"{path} does not exist", "a Parquet result file", "run `outblas bench` or correct the path")
     try:
         text = (pq.read_schema(path).metadata or {}).get(b"outblas")
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise RecordError(f"{path} cannot be read: {_first_line(error)}", "a whole Parquet file", _AGAIN) from error
+        raise RecordError(f"{path} cannot be read: {_first_line(error)}", "a complete Parquet file", _AGAIN) from error
     if text is None:
-        raise RecordError(f"{path} has no outblas metadata", "a Parquet file written by outblas", "pass another file")
+        raise RecordError(f"{path} has no outblas metadata", "a Parquet file from `outblas bench`", "pass another file")
     try:
         meta = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise RecordError(f"{path} has damaged metadata", "JSON under the schema key 'outblas'", _AGAIN) from error
     if not isinstance(meta, dict) or meta.get("format") != FORMAT:
         version = meta.get("format") if isinstance(meta, dict) else meta
-        raise RecordError(
-            f"{path} is of format {version!r}", f"format {FORMAT}", "use the outblas version that wrote it"
-        )
+        raise RecordError(f"{path} has format {version!r}", f"format {FORMAT}", "use the outblas version that wrote it")
     return meta
 
 
@@ -252,7 +250,7 @@ def _read_rows(path: Path) -> list[Row]:
     """Return a file's rows with the columns of :data:`COLUMNS`, cast if the cast is lossless.
 
     Raises:
-        RecordError: the file is damaged, lacks a column, or has a column of a wrong type.
+        RecordError: the file is damaged, lacks a column, or has a column of the wrong type.
     """
     import pyarrow as pa
 
@@ -267,7 +265,7 @@ def _read_rows(path: Path) -> list[Row]:
         known = table.select(list(COLUMNS)).replace_schema_metadata(None).cast(_schema())
         return list(known.to_pylist())
     except (pa.ArrowException, ValueError) as error:
-        wrong = f"{path} has a column of a wrong type: {_first_line(error)}"
+        wrong = f"{path} has a column of the wrong type: {_first_line(error)}"
         raise RecordError(wrong, "the bench schema", _AGAIN) from error
 
 
@@ -284,12 +282,12 @@ def _check_meta(meta: Mapping[str, Any], what: str) -> None:
     provenance = meta.get("provenance")
     if not isinstance(meta.get("suite"), str) or not isinstance(provenance, Mapping):
         raise RecordError(
-            f"{what} has no suite or no provenance", "both in its metadata", "write it with `outblas bench`"
+            f"{what} has no suite or no provenance", "both in its metadata", "create it with `outblas bench`"
         )
     absent = [f for f in PROVENANCE_FIELDS if f not in provenance]
     if absent:
         raise RecordError(
-            f"{what}: provenance lacks {', '.join(absent)}", ", ".join(PROVENANCE_FIELDS), "record them with the run"
+            f"{what}: provenance lacks {', '.join(absent)}", ", ".join(PROVENANCE_FIELDS), "record them with the result"
         )
 
 
@@ -306,10 +304,10 @@ def _check_rows(rows: Iterable[Row], what: str) -> None:
             raise RecordError(f"{what}, row {index}: {_first_line(error)}", "a valid problem", _AGAIN) from error
         wrong = "a second row of the same problem, mode and launch option" if key in seen else _contradiction(row)
         if wrong:
-            raise RecordError(f"{what}, row {index} ({key[0].key}): {wrong}", "rows that agree with themselves", _AGAIN)
+            raise RecordError(f"{what}, row {index} ({key[0].key}): {wrong}", "consistent rows", _AGAIN)
         seen.add(key)
     if not seen:
-        raise RecordError(f"{what} has no rows", "at least one", _AGAIN)
+        raise RecordError(f"{what} has no rows", "at least one row", _AGAIN)
 
 
 def _contradiction(row: Row) -> str | None:
@@ -334,19 +332,19 @@ def _contradiction(row: Row) -> str | None:
         return f"published {row['published']!r} is not the median of {row['by_start']!r}"
     if row["fallback"]:
         if row["config"]:
-            return f"falls back, but names config {row['config']!r}"
+            return f"it falls back but has config {row['config']!r}"
         counts = 1.0 if row["speedup"] is None else row["speedup"]
         return (
-            None if row["published"] == counts else f"falls back, but published is {row['published']!r}, not {counts}"
+            None if row["published"] == counts else f"it falls back but published is {row['published']!r}, not {counts}"
         )
     if row["status"] != "passed" or not row["config"]:
-        return f"status {row['status']!r} with config {row['config']!r} does not fall back"
+        return f"it does not fall back but has status {row['status']!r} and config {row['config']!r}"
     if not _positive(row["ours_us"]) or not _positive(row["speedup"]):
-        return f"ours_us is {row['ours_us']!r} and speedup {row['speedup']!r} without falling back"
+        return f"it does not fall back but has ours_us {row['ours_us']!r} and speedup {row['speedup']!r}"
     if not math.isclose(row["published"], row["speedup"], rel_tol=1e-6):
         return f"published {row['published']!r} is not the speedup {row['speedup']!r}"
     if row["low"] is not None and row["high"] is not None and not row["low"] <= row["high"]:
-        return f"interval from {row['low']!r} to {row['high']!r}"
+        return f"invalid interval {row['low']!r} to {row['high']!r}"
     return None
 
 
@@ -378,19 +376,17 @@ def median_rows(benches: Sequence[Sequence[Row]]) -> list[Row]:
             row counts as 1 there, so a median of the other starts would hide the failure.
     """
     if len(benches) % 2 == 0:
-        raise UsageError(
-            f"{len(benches)} benches", "an odd number, so that each row has a median", "add or leave out one"
-        )
+        raise UsageError(f"{len(benches)} benches", "an odd number, so that each row has a median", "add or remove one")
     by_key = [{tuple(row[c] for c in _KEY): row for row in rows} for rows in benches]
     if any(known.keys() != by_key[0].keys() for known in by_key):
-        raise UsageError("benches of other problems or launch options", "the same in all", "bench the same table")
+        raise UsageError("the benches differ in problems or launch options", "the same in each", "bench the same table")
     for number, rows in enumerate(benches, 1):
         for row in rows:
             if row["status"] not in (Status.PASSED.value, Status.LEFT_OUT.value):
                 raise UsageError(
                     f"a kernel of {problem_of(row).key} failed in bench {number} ({row['status']})",
-                    "kernels that pass in every start",
-                    "bench that start again if the machine failed, else search the row again",
+                    "kernels that pass in every bench",
+                    "repeat that bench if the machine failed, else tune the problem again",
                 )
     found = []
     for key in by_key[0]:

@@ -104,7 +104,7 @@ class Store(AbstractContextManager["Store"]):
             (text,) = self._db.execute("SELECT settings FROM runs WHERE run = ?", (run_id,)).fetchone()
         if was := self._settings(text):
             what = f"run {run_id!r} in {self.path} was started with other settings"
-            do = "repeat those settings to resume it, or choose another run id"
+            do = "repeat those settings to resume it, or use another run ID"
             check_same_settings(what, was, json.loads(_dump(settings)), do)
 
     def append(self, run_id: str, evaluation: Evaluation) -> None:
@@ -153,10 +153,10 @@ class Store(AbstractContextManager["Store"]):
         for (problem, config), values in counters.items():
             name = config_name(config)
             if (problem.key, name) not in known:
-                raise UsageError(f"counters of {name} on {problem.key}", f"a pair that run {run_id} tried", "try it")
+                raise UsageError(f"counters of {name} on {problem.key}", f"a pair in run {run_id}", "measure it first")
             odd = [key for key, value in values.items() if not _is_figure(value)]
             if odd:
-                raise UsageError(f"counter {odd[0]} is {values[odd[0]]!r}", "a finite number", "leave it out")
+                raise UsageError(f"counter {odd[0]} is {values[odd[0]]!r}", "a finite number", "omit it")
             rows.append((run_id, problem.key, name, _dump(dict(values)), _dump(about)))
         with self._guard("written"), transaction(self._db):
             self._db.execute(_COUNTERS)
@@ -282,7 +282,7 @@ class Store(AbstractContextManager["Store"]):
                 with self._readable("counters"):
                     values = json.loads(text)
                     if not all(map(_is_figure, values.values())):
-                        raise ValueError("no finite numbers")
+                        raise ValueError("a value is not a finite number")
                 found.setdefault(tuple(pair), values)
         return found
 
@@ -296,9 +296,9 @@ class Store(AbstractContextManager["Store"]):
             yield
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError, OutblasError) as error:
             raise RecordError(
-                f"store {self.path} holds {what} that cannot be read ({error})",
-                f"what schema version {VERSION} writes",
-                "the file was changed by hand or damaged; restore a copy or start another store",
+                f"store {self.path} contains {what} that cannot be read ({error})",
+                f"content of schema version {VERSION}",
+                "the file was edited or damaged; restore a copy or start a new store",
             ) from error
 
     def _is_new(self) -> bool:
@@ -399,7 +399,7 @@ def check_store(path: Path) -> None:
         size = path.stat().st_size
         header = read_plain_file(path, _HEADER_BYTES)
         if any((log := path.with_name(path.name + end)).exists() and not log.is_file() for end in _LOGS):
-            raise store_refused(path, "has something in the place of its log")
+            raise store_refused(path, "has a log that is not a regular file")
         logged = wal.exists() and wal.stat().st_size > 0
     except OSError as error:
         raise store_failure(path, "opened", error) from error
@@ -411,9 +411,9 @@ def check_store(path: Path) -> None:
         raise store_refused(path, "is not a store")
     if _u32(header, 60) != VERSION:
         raise RecordError(
-            f"store {path} is of version {_u32(header, 60)}",
+            f"store {path} has version {_u32(header, 60)}",
             f"version {VERSION}",
-            "open it with the release that wrote it, or choose another path",
+            "open it with the release that wrote it, or pass another path",
         )
     page = int.from_bytes(header[16:18], "big")
     whole = _u32(header, 28) * (65536 if page == 1 else page)
@@ -449,12 +449,12 @@ def store_failure(path: Path, what: str, error: Exception) -> RecordError:
         return store_refused(path, "is damaged")
     if "locked" in text:
         return RecordError(
-            f"store {path} is in use by another process", "one driver per store", "wait for it or choose another path"
+            f"store {path} is in use by another process", "one process per store", "wait for it, or pass another path"
         )
     return RecordError(
         f"store {path} could not be {what} ({text})",
         "a writable file and free disk space",
-        "free some space or choose another path, then run again: what was recorded before is intact",
+        "free some space or pass another path, then run again; earlier records are intact",
     )
 
 
@@ -463,7 +463,7 @@ def store_refused(path: Path, kind: str) -> RecordError:
     return RecordError(
         f"store {path} {kind}",
         f"an OutBLAS store of version {VERSION}",
-        "restore a copy or choose another path; the file was left untouched",
+        "restore a copy or pass another path; the file was not changed",
     )
 
 

@@ -26,7 +26,7 @@ from outblas.records.library_merge import intervals_outside, overlay_library, re
 LIBRARY_VARIABLE = "OUTBLAS_LIBRARY"
 #: Field of a stamp -> its name in messages.
 _FIELDS = {"gpu": "GPU", "driver": "driver", "nvrtc": "NVRTC", "outblas": "outblas", "kernels": "kernel sources"}
-_DO = f"make it writable, or name another place by {LIBRARY_VARIABLE}"
+_DO = f"make it writable, or set {LIBRARY_VARIABLE} to another path"
 #: Commits and commands that a file names at most, the last ones.
 MOST_NAMED = 5
 #: Fields of a stamp that identify the kernels.
@@ -87,7 +87,7 @@ def stamp_differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list
         old, present = (KernelRelease(*map(stamp.get, _OF_KERNELS)) for stamp in (there, here))
         if EqualKernels.load().are_equal(old, present):
             differ = [key for key in differ if key not in _OF_KERNELS]
-    return [f"{_FIELDS[key]} {_short(there.get(key))} there, {_short(here.get(key))} here" for key in differ]
+    return [f"{_FIELDS[key]} {_short(there.get(key))}, now {_short(here.get(key))}" for key in differ]
 
 
 def _short(value: Any) -> str:
@@ -138,8 +138,8 @@ def install(
     if replayed or str(library.provenance.get("source", "")).startswith("replay:"):
         raise UsageError(
             "a library tuned on a recording cannot be installed",
-            "figures measured on this machine",
-            "tune with --device cuda:0; or load the run's library.json by outblas.use_library, knowing what it is",
+            "results measured on this machine",
+            "tune with --device cuda:0, or load the run's library.json explicitly with outblas.use_library",
         )
     path = _installable(library.gpu) if path is None else path
     mark = stamp_of(provenance)
@@ -175,7 +175,7 @@ def _installable(gpu: str) -> Path:
     path = user_library_path(gpu)
     if path is None:
         wrong = f"{LIBRARY_VARIABLE} is empty: no user library"
-        raise UsageError(wrong, "a place to install to", f"unset {LIBRARY_VARIABLE}")
+        raise UsageError(wrong, "a path to install to", f"unset {LIBRARY_VARIABLE}")
     return path
 
 
@@ -210,7 +210,7 @@ def _mergeable(path: Path, gpu: str, mark: Mapping[str, Any]) -> tuple[Library, 
         os.replace(path, aside)
     except OSError as error:
         raise RecordError(
-            f"cannot move {path} aside ({error.strerror})", "a writable folder", "move it away"
+            f"cannot move {path} aside ({error.strerror})", "a writable directory", "move the file away"
         ) from error
     return Library(gpu, ()), aside
 
@@ -229,9 +229,9 @@ def load(gpu: str, index: int) -> tuple[Library, Path] | None:
         library = Library.load(path)
         mark = library.provenance.get("stamp")
         if library.gpu != gpu:
-            wrong = f"it is of {library.gpu}, this GPU is {gpu}"
+            wrong = f"it is for {library.gpu}, this GPU is {gpu}"
         elif not isinstance(mark, dict):
-            wrong = "outblas tune has not installed it (no stamp)"
+            wrong = "it was not installed by outblas tune (no stamp)"
         else:
             wrong = "; ".join(stamp_differences(mark, stamp_of_device(index)))
     except (OutblasError, OSError) as error:  # e.g. a folder of another user
@@ -311,9 +311,9 @@ class EqualKernels:
             return cls(_from_json(data), tuple(map(_from_json, data["equal"])))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RecordError(
-                f"the table of equal kernels {path} cannot be read ({error})",
+                f"the table of equivalent kernels {path} cannot be read ({error})",
                 f"a file of format {FORMAT}",
-                "install the package afresh",
+                "reinstall the package",
             ) from error
 
     def save(self, path: str | os.PathLike[str] = TABLE_PATH) -> None:

@@ -176,8 +176,8 @@ class CubinCache:
         self.trouble = trouble
         if not self._quiet:
             warnings.warn(
-                f"outblas compiles kernels afresh: compile cache {self.directory} {trouble}; expected a writable "
-                "directory of your own with space; set OUTBLAS_CACHE_DIR",
+                f"compile cache {self.directory} {trouble}; expected your own writable directory with free space; "
+                "set OUTBLAS_CACHE_DIR (until then, kernels are recompiled)",
                 RuntimeWarning,
                 stacklevel=2,
             )

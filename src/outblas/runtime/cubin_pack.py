@@ -115,9 +115,9 @@ class CubinPack:
     def _read_table(self, head: bytes, file: Any) -> None:
         magic, size, about, rows, images, blocks, digest = _HEAD.unpack(head)
         if magic != MAGIC:
-            raise ValueError(f"begins with {magic!r}")
+            raise ValueError(f"it starts with {magic!r}")
         if size != self.bytes:
-            raise ValueError(f"{self.bytes} bytes of {size}")
+            raise ValueError(f"it has {self.bytes} of {size} bytes")
         parts = [about, rows * _KEY, rows * _IMAGE_OF_KEY.size, images * _IMAGE.size, blocks * _BLOCK.size]
         table = file.read(sum(parts)) if sum(parts) <= size else b""
         if hashlib.sha256(table).digest() != digest:
@@ -125,7 +125,7 @@ class CubinPack:
         pieces = [table[sum(parts[:i]) : sum(parts[: i + 1])] for i in range(len(parts))]
         self.about: Mapping[str, Any] = json.loads(pieces[0])
         if not isinstance(self.about, dict):
-            raise ValueError("it says nothing of where it comes from")
+            raise ValueError("it has no provenance")
         self._keys, self._image_of_key, self._images, self._blocks = pieces[1:]
         self.images = images
 
@@ -160,8 +160,8 @@ class CubinPack:
     def _unusable(self, reason: str) -> RecordError:
         return RecordError(
             f"cubins {self.path} cannot be used ({reason})",
-            f"a whole file of format {MAGIC.decode()}",
-            f"install the package afresh, or: {BUILD_COMMAND}",
+            f"a complete file of format {MAGIC.decode()}",
+            f"reinstall the package, or run {BUILD_COMMAND}",
         )
 
 

@@ -266,7 +266,7 @@ class LtPlan:
         if not usable:
             raise DeviceError(
                 f"cublasLtMatmulAlgoGetHeuristic has no algorithm for {self.shape}",
-                "at least one",
+                "at least one algorithm",
                 "use another baseline",
             )
         return usable
@@ -472,7 +472,7 @@ def _load(name: str) -> ctypes.CDLL:
             tried.append(str(error))
     raise ToolchainMissing(
         f"lib{name} cannot be loaded ({tried[0].splitlines()[0][:120]})",
-        "the cuBLAS that a CUDA build of torch brings",
+        "the cuBLAS that a CUDA build of torch includes",
         install_hint("gpu"),
     )
 

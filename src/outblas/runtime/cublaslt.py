@@ -183,7 +183,7 @@ class LtAlgorithms:
             finally:
                 plan.close()
         except (DeviceError, ToolchainMissing) as error:
-            _LOG.debug("cuBLASLt has no answer for %s: %s", problem.key, error.wrong)
+            _LOG.debug("cuBLASLt has no algorithm for %s: %s", problem.key, error.wrong)
             return ""
 
     def answers(self, problem: Problem) -> list[str]:
@@ -204,7 +204,7 @@ class LtAlgorithms:
             finally:
                 plan.close()
         except (DeviceError, ToolchainMissing) as error:
-            _LOG.debug("cuBLASLt has no answers for %s: %s", problem.key, error.wrong)
+            _LOG.debug("cuBLASLt has no algorithms for %s: %s", problem.key, error.wrong)
             return []
         return [describe(result.algo) for result in results]
 
@@ -223,14 +223,14 @@ class LtAlgorithms:
         plan.close()
         raise DeviceError(
             f"it is not among the {len(results)} that this cuBLASLt proposes",
-            "the version that the library was tuned with",
+            "the cuBLASLt version that the library was tuned with",
             "tune again",
         )
 
     def _open(self) -> Any:
         """Return the handle. After a failure, raise DeviceError without another attempt."""
         if self._absent:
-            raise DeviceError(self._absent, "cuBLASLt", "install the cuBLAS that torch brings")
+            raise DeviceError(self._absent, "cuBLASLt", "install the cuBLAS that torch includes")
         if self._lt is None:
             try:
                 self._lt = self._make()

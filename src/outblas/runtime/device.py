@@ -63,21 +63,21 @@ def pci_bus_id(gpu_index: int) -> str | None:
     return text.value.decode()
 
 
-def require_gpus(indices: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the indices, the same tuple, if each is a GPU of this machine.
+def require_gpus(indices: tuple[int, ...], replays: bool = False) -> tuple[int, ...]:
+    """Return the indices, the same tuple, if each is a GPU of this machine. ``replays``: the error proposes a replay.
 
     Raises:
         UsageError: no index, a negative one, or one given twice.
         DeviceError: no such GPU.
     """
     if not indices or min(indices) < 0 or len(set(indices)) != len(indices):
-        raise UsageError(f"GPU indices {list(indices)}", "distinct integers of 0 or more", "e.g. 0 or 0,1")
+        raise UsageError(f"invalid GPU indices {list(indices)}", "distinct non-negative integers", "e.g. 0 or 0,1")
     count = gpu_count()
     if count == 0:
         raise DeviceError(
             "no CUDA GPU was found",
             "an NVIDIA GPU with its driver",
-            f"run it on a machine with one; without a GPU `outblas tune --device replay:{default_recording()}` replays",
+            f"use a machine with a GPU{f', or pass --device replay:{default_recording()}' if replays else ''}",
         )
     absent = [i for i in indices if i >= count]
     if absent:
@@ -87,12 +87,13 @@ def require_gpus(indices: tuple[int, ...]) -> tuple[int, ...]:
     return indices
 
 
-def parse_device(text: str | None) -> Device:
+def parse_device(text: str | None, replays: bool = True) -> Device:
     """Return the device of a text.
 
     Args:
         text: ``cuda`` (GPU 0), ``cuda:N`` or ``replay:NAME``. None: GPU 0 if there is a GPU, else the packaged
             recording, ``h200``.
+        replays: the command accepts recordings, so that the error for a missing GPU proposes one.
 
     Raises:
         UsageError: any other text, e.g. ``replay:`` or ``CUDA``.
@@ -102,7 +103,7 @@ def parse_device(text: str | None) -> Device:
         return Device(gpu_index=0) if gpu_count() else Device(recording=default_recording())
     gpu = re.fullmatch(r"cuda(?::(\d+))?", text)
     if gpu:
-        return Device(gpu_index=require_gpus((int(gpu[1] or 0),))[0])
+        return Device(gpu_index=require_gpus((int(gpu[1] or 0),), replays)[0])
     if re.fullmatch(r"replay:.+", text):
         return Device(recording=text.removeprefix("replay:"))
     raise UsageError(
@@ -172,11 +173,11 @@ def device_attributes(index: int) -> DeviceAttributes:
     def ask(attribute: int) -> int:
         value = ctypes.c_int(0)
         if status := cuda.cuDeviceGetAttribute(ctypes.byref(value), attribute, handle):
-            raise DeviceError(f"the driver refuses attribute {attribute} ({status})", "an answer", "update the driver")
+            raise DeviceError(f"the driver rejects attribute {attribute} ({status})", "a value", "update the driver")
         return value.value
 
     if cuda.cuDeviceGetName(name, len(name), handle) or cuda.cuDeviceTotalMem_v2(ctypes.byref(size), handle):
-        raise DeviceError(f"the driver does not name device {index}", "a name and a size", "update the driver")
+        raise DeviceError(f"the driver cannot describe device {index}", "a name and a memory size", "update the driver")
     return DeviceAttributes(
         product=name.value.decode(errors="replace"), arch=ask(_MAJOR) * 10 + ask(_MINOR), memory_bytes=size.value,
         **{field: ask(attribute) for field, attribute in _ATTRIBUTES.items()},
@@ -184,4 +185,4 @@ def device_attributes(index: int) -> DeviceAttributes:
 
 
 def _absent(index: int) -> DeviceError:
-    return DeviceError(f"no CUDA device {index}", "an NVIDIA GPU of sm_80 or newer", "run outblas doctor")
+    return DeviceError(f"CUDA device {index} does not exist", "an NVIDIA GPU of sm_80 or newer", "run outblas doctor")

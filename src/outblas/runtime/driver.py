@@ -41,7 +41,7 @@ def check(call: str, result: tuple[Any, ...]) -> Any:
     status, *values = result
     if int(status) != 0:
         raise DeviceError(
-            f"{call} failed with {status.name} ({int(status)})", "CUDA_SUCCESS", "look at the launch and its operands"
+            f"{call} failed with {status.name} ({int(status)})", "CUDA_SUCCESS", "check the launch and its operands"
         )
     return None if not values else values[0] if len(values) == 1 else tuple(values)
 

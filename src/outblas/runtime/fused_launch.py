@@ -45,7 +45,7 @@ def why_no_gated_output(problem: Problem, a: torch.Tensor, out: torch.Tensor) ->
     shape = (problem.m, problem.n // 2)
     if tuple(out.shape) != shape or out.dtype != a.dtype or out.device != a.device or not out.is_contiguous():
         return (
-            f"out is {tuple(out.shape)} of {out.dtype} on {out.device}, expected {shape} as the product's, contiguous"
+            f"out is {tuple(out.shape)} of {out.dtype} on {out.device}, expected a contiguous tensor of shape {shape}"
         )
     return f"out is not aligned to {ROW_ALIGN_BYTES} bytes" if out.data_ptr() % ROW_ALIGN_BYTES else ""
 
@@ -73,10 +73,10 @@ def why_unfit(
         if t.dtype != a.dtype or t.device != a.device:
             return f"{name} is {t.dtype} on {t.device}, expected {a.dtype} on {a.device}"
         if problem.n > 1 and t.stride(-1) != 1:
-            return f"{name} has strides {tuple(t.stride())}, expected neighbouring columns"
+            return f"{name} has strides {tuple(t.stride())}, expected a column stride of 1"
         pitch = row_stride(t) * ELEMENT_BYTES if t.dim() == 2 else 0
         if t.data_ptr() % need or pitch % need:
-            return f"{name} or its rows do not start at multiples of {need} bytes"
+            return f"{name} or its rows are not aligned to {need} bytes"
         # With overlapping tiles (knob shift), a tile would read as residual the values that another tile has stored.
         if out is not None and may_overlap(t, out):
             return f"{name} shares memory with the output"
@@ -128,14 +128,14 @@ class FusedKernel:
         reason = why_not_fused(problem, self.config, self.epilogue)
         if reason is not None:
             raise ConfigError(
-                f"{self.name} on {problem.key}: {reason}", "an epilogue that it has", "use the kernel without it"
+                f"{self.name} on {problem.key}: {reason}", "a supported epilogue", "use the kernel without it"
             )
         wrong = why_unfit(problem, self.config, extra, operands[0], operands[2])
         if not extra.fits(self.epilogue):
             given = "+".join(name for name, t in extra._asdict().items() if t is not None) or "none"
             wrong = f"operands of the epilogue: {given}"
         if wrong:
-            raise TensorError(wrong, f"what {self.name} takes", "pass just that, or leave the product to torch")
+            raise TensorError(wrong, f"the operands of {self.name}", "pass exactly those, or use torch")
         addresses = [ctypes.c_void_p(0 if t is None else t.data_ptr()) for t in extra]
         stride = ctypes.c_uint64(0 if extra.residual is None else row_stride(extra.residual))
         columns = self.epilogue.columns(problem.n)

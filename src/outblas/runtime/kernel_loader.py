@@ -102,7 +102,7 @@ def kernel_code(
             raise _neither_loads(refused, error) from error
         raise
     seconds = 0.0 if cubin.from_cache else time.perf_counter() - start
-    _LOG.debug("%s %s", name, f"compiled in {seconds:.2f} s" if seconds else "taken from the cache")
+    _LOG.debug("%s %s", name, f"compiled in {seconds:.2f} s" if seconds else "loaded from the cache")
     return KernelCode(cubin, name, seconds=seconds, refused=refused)
 
 
@@ -130,7 +130,7 @@ def load_code(code: KernelCode, load: Callable[[Cubin], _Kernel]) -> _Kernel:
         raise
     if code.packaged:
         kernel.packaged = True  # type: ignore[attr-defined]
-        _LOG.debug("%s was shipped", code.name)
+        _LOG.debug("%s was loaded from the package", code.name)
     if code.refused:
         PACKAGED.warn_refused(code.refused)
     return kernel
@@ -141,7 +141,7 @@ def _neither_loads(refused: str, error: OutblasError) -> DeviceError:
     from outblas.runtime.packaged_cubins import PACKAGED
 
     return DeviceError(
-        f"the driver refuses the shipped cubin ({refused}) and it cannot be compiled here ({error.wrong})",
+        f"the driver rejects the packaged cubin ({refused}), and the kernel cannot be compiled here ({error.wrong})",
         f"a driver for {PACKAGED.driver_needed()}, or an NVRTC whose cubins this driver loads",
-        "update the driver, or install that NVRTC",
+        "update the driver, or install a matching NVRTC",
     )

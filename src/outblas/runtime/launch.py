@@ -164,7 +164,7 @@ class LoadedKernel:
         reason = why_illegal(problem, self.config, gpu)
         if reason is not None:
             raise ConfigError(
-                f"{self.name} on {problem.key}: {reason}", "a legal config", "ask legality.why_illegal first"
+                f"{self.name} on {problem.key}: {reason}", "a legal config", "check it with legality.why_illegal first"
             )
         shape = geometry(problem, self.config)
         smem_bytes = launch_smem(problem, self.config, gpu.sms)
@@ -262,7 +262,7 @@ class LoadedKernel:
             raise TensorError(
                 f"a workspace of {given.nbytes} bytes on {given.device}",
                 f"{need} bytes on {like.device}",
-                "allocate it by outblas.runtime.workspace.allocate",
+                "allocate it with outblas.runtime.workspace.allocate",
             )
         return given
 
@@ -288,7 +288,7 @@ class LoadedKernel:
         for name, tensor in zip("abc", tensors, strict=True):
             if tensor.data_ptr() % need:
                 raise TensorError(
-                    f"{name} starts at an address that is {tensor.data_ptr() % need} past a multiple of {need} bytes",
+                    f"{name} starts {tensor.data_ptr() % need} bytes past a multiple of {need}",
                     f"{need}-byte alignment for {self.config.family}",
                     f"use a config of {_any_alignment()}, or copy the tensor",
                 )
@@ -317,17 +317,17 @@ def check_operands(
     for (name, shape), tensor in zip(shapes.items(), (a, b, c), strict=True):
         if tuple(tensor.shape) != shape:
             raise TensorError(
-                f"{name} has shape {tuple(tensor.shape)}", f"{shape} for {problem.key}", "pass that shape"
+                f"{name} has shape {tuple(tensor.shape)}", f"{shape} for {problem.key}", "pass a tensor of that shape"
             )
         if str(tensor.dtype) != dtype:
-            raise TensorError(f"{name} is {tensor.dtype}", dtype, "convert it, or ask for a problem of its dtype")
+            raise TensorError(f"{name} is {tensor.dtype}", dtype, "convert it, or use a problem of its dtype")
         if tensor.device.type != "cuda" or tensor.device != a.device:
             raise TensorError(f"{name} is on {tensor.device}", "one CUDA device for a, b and c", "move it there")
         if not tensor.is_contiguous():
-            raise TensorError(f"{name} has strides {tensor.stride()}", "a contiguous row-major tensor", "make it so")
+            raise TensorError(f"{name} has strides {tensor.stride()}", "a contiguous tensor", "call .contiguous()")
     for name, tensor in (("a", a), ("b", b)):
         if may_overlap(tensor, c):
-            raise TensorError(f"c overlaps {name} in memory", "an output of its own", "allocate c separately")
+            raise TensorError(f"c overlaps {name} in memory", "an output in separate memory", "allocate c separately")
 
 
 def launch_config(

@@ -37,7 +37,7 @@ def why_not_built() -> str:
         built = extension()
     except ImportError as error:
         return f"outblas.dispatch._native is not built ({error})"
-    return "" if source_id() in ("", built.SOURCE_ID) else "outblas.dispatch._native was built from other sources"
+    return "" if source_id() in ("", built.SOURCE_ID) else "outblas.dispatch._native was built from different sources"
 
 
 def open_table(libcuda: str = LIBCUDA, **replaced: Any) -> tuple[Any, str]:
@@ -188,4 +188,4 @@ def raise_refused(call: str, status: int) -> None:
         name = driver().CUresult(status).name
     except ValueError:  # newer than the bindings
         name = "an unknown error"
-    raise DeviceError(f"{call} failed with {name} ({status})", "CUDA_SUCCESS", "look at the launch and its operands")
+    raise DeviceError(f"{call} failed with {name} ({status})", "CUDA_SUCCESS", "check the launch and its operands")

@@ -93,7 +93,7 @@ def build(
                 if done.returncode == 0:
                     break
         except OSError as error:
-            raise _failed(f"the C compiler cannot be run ({error})", "cc, or the one that CC names") from error
+            raise _failed(f"the C compiler cannot be run ({error})", "cc, or the compiler in CC") from error
         if done.returncode != 0:
             lines = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
             raise _failed(
@@ -101,7 +101,7 @@ def build(
                 "Python.h, a C11 compiler",
             )
         if reason or not linked:
-            report(f"without the parts in C++: {reason or 'the C++ library cannot be linked'}")
+            report(f"without the C++ parts: {reason or 'the C++ library cannot be linked'}")
         return made.replace(folder / EXTENSION_NAME)
 
 
@@ -126,7 +126,7 @@ def _why_not_compiled(cxx_command: list[str]) -> str:
 
 
 def _failed(wrong: str, expected: str) -> ToolchainMissing:
-    return ToolchainMissing(wrong, expected, "install a C compiler and Python's headers, or do without: it is optional")
+    return ToolchainMissing(wrong, expected, "install a C compiler and the Python headers; the extension is optional")
 
 
 if __name__ == "__main__":

@@ -73,7 +73,7 @@ def compile_source(source: Source, arch: str = "sm_90a", cache: CubinCache | Non
 
 
 #: Words on the expected code of a library's kernel that fails its check, and on the remedy.
-_AS_TUNED = ("code as it was when it was tuned", "use the toolchain of the library's provenance")
+_AS_TUNED = ("the code that was tuned", "use the toolchain in the library's provenance")
 
 
 def compile_tuned(source: Source, arch: str = "sm_90a", else_say: tuple[str, str] | None = None) -> Cubin:
@@ -206,9 +206,9 @@ def _alone(source: Source, arch: str, cache: CubinCache | None) -> Cubin | Compi
             return _unpack(pool.submit(_work, source, arch, None if cache is None else cache.directory).result(), cache)
         except BrokenProcessPool:
             return CompileError(
-                f"the compiler's process died on {source.entry}",
-                "a source that NVRTC survives, and memory for it",
-                "look at the source and at free memory",
+                f"the compiler process died on {source.entry}",
+                "a source that NVRTC can compile, and enough memory",
+                "check the source and the free memory",
             )
 
 
@@ -266,9 +266,9 @@ def _compile(source: Source, arch: str, options: list[str] | None = None, fatal_
     image, log = _nvrtc_compile(source, _options(source, arch) if options is None else options)
     if fatal_warnings and (fatal := sorted(set(_FATAL.findall(log)))):
         raise CompileError(
-            f"ptxas warns of {', '.join(fatal)} for {source.entry}: {_line_with(log, fatal[0])}",
-            "code without serialised wgmma or ignored setmaxnreg",
-            "use another configuration, or correct the kernel",
+            f"ptxas reports {', '.join(fatal)} for {source.entry}: {_line_with(log, fatal[0])}",
+            "code without serialized wgmma or ignored setmaxnreg",
+            "use another config, or correct the kernel",
             log,
         )
     registers, spill, stack, smem = parse_ptxas(log, source.entry)
@@ -290,7 +290,7 @@ def parse_ptxas(log: str, entry: str) -> tuple[int, int, int, int]:
     used = section and re.search(r"Used (\d+) registers([^\n]*)", section[1])
     if not section or not used:
         raise CompileError(
-            f"no kernel {entry!r} in the compiled code", f'extern "C" __global__ void {entry}', "name the entry", log
+            f"no kernel {entry!r} in the compiled code", f'extern "C" __global__ void {entry}', "fix its name", log
         )
     smem = re.search(r"(\d+) bytes smem", used[2])
     spill = sum(
@@ -320,7 +320,7 @@ def _nvrtc_compile(source: Source, options: list[str], ptx: bool = False) -> tup
     finally:
         nvrtc.nvrtcDestroyProgram(program)
     if not image.startswith(b"\x7fELF"):
-        raise CompileError("NVRTC gave no cubin", "an ELF image", "compile for a real architecture, sm_*", text)
+        raise CompileError("NVRTC returned no cubin", "an ELF image", "compile for a real architecture (sm_*)", text)
     return image, text
 
 

@@ -108,7 +108,7 @@ class PackagedCubins:
             said, self._refused = self._refused, True
         if not said:
             warnings.warn(
-                f"outblas compiles its kernels here: the driver refuses a shipped cubin ({reason}); expected a driver "
+                f"outblas compiles its kernels here: the driver rejects a packaged cubin ({reason}); expected a driver "
                 f"for {self.driver_needed()}; update it, or set OUTBLAS_CUBINS=0",
                 RuntimeWarning,
                 stacklevel=2,
@@ -117,7 +117,7 @@ class PackagedCubins:
     def _open(self) -> None:
         """Open the pack and check its origin. The caller holds the lock."""
         if not self.path.is_file():
-            self._trouble = f"none in this installation, kernels are compiled at their first use; run {BUILD_COMMAND}"
+            self._trouble = f"none in this installation; kernels are compiled at first use; run {BUILD_COMMAND}"
             return
         try:
             pack = CubinPack(self.path)
@@ -125,14 +125,14 @@ class PackagedCubins:
             self._give_up(str(error))
             return
         if pack.about.get("kernels") != kernels_sha():
-            self._give_up(f"cubins {self.path} are of other kernels; expected this package's own; run {BUILD_COMMAND}")
+            self._give_up(
+                f"cubins {self.path} belong to other kernels; expected those of this package; run {BUILD_COMMAND}"
+            )
             return
         try:
             self._cuda_major = int(pack.about["nvrtc"].split(".")[0])
         except (KeyError, AttributeError, ValueError):
-            self._give_up(
-                f"cubins {self.path} do not say which NVRTC made them; expected its version; run {BUILD_COMMAND}"
-            )
+            self._give_up(f"cubins {self.path} lack the NVRTC version; expected it; run {BUILD_COMMAND}")
             return
         self._pack, self._trouble = pack, ""
 

@@ -112,7 +112,7 @@ def check_static(facts: SassFacts, source: Source, cubin: Cubin) -> str | None:
     ``the SASS accumulates in fp16, the source claims fp32``.
     """
     if facts.qgmma:
-        return f"the SASS multiplies in 8 bits ({facts.qgmma} QGMMA)"
+        return f"the SASS multiplies in 8-bit precision ({facts.qgmma} QGMMA)"
     if facts.hgmma + facts.hmma == 0:
         return "no matrix instruction (HGMMA or HMMA) in the SASS"
     if facts.accumulators != (source.acc,):
@@ -145,11 +145,11 @@ def _code_sections(image: bytes) -> Iterator[bytes]:
             if not flags & _SHF_EXECINSTR:
                 continue
             if offset + size > len(image) or size % _INSTRUCTION_BYTES:
-                raise ValueError("a code section is cut off")
+                raise ValueError("a code section is truncated")
             yield image[offset : offset + size]
     except (struct.error, ValueError) as error:
         raise CompileError(
-            f"image is no cubin ({error})", "an ELF cubin for sm_80 to sm_90a", "recompile it"
+            f"the image is not a cubin ({error})", "an ELF cubin for sm_80 to sm_90a", "recompile it"
         ) from error
 
 
@@ -170,5 +170,5 @@ def find_nvdisasm() -> Path:
     if found_text:
         return Path(found_text)
     raise ToolchainMissing(
-        "nvdisasm not found", "the wheel nvidia-cuda-nvdisasm, or nvdisasm on PATH", install_hint("compile")
+        "nvdisasm was not found", "the wheel nvidia-cuda-nvdisasm, or nvdisasm on PATH", install_hint("compile")
     )

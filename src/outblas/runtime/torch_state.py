@@ -89,7 +89,7 @@ def _places() -> dict[str, int]:
         strange |= _keys(kinds[name]) & ~plain if name in kinds else 0
     for name, each in kinds.items():
         if bool(_keys(each) & versioned) == each.is_inference() or bool(_keys(each) & strange) != (name in _STRANGE):
-            raise LookupError(f"the dispatch keys of a tensor that is {name} are not understood")
+            raise LookupError(f"the dispatch keys of a tensor that is {name} are unexpected")
     return {"tensor": tensor, "keys": keys, "gradient": gradient, "strange": strange, "versioned": versioned}
 
 

@@ -39,9 +39,9 @@ def allocate(nbytes: int, device: torch.device | str) -> torch.Tensor:
 
     if torch.cuda.is_current_stream_capturing():
         raise DeviceError(
-            f"a workspace of {nbytes} bytes is needed while a graph is captured",
-            "one that was made before",
-            "bind the call before the capture begins",
+            f"a workspace of {nbytes} bytes is needed during graph capture",
+            "a workspace from before the capture",
+            "bind the call before the capture",
         )
     workspace: torch.Tensor = run_on_own_thread(zeroed, nbytes, device)
     workspace.record_stream(torch.cuda.current_stream(workspace.device))  # calls may still use it when it is freed

@@ -106,7 +106,7 @@ def shortlist_candidates(problem: Problem, gpu: Gpu, tried: int = CANDIDATES_TRI
     chosen = [c for c in ranked if not c.pdl][:half] + [c for c in ranked if c.pdl][:half]
     found = [c for c in dict.fromkeys([*known, *chosen]) if why_illegal(problem, c, gpu) is None]
     if not found:
-        raise DeviceError(f"no kernel of ours runs {problem.key} on sm_{gpu.arch}", "a legal config", "use torch")
+        raise DeviceError(f"OutBLAS has no kernel for {problem.key} on sm_{gpu.arch}", "a legal config", "use torch")
     return found
 
 

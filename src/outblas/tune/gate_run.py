@@ -95,7 +95,7 @@ def tune_gates(
     if not ranges.ranges:
         return 0
     if request.seconds is not None and request.seconds <= 0:
-        say("time limit reached before the gates; repeat the command to continue")
+        say("time limit reached before the gates; rerun the command to continue")
         return 0
     workers = gate_plan(request.workers or OneGpu(request.device), ranges, library)
     path = request.path.with_name(f"{request.path.name}_gates_{rivals_sha(workers)[:8]}")  # other rivals, another run
@@ -109,7 +109,7 @@ def tune_gates(
         own = gates.gate_index.of_weight(weight)
         say(f"gates of {weight.key}: {len(own)} intervals, {sum(one.has_kernel for one in own)} with a kernel")
     if outcome.open_weights:
-        say("time limit reached during the gates; repeat the command to continue")
+        say("time limit reached during the gates; rerun the command to continue")
     if install and gates.gates:
         say(f"installed: {user_library.install(gates, provenance_of(outcome.files.path)).path} (gates)")
     return len(gates.gate_kernels())

@@ -157,7 +157,7 @@ class LiveEvaluator(Evaluator, AbstractContextManager["LiveEvaluator"]):
 
     def _evaluate_free(self, listed: Sequence[tuple[Problem, Candidate]]) -> Iterator[Evaluation]:
         if self._free is None:
-            raise ToolchainMissing("a free kernel without its workers", "a template's kernel", lab_hint())
+            raise ToolchainMissing("free kernels need workers from outblas-lab", "a template kernel", lab_hint())
         if self._free_evaluator is None:
             self._free_evaluator = self._free.evaluator(self.options, self._step_s)
         own = self._free_evaluator

@@ -150,7 +150,7 @@ def prepare(
     _check(rows, tune_seconds)
     weights = model_weights(model)
     if not weights:
-        raise UsageError("the model has no linear layer", "nn.Linear modules", "pass the model itself")
+        raise UsageError("the model has no linear layer", "nn.Linear modules", "pass the whole model")
     place = _place_of(weights)
     basis = "roofline floors" if place.index is None else "the ranking model"
     report = PrepareReport(place.gpu.name, basis)
@@ -166,10 +166,10 @@ def prepare(
 
 def _check(rows: Sequence[int], tune_seconds: float) -> None:
     if not rows or any(isinstance(one, bool) or not isinstance(one, int) or one < 1 for one in rows):
-        raise UsageError(f"m is {rows}", "integers of 1 or more", "pass the number of tokens of a call")
+        raise UsageError(f"m is {rows}", "positive integers", "pass the number of tokens per call")
     is_number = isinstance(tune_seconds, (int, float)) and not isinstance(tune_seconds, bool)
     if not is_number or not 0 <= tune_seconds <= LONGEST_S:
-        raise UsageError(f"tune_seconds is {tune_seconds!r}", f"seconds, 0 to {LONGEST_S}", "pass 0 for no tuning")
+        raise UsageError(f"tune_seconds is {tune_seconds!r}", f"seconds, 0 to {LONGEST_S}", "pass 0 to skip tuning")
 
 
 def _place_of(weights: Sequence[LayerWeight]) -> _Place:
@@ -219,11 +219,11 @@ def _tune(
     found = [_problem(one.weight, m) for one in weights if not _torch_adds_bias(one) for m in rows]
     counts = Counter(one for one in found if one is not None and place.library.lookup(one) is None)
     if not counts:
-        return "not tuned: the library lists every product"
+        return "not tuned: the library contains every problem"
     path, reached = tune_counts(counts, Device(gpu_index=place.index), seconds, "outblas.prepare", progress)
     note = f"tuned: {reached} of {len(counts)} problems within {seconds:g} s, winners in {path}"
     if device_registry.has_given_library(place.index or 0):
-        return f"{note}; outblas.use_library(None) uses them in place of the library that was given"
+        return f"{note}; outblas.use_library(None) uses them instead of the current library"
     device_registry.replace_library(None, place.index or 0)
     return note
 

@@ -96,9 +96,9 @@ def captured_time_shares(file: Path, device: Device) -> tuple[list[TimeShare], s
     words = "; ".join(f"{n} products left out: {why}" for why, n in left_out.items() if n)
     if not found:
         raise UsageError(
-            f"{file} has nothing to tune{' (' + words + ')' if words else ''}",
-            "products that a library holds",
-            "capture a program with half-precision products",
+            f"{file} contains no problem to tune{' (' + words + ')' if words else ''}",
+            "products that a library can contain",
+            "capture a program with half-precision matmuls",
         )
     return found, words
 

@@ -93,9 +93,9 @@ def tune(
     budgets = options.budgets or {}
     least = min((budget, *budgets.values()))
     if least < 1:
-        raise UsageError(f"budget is {least}", "1 or more measurements per problem", "pass it as --budget")
+        raise UsageError(f"budget is {least}", "1 or more measurements per problem", "pass a larger --budget")
     if len(set(problems)) != len(problems):
-        raise UsageError("a problem is given twice", "every problem once", "remove the repeated one")
+        raise UsageError("a problem is given twice", "each problem once", "remove the duplicate")
     store.begin(run_id, {"agent": agent.name, "seed": agent.seed, "source": evaluator.source})
     offered = {
         problem: [config for config in configs if launch_allows(options.launch, config)]
@@ -124,7 +124,7 @@ def tune(
     except KeyboardInterrupt as error:
         raise Interrupted(
             f"interrupted with {_recorded(store, run_id, wanted)} of {score.total} measurements of {len(problems)} "
-            f"problem{'s' * (len(problems) != 1)}; they are saved in {store.path} under run id {run_id}"
+            f"problem{'s' * (len(problems) != 1)}; they are saved in {store.path} under run ID {run_id}"
         ) from error
     provenance = {"run": run_id, "agent": agent.name, "seed": agent.seed, "budget": budget, "source": evaluator.source}
     return Library(evaluator.gpu.name, tuple(rows), provenance)

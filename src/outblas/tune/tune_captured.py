@@ -48,7 +48,7 @@ def tune_captured(
         ToolchainMissing: a package for the GPU is not installed.
     """
     if not file.is_file() or not CapturedProducts.load(file).problems():
-        return None, "not tuned: the program ran no product that a library can hold"
+        return None, "not tuned: the program ran no matmul that a library can contain"
     ranked, left_out = captured_time_shares(file, device)
     library, run = _tune(ranked, device, seconds, command, progress)
     return _library_beside(library, run), left_out

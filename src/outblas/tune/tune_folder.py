@@ -141,12 +141,12 @@ def open_store(path: Path) -> Iterator[tuple[Store, str]]:
     """
     file = RunFiles(path).store
     if not file.is_file():
-        raise RecordError(f"{path} holds no {file.name}", "the directory of an `outblas tune` run", "pass another path")
+        raise RecordError(f"{path} has no {file.name}", "an `outblas tune` run directory", "pass another path")
     with Store(file) as store:
         runs, name = [run.run_id for run in store.runs()], run_name(store, path)
         if name not in runs:
-            do = "give the directory the name of one"
-            raise RecordError(f"{file} has {len(runs)} runs, none of them {name!r}", "a run of that name", do)
+            do = "rename the directory after one of them"
+            raise RecordError(f"{file} has {len(runs)} runs, none named {name!r}", "a run with that name", do)
         yield store, name
 
 
@@ -160,7 +160,7 @@ def provenance_of(path: Path) -> dict[str, Any]:
     """
     found = read_run(RunFiles(path).run).get("provenance")
     if not isinstance(found, dict):
-        raise RecordError(f"the run in {path} is not finished", "a run that ended", "repeat its command: it resumes")
+        raise RecordError(f"the run in {path} is not finished", "a finished run", "rerun its command; it resumes")
     return dict(found)
 
 
@@ -184,7 +184,7 @@ def read_run(path: Path) -> dict[str, Any]:
     Raises:
         RecordError: the file cannot be read, or is of another format.
     """
-    do = "choose another --run, or restore the file"
+    do = "pass another --run, or restore the file"
     return read_object(path, f"a run of format {FORMAT}", do, format=FORMAT)
 
 

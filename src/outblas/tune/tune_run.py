@@ -181,9 +181,9 @@ def run_tune(
     device = request.device
     if device.recording is not None and request.agent in ("recorded", "transfer"):
         raise UsageError(
-            f"agent {request.agent} on a recording would read the answers",
-            "a live GPU for it",
-            "choose another agent",
+            f"agent {request.agent} would know the answers of a recording",
+            "a live GPU for this agent",
+            "pass another --agent, or --device cuda:0",
         )
     recording = None if device.recording is None else _recorded(device).load(device.recording)
     if recording is not None:
@@ -358,12 +358,12 @@ def _open(files: RunFiles, settings: TuneSettings, command: str, stamp: Mapping[
         if "gpu" not in about:  # an earlier run does not say
             was["gpu"] = wanted["gpu"]
         was["ranges"] = about.get("ranges", [])  # nor does one from before there were intervals
-        what = f"{files.path} holds a run with other settings"
-        do = "repeat those settings to resume it, or choose another --run"
+        what = f"{files.path} contains a run with other settings"
+        do = "repeat those settings to resume it, or pass another --run"
         check_same_settings(what, was, wanted, do)
         if stamp is not None and (odd := other_conditions(about, stamp)):
-            what = f"{files.path} is of other conditions ({'; '.join(odd)})"
-            raise UsageError(what, "measurements that can be compared", "choose another folder")
+            what = f"{files.path} was measured under other conditions ({'; '.join(odd)})"
+            raise UsageError(what, "comparable measurements", "pass another --run")
         return about
     about = {
         "format": FORMAT,

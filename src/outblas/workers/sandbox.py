@@ -252,7 +252,7 @@ class Sandbox(contextlib.AbstractContextManager["Sandbox"]):
                     kind, *rest = self._received(child, left)
                 except UnreadableMessage as error:
                     self._end(kill=True)
-                    return current, WorkerLoss(Status.EXITED, f"the worker sent what cannot be read ({error})")
+                    return current, WorkerLoss(Status.EXITED, f"the worker sent an unreadable message ({error})")
                 if kind == "begin":
                     current = rest[0]
                 elif kind == "done":
@@ -266,14 +266,12 @@ class Sandbox(contextlib.AbstractContextManager["Sandbox"]):
                     self._end(kill=True)
                     if self._codec is not None:  # by what was run there, for all that we know
                         return current, WorkerLoss(Status.EXITED, f"the worker failed: {rest[0]}")
-                    raise DeviceError(
-                        f"the evaluator failed: {rest[0]}", "an evaluator without errors", "report this bug"
-                    )
+                    raise DeviceError(f"the evaluator failed: {rest[0]}", "no evaluator error", "report this bug")
                 elif kind == "end":
                     self._present = rest[0] if rest else PhaseTotals()
                     if not left:
                         return None, None
-                    return min(left), WorkerLoss(Status.EXITED, "the worker left it unanswered")
+                    return min(left), WorkerLoss(Status.EXITED, "the worker did not answer")
         except (EOFError, OSError):
             return current, self._obituary(child)
 
@@ -294,7 +292,7 @@ class Sandbox(contextlib.AbstractContextManager["Sandbox"]):
         while True:
             now = time.monotonic()
             if end is not None and now > end:
-                return WorkerLoss(Status.HANG, f"the batch was not done within {self._batch_s:g} s")
+                return WorkerLoss(Status.HANG, f"the batch did not finish within {self._batch_s:g} s")
             if self._limits is not None and now >= self._look:  # also at one that never stops talking
                 self._look = now + _WATCH_S
                 if over := self._limits.why_over(child.pid):
@@ -310,7 +308,7 @@ class Sandbox(contextlib.AbstractContextManager["Sandbox"]):
         self._end(kill=True)
         if code is not None and code < 0 and -code in (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL):
             return WorkerLoss(Status.FAULT, f"the worker died of {signal.Signals(-code).name}")
-        ended = f"ended with exit code {code}" if code is not None else "closed its pipe and went on"
+        ended = f"ended with exit code {code}" if code is not None else "closed its pipe and kept running"
         return WorkerLoss(Status.EXITED, f"the worker {ended}")
 
     def _ready(self) -> ChildProcess:
@@ -328,7 +326,7 @@ class Sandbox(contextlib.AbstractContextManager["Sandbox"]):
                 if kind == "ready":
                     self._present = rest[0] if rest else PhaseTotals()
                     return child
-                reason = str(rest[0]) if rest else f"its first word was {kind!r}"
+                reason = str(rest[0]) if rest else f"its first message was {kind!r}"
         except UnreadableMessage as error:
             reason = str(error)
         except (EOFError, OSError):
@@ -470,12 +468,12 @@ class HostLimits:
             pid: the process; None: one that has ended.
         """
         if (used := resident_bytes(pid) + memory_file_bytes(pid)) > self.memory_bytes:
-            return f"it filled {_mib(used)} MiB of host memory, at most {self.memory_bytes >> 20}"
+            return f"it used {_mib(used)} MiB of host memory, more than {self.memory_bytes >> 20}"
         if self.folder is None:
             return ""
         used, entries = folder_usage(self.folder)
         if used > self.folder_bytes or entries > _MOST_ENTRIES:
-            return f"it filled {_mib(used)} MiB of disk with {entries} files, at most {self.folder_bytes >> 20}"
+            return f"it used {_mib(used)} MiB of disk for {entries} files, more than {self.folder_bytes >> 20}"
         return ""
 
 

@@ -21,7 +21,7 @@ def test_only_settled_times_count() -> None:
     assert settled_us([1.0, 1.0, 1.0, 3.0, 2.0, 4.0]) == 3.0
     assert settled_us([5.0]) == 5.0
     for wrong in ([], [1.0, 0.0]):
-        with pytest.raises(UsageError, match="above 0"):
+        with pytest.raises(UsageError, match="positive times"):
             settled_us(wrong)
 
 
@@ -59,5 +59,5 @@ def test_instructions_that_no_probe_has_still_bound_the_floor() -> None:
     ("figure", "rate"), [("hbm_tbs", 0.1), ("hbm_tbs", 7.0), ("l2_tbs", 60.0), ("mma_tflops", 9.0)]
 )
 def test_implausible_rates_are_refused(figure: str, rate: float) -> None:
-    with pytest.raises(DeviceError, match=f"{figure} was measured at {rate:.4g}, the GPU has about"):
+    with pytest.raises(DeviceError, match=f"{figure} was measured as {rate:.4g}, but the GPU has about"):
         calibrated_record(packaged_records()["h200"], H200_RATES | {figure: rate}, 1.0, (), ABOUT)

@@ -158,10 +158,10 @@ def halves(*shape: int, **options: Any) -> Any:
         (lambda: Extra(halves(4, 9)[:, :8].t()[0]), "bias has shape"),
         (lambda: Extra(None, halves(5, 8)), "residual has shape"),
         (lambda: Extra(halves(8).bfloat16()), "bias is torch.bfloat16"),
-        (lambda: Extra(None, halves(8, 4).t()), "neighbouring columns"),
-        (lambda: Extra(halves(16)[::2]), "neighbouring columns"),
-        (lambda: Extra(halves(9)[1:]), "multiples of 4 bytes"),
-        (lambda: Extra(None, halves(4, 9)[:, :8]), "multiples of 4 bytes"),
+        (lambda: Extra(None, halves(8, 4).t()), "a column stride of 1"),
+        (lambda: Extra(halves(16)[::2]), "a column stride of 1"),
+        (lambda: Extra(halves(9)[1:]), "not aligned to 4 bytes"),
+        (lambda: Extra(None, halves(4, 9)[:, :8]), "not aligned to 4 bytes"),
         (lambda: Extra(halves(8), halves(4, 40)[:, 8:16]), ""),
     ],
 )
@@ -228,9 +228,9 @@ def test_the_proof_rejects_what_is_wrong(name: str) -> None:
     [
         ({"activation": "relu"}, "activation 'relu'; expected none or silu or gelu or gelu_tanh"),
         ({"activation": None}, "activation None"),
-        ({"bias": None}, "bias=None of an epilogue; expected True or False"),
-        ({"residual": 1}, "residual=1 of an epilogue"),
-        ({"gated": "no"}, "gated='no' of an epilogue"),
+        ({"bias": None}, "epilogue option bias=None; expected True or False"),
+        ({"residual": 1}, "epilogue option residual=1"),
+        ({"gated": "no"}, "epilogue option gated='no'"),
     ],
 )
 def test_an_epilogue_takes_known_values_only(values: dict[str, Any], words: str) -> None:

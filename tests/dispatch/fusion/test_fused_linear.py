@@ -119,7 +119,9 @@ def test_what_does_not_compile_is_torchs_with_one_warning(host: fused.FusedState
 
     host._build = refuse
     x, w, bias, residual = layer(5)
-    with pytest.warns(RuntimeWarning, match="leaves it to torch: .* with bias\\+gelu cannot be had: it spills"):
+    with pytest.warns(
+        RuntimeWarning, match="uses another kernel or torch: .* with bias\\+gelu cannot be loaded: it spills"
+    ):
         assert not outblas.warm(x, w, bias, activation="gelu")
     assert torch.equal(outblas.linear(x, w, bias, activation="gelu"), by_torch(x, w, bias, "gelu", None))
     assert "it spills" in linear.why_not(x, w, bias, activation="gelu")
@@ -148,7 +150,7 @@ def test_a_predicted_kernel_takes_the_place_of_one_that_spills(
     monkeypatch.setattr(fused, "ask_cublaslt", lambda lt, index, problem: ())
     x, w, bias, _ = layer(5)
     expected = by_torch(x, w, bias, "silu", None)
-    with pytest.warns(RuntimeWarning, match="takes another kernel, or leaves it to torch: .*: registers spill"):
+    with pytest.warns(RuntimeWarning, match="uses another kernel or torch: .*: registers spill"):
         if wait:
             assert outblas.warm(x, w, bias, activation="silu")
         end = time.monotonic() + 60
@@ -196,7 +198,7 @@ def test_a_residual_with_rows_of_its_own_and_one_that_is_no_matrix(host: fused.F
     strided, turned = wide[..., 8:32], numbers(3, 2, 24, seed=8).transpose(0, 1)
     assert outblas.warm(x, w, bias, residual=strided)
     assert torch.equal(outblas.linear(x, w, bias, residual=strided), by_torch(x, w, bias, None, strided))
-    assert "rows that do not lie below" in linear.why_not(x, w, bias, residual=turned)
+    assert "rows that do not form one" in linear.why_not(x, w, bias, residual=turned)
     assert torch.equal(outblas.linear(x, w, bias, residual=turned), by_torch(x, w, bias, None, turned))
 
 

@@ -57,7 +57,7 @@ def test_what_the_driver_refuses_is_compiled_and_told_once(
     state: FusedState, driver: FakeDriver, compiled: list[Source]
 ) -> None:
     driver.refused = (b"shipped",)
-    with pytest.warns(RuntimeWarning, match="refuses a shipped cubin .*CUDA_ERROR_NO_BINARY_FOR_GPU") as told:
+    with pytest.warns(RuntimeWarning, match="rejects a packaged cubin .*CUDA_ERROR_NO_BINARY_FOR_GPU") as told:
         assert is_ready(state)
     assert len(told) == 1 and "CUDA 13.0 or later (Linux: R580 or later)" in str(told[0].message)
     assert [image[:8] for image in driver.images] == [b"shipped ", b"compiled"]
@@ -81,7 +81,7 @@ def test_no_call_waits_for_that_compilation(state: FusedState, driver: FakeDrive
         assert not is_ready(state, wait=False) and time.monotonic() < end
     assert not is_ready(state, wait=False) and state.status()["being_compiled"] == 1 and not compiled
     may_end.set()
-    with pytest.warns(RuntimeWarning, match="refuses a shipped cubin"):
+    with pytest.warns(RuntimeWarning, match="rejects a packaged cubin"):
         assert is_ready(state)
     assert [bool(reason) for reason in asked] == [False, True] and len(compiled) == 1
 
@@ -93,7 +93,7 @@ def test_what_cannot_be_loaded_at_all_is_torchs_in_one_line(
     driver.refused = (b"shipped", b"compiled")
     if not compiler:
         no_compiler(monkeypatch)
-    with pytest.warns(RuntimeWarning, match="leaves it to torch: .*refuses the shipped cubin") as told:
+    with pytest.warns(RuntimeWarning, match="uses another kernel or torch: .*rejects the packaged cubin") as told:
         assert not is_ready(state)
     line = str(told[0].message)
     assert len(told) == 1 and "R580" in line and ("NVRTC cannot be loaded" in line) != compiler

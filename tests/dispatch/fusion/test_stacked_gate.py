@@ -270,7 +270,7 @@ def test_only_a_kernel_that_was_measured_with_its_gate_runs(monkeypatch: pytest.
     assert not gate_for_some_m(torch.empty(1, 32).half(), w.half()), "another dtype was not measured"
     assert not gate_for_some_m(torch.empty(1, 16).bfloat16(), w[:, :16].contiguous())
     words = fused_calls.why_not(torch.empty(17, 32).bfloat16(), w.t(), Extra(), STACKED_GATE)
-    assert "a product and a pass" in words
+    assert "a matmul and a separate gate" in words
     weights = state.weights()["64 x 32 bf16"]
     assert weights == {"outblas": [1, 16], "cublaslt": [], "torch": []}, "the engine's log names them"
 

@@ -84,20 +84,20 @@ def test_heads_may_be_wider_than_the_model_and_the_head_is_padded() -> None:
     ("change", "words"),
     [
         ({"num_experts": 8}, "a mixture of experts"),
-        ({"quantization_config": {"bits": 4}}, "quantised weights"),
+        ({"quantization_config": {"bits": 4}}, "quantized weights"),
         ({"kv_lora_rank": 512}, "multi-head latent attention"),
         ({"model_type": "gpt2"}, "type 'gpt2'"),
         ({"hidden_size": "4096"}, "hidden_size is '4096'"),
         ({"intermediate_size": None}, "intermediate_size is None"),
         ({"num_hidden_layers": True}, "num_hidden_layers is True"),
         ({"vocab_size": 0}, "vocab_size is 0"),
-        ({"num_key_value_heads": 64}, "num_key_value_heads is 64 in the model's configuration; expected a divisor of"),
+        ({"num_key_value_heads": 64}, "num_key_value_heads is 64 in the model config; expected a divisor of"),
         ({"num_key_value_heads": 6}, "a divisor of num_attention_heads, 32"),
         (
             {"hidden_size": 4100},
-            "hidden_size is 4100 in the model's configuration, without head_dim; expected a multiple",
+            "hidden_size is 4100 in the model config, without head_dim; expected a multiple",
         ),
-        ({"attention_bias": "false"}, "attention_bias is 'false' in the model's configuration; expected true or false"),
+        ({"attention_bias": "false"}, "attention_bias is 'false' in the model config; expected true or false"),
         ({"mlp_bias": 0}, "mlp_bias is 0"),
     ],
 )
@@ -130,7 +130,7 @@ def test_the_dtype_is_the_models(named: dict[str, Any], dtype: str) -> None:
 
 
 def test_another_dtype_is_refused() -> None:
-    with pytest.raises(UsageError, match="a model in float32"):
+    with pytest.raises(UsageError, match="the model has dtype float32"):
         model_dtype({"torch_dtype": "float32"})
 
 
@@ -174,7 +174,7 @@ def test_a_quantised_text_model_is_refused(tmp_path: Path, of_whole: bool) -> No
     text = LLAMA_8B if of_whole else LLAMA_8B | quantised
     file = tmp_path / "config.json"
     file.write_text(json.dumps({"model_type": "llava", "text_config": text, **(quantised if of_whole else {})}))
-    with pytest.raises(UsageError, match="quantised weights"):
+    with pytest.raises(UsageError, match="quantized weights"):
         engine_products(read_model(file))
 
 

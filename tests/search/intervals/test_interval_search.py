@@ -322,7 +322,7 @@ def test_a_stop_keeps_what_is_proved_and_the_next_start_goes_on(tmp_path: Path, 
 def test_a_killed_run_resumes_to_the_result_of_a_whole_one(tmp_path: Path, kill_at: int) -> None:
     whole, made = model(), model(kill_at=kill_at)
     expected = search(tmp_path / "whole.sqlite", whole, agent="evolution", budget=3)
-    with pytest.raises(Interrupted, match=f"with {kill_at} .*measurements; they are saved in .* under run id r"):
+    with pytest.raises(Interrupted, match=f"with {kill_at} .*measurements; they are saved in .* under run ID r"):
         search(tmp_path / "s.sqlite", made, agent="evolution", budget=3)
     assert len(made.asked) == kill_at < len(whole.asked)
     made.kill_at = None
@@ -381,7 +381,7 @@ def test_a_recording_measures_its_own_m_and_claims_nothing_between_changes(tmp_p
     for one in found.intervals:
         assert not one.has_kernel or {one.first, one.last} <= set(one.measured)
     empty = WeightRange(Weight(64, 64), 1, 9)
-    with pytest.raises(UsageError, match=r"no M from 1 to 9 of weight 64_64_TN_fp16_fp32 is in the recording"):
+    with pytest.raises(UsageError, match=r"the recording has no M from 1 to 9 for weight 64_64_TN_fp16_fp32"):
         search(tmp_path / "t.sqlite", model(), RangesRequest([empty]), evaluator=evaluator, recording=recording)
 
 

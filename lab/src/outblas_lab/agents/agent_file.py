@@ -51,7 +51,7 @@ def check_agent_file(path: Path) -> str:
         raise UsageError(wrong, "a Python file", "correct the path") from error
     except (SyntaxError, ValueError) as error:
         line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
-        raise UsageError(f"agent file {path}{line}: {error}", "valid Python", "correct the file") from error
+        raise UsageError(f"agent file {path}{line}: {error}", "valid Python", "fix the file") from error
     return hashlib.sha256(text).hexdigest()
 
 
@@ -88,7 +88,7 @@ class FileAgent(Agent):
         offered, known = tuple(candidates), list(history)
         found: Any = self._ask("propose", lambda agent: agent.propose(problem, offered, known, n))
         if not isinstance(found, list | tuple) or not all(isinstance(config, KernelConfig) for config in found):
-            raise self._wrong(f"propose returned {type(found).__name__} {str(found)[:60]!r}", "a list of candidates")
+            raise self._wrong(f"propose returned a {type(found).__name__} {str(found)[:60]!r}", "a list of candidates")
         return list(found)
 
     def observe(self, evaluations: Sequence[Evaluation]) -> None:

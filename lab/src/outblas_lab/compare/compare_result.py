@@ -129,7 +129,7 @@ def read_comparison(path: str | os.PathLike[str]) -> Comparison:
     meta = read_meta(path)
     if meta.get("kind") != KIND:
         raise RecordError(
-            f"{path} is of kind {meta.get('kind')!r}", f"kind {KIND!r}", "pass what `outblas compare` wrote"
+            f"{path} has kind {meta.get('kind')!r}", f"kind {KIND!r}", "pass a file from `outblas compare`"
         )
     return _checked(read_table(path, COLUMNS, "an undamaged comparison", _AGAIN), meta, path)
 
@@ -138,7 +138,7 @@ def _checked(table: Any, meta: dict[str, Any], path: Path) -> Comparison:
     absent = [name for name in _META if name not in meta]
     absent += [name for name in PROVENANCE_FIELDS if name not in meta.get("provenance", {})]
     if absent:
-        raise RecordError(f"{path}: metadata lacks {', '.join(absent)}", "all of it", _AGAIN)
+        raise RecordError(f"{path}: metadata lacks {', '.join(absent)}", "complete metadata", _AGAIN)
     if not table.num_rows or any(column.null_count for column in table.columns):
         raise RecordError(f"{path} has no rows, or a null", "rows of values", _AGAIN)
     splits, split = _coded(table["split"], list(meta["splits"]), "split", path)
@@ -157,7 +157,7 @@ def _checked(table: Any, meta: dict[str, Any], path: Path) -> Comparison:
     )  # fmt: skip
     fault = _fault(comparison)
     if fault:
-        raise RecordError(f"{path}: {fault}", "a whole comparison", _AGAIN)
+        raise RecordError(f"{path}: {fault}", "a complete comparison", _AGAIN)
     return comparison
 
 

@@ -100,12 +100,12 @@ def run_compare(
     plan, out_path = request.plan, request.out_path
     _check(request)
     if out_path.is_dir():
-        raise UsageError(f"--out {out_path} is a folder", "a result file", "name a file in it")
+        raise UsageError(f"--out {out_path} is a directory", "a result file", "pass a file path")
     recording = Recording.load(plan.recording)
     other = None if plan.across is None else Recording.load(plan.across)
     if other is not None and other.gpu == recording.gpu:
         wrong = f"--across {plan.across}, of {other.gpu.name} as --device is"
-        raise UsageError(wrong, "another GPU", "name its recording")
+        raise UsageError(wrong, "another GPU", "pass that GPU's recording")
     arms = list(request.agents) if other is None else arms_of(request.agents, request.sources, recording.gpu)
     if request.resume and out_path.exists():
         _check_replaced(request, arms, recording, other)
@@ -163,8 +163,8 @@ def run_compare(
         journal.close(done=written and not answers.outside)
     if answers.outside and say is not None:
         say(
-            f"{journal.path} stays: it holds {answers.outside} tasks that this comparison leaves out. To go on with "
-            f"them, move {out_path} away and repeat their command"
+            f"kept {journal.path}: it has {answers.outside} tasks outside this comparison. To continue "
+            f"them, move {out_path} away and rerun their command"
         )
     return out_path
 
@@ -245,11 +245,11 @@ def _check(request: CompareRequest) -> None:
     plan, splits, seeds = request.plan, request.splits, request.seeds
     check_agents(request.agents)
     if plan.across is not None and any(map(is_agent_file, request.agents)):
-        raise UsageError("an agent file with --across", "agents of the registry", "leave one of them out")
+        raise UsageError("an agent file with --across", "registered agents only", "omit one of them")
     for name in splits:
         check_split(name)
     if not splits or len(set(splits)) != len(splits):
-        raise UsageError(f"splits {', '.join(splits) or 'none'}", "one or more different ones", "correct --splits")
+        raise UsageError(f"splits {', '.join(splits) or 'none'}", "one or more distinct splits", "correct --splits")
     budgets = list(plan.budgets)
     if not budgets or budgets[0] < 0 or budgets != sorted(set(budgets)) or budgets[-1] > MAX_BUDGET:
         raise UsageError(
@@ -260,7 +260,7 @@ def _check(request: CompareRequest) -> None:
     sample = 1 if plan.sample is None else plan.sample
     for name, value in (("--seeds", seeds), ("--jobs", request.jobs), ("--sample", sample)):
         if value < 1:
-            raise UsageError(f"{name} is {value}", "an integer of 1 or more", f"pass a larger {name}")
+            raise UsageError(f"{name} is {value}", "a positive integer", f"pass a larger {name}")
 
 
 def _check_replaced(
@@ -268,12 +268,12 @@ def _check_replaced(
 ) -> None:
     """Raise unless ``out_path`` is a result of the same settings; the order of agents and splits is none of them."""
     path, plan = request.out_path, request.plan
-    do = "choose another --out, or pass --no-resume to replace it"
+    do = "pass another --out, or --no-resume to replace it"
     try:
         was = read_comparison(path)
     except RecordError as error:
         wrong = f"--out {path} is there and no comparison can be read from it"
-        raise UsageError(wrong, "a new file, or a result of these settings", do) from error
+        raise UsageError(wrong, "a new file, or a result with the same settings", do) from error
     options = {"held_out": plan.share, "split_seed": plan.split_seed, "sample": plan.sample, "seeds": request.seeds}
     measured = {f"recording.{field}": provenance_field(recording.provenance, field) for field in PROVENANCE_FIELDS}
     check_same_settings(
@@ -429,7 +429,7 @@ def score_agent(
         Interrupted: Ctrl-C.
     """
     if not is_agent_file(str(request.agent)):
-        raise UsageError(f"agent file {request.agent}", f"a Python file, its name ends with {SUFFIX}", "rename it")
+        raise UsageError(f"agent file {request.agent}", f"a Python file ending in {SUFFIX}", "rename it")
     agent_sha = check_agent_file(request.agent)
     if request.baselines:
         check_agents(request.baselines)

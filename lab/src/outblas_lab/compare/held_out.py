@@ -120,11 +120,9 @@ def check_agents(agents: Sequence[str]) -> None:
         else:
             check_agent(name, "--agents")
         if name in READS_THE_ANSWERS:
-            raise UsageError(
-                f"agent {name} on a recording would read the answers", "agents that do not", "leave it out"
-            )
+            raise UsageError(f"agent {name} would know the answers of a recording", "other agents", "remove it")
     if not agents or len(set(agents)) != len(agents):
-        raise UsageError(f"agents {', '.join(agents) or 'none'}", "one or more different ones", "correct --agents")
+        raise UsageError(f"agents {', '.join(agents) or 'none'}", "one or more distinct agents", "correct --agents")
 
 
 def held_out_tasks(plan: Plan, recording: Recording, name: str) -> tuple[Split, list[HeldOutTask]]:
@@ -141,7 +139,7 @@ def held_out_tasks(plan: Plan, recording: Recording, name: str) -> tuple[Split, 
         problems = sample(problems, plan.sample, plan.split_seed, gpu=recording.gpu)
     tasks = [task for problem in problems for task in tasks_of(recording, problem)]
     if not tasks:
-        raise UsageError(f"split {name}: no held-out problem has a time", "recorded times", "choose another recording")
+        raise UsageError(f"split {name}: no held-out problem has a time", "recorded times", "pass another recording")
     return split, tasks
 
 
@@ -200,7 +198,7 @@ def search_task(
         if len(proposed) > 1 or proposed[0] in tried or proposed[0] not in offered:
             raise UsageError(
                 f"agent {agent.name!r} proposed {[config_name(c) for c in proposed]} for {task.problem.key}",
-                "one candidate that is offered and not tried yet",
+                "one offered, untried candidate",
                 "correct the agent",
             )
         evaluation, us = _answer(task, proposed[0], evaluator)
@@ -340,9 +338,9 @@ def _receive(connection: Connection, child: ChildProcess, unit: CompareUnit) -> 
         message = connection.recv()
     except (EOFError, OSError):
         raise DeviceError(
-            f"a process of the comparison died with exit code {child.exit_code()}, at agent {unit.agent}",
+            f"a worker process died with exit code {child.exit_code()} on agent {unit.agent}",
             "enough memory for every job, and an agent that does not end its process",
-            "run the same command again with fewer --jobs: it resumes",
+            "rerun the command with fewer --jobs; it resumes",
         ) from None
     if isinstance(message, BaseException):
         raise message

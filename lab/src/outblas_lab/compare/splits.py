@@ -55,7 +55,7 @@ def is_split(name: str) -> bool:
 def check_split(name: str) -> None:
     """Check the name of a split; return None. Raises UsageError if there is no such split."""
     if not is_split(name):
-        raise unknown_name("split", name, (*SPLITS, "k=64", "m=16384"), "pass some of them as --splits")
+        raise unknown_name("split", name, (*SPLITS, "k=64", "m=16384"), "pass one or more of them as --splits")
 
 
 def held_out_words(name: str) -> str:
@@ -91,15 +91,13 @@ def make_split(name: str, problems: Sequence[Problem], share: float = 0.2, seed:
         split = _cut(name, problems, lambda p: group(p) == extent)
         if not split.training or not split.held_out:
             found = f"{len(split.held_out)} of {len(problems)} problems"
-            raise UsageError(f"split {name} holds out {found}", "some and not all", "name another extent in --splits")
+            raise UsageError(f"split {name} holds out {found}", "some, but not all", "pass another extent in --splits")
         return split
     if not 0 < share < 1:
-        raise UsageError(f"a held-out share of {share:g}", "a number between 0 and 1", "e.g. --held-out 0.2")
+        raise UsageError(f"the held-out share is {share:g}", "a number between 0 and 1", "e.g. --held-out 0.2")
     groups = sorted({group(p) for p in problems})  # type: ignore[type-var]
     if len(groups) < 2:
-        raise UsageError(
-            f"split {name} of {len(groups)} {SPLITS[name]}", "2 or more", "choose another split or recording"
-        )
+        raise UsageError(f"split {name} has {len(groups)} {SPLITS[name]}", "2 or more", "pass other --splits")
     count = min(max(1, round(share * len(groups))), len(groups) - 1)
     drawn = set(random.Random(f"{seed}/{name}").sample(groups, count))
     return _cut(name, problems, lambda p: group(p) in drawn)
@@ -115,7 +113,7 @@ def outside_held_out(split: Split, problems: Sequence[Problem]) -> tuple[Problem
         UsageError: the split is of another kind.
     """
     if split.name == "layout":
-        raise UsageError("split layout across GPUs", "any other", "name others as --splits")
+        raise UsageError("split layout across GPUs", "any other split", "pass other --splits")
     group = _group_of(split.name)
     held_out = {group(p) for p in split.held_out}
     return tuple(p for p in problems if group(p) not in held_out)
@@ -131,9 +129,9 @@ def _by_layout(problems: Sequence[Problem]) -> Split:
     if not split.training or not split.held_out:
         layouts = ", ".join(sorted({p.layout for p in problems})) or "none"
         raise UsageError(
-            f"split layout of a recording whose only layout is {layouts}",
+            f"split layout on a recording whose only layout is {layouts}",
             f"{TRAINING_LAYOUT} and another",
-            "record another layout into the same folder, or leave layout out of --splits",
+            "record another layout into the same folder, or remove layout from --splits",
         )
     return split
 
@@ -175,17 +173,15 @@ def arms_of(agents: Sequence[str], sources: Sequence[str], gpu: Gpu) -> list[str
     """
     for source in sources:
         if source not in SOURCES:
-            raise unknown_name("source", source, SOURCES, "pass some of them as --learn-from")
+            raise unknown_name("source", source, SOURCES, "pass one or more of them as --learn-from")
     if not sources or len(set(sources)) != len(sources):
-        raise UsageError(
-            f"sources {', '.join(sources) or 'none'}", "one or more different ones", "correct --learn-from"
-        )
+        raise UsageError(f"sources {', '.join(sources) or 'none'}", "distinct sources", "correct --learn-from")
     found = []
     for name in agents:
         agent = make_agent(name, 0, gpu)
         usable = [source for source in sources if agent.across or source != "both"]
         if not usable:
-            raise UsageError(f"agent {name} with both alone", "one recording for it", "add another to --learn-from")
+            raise UsageError(f"agent {name} with only source both", "one recording", "add another to --learn-from")
         own = type(agent)
         learns_before = own.prepare is not Agent.prepare or own.prepare_across is not Agent.prepare_across
         found += [f"{name}{_ARM_MARK}{source}" for source in usable] if learns_before else [name]
@@ -208,7 +204,9 @@ def parts_of(source: str, split: Split, judged: Recording, other: Recording | No
         return own
     problems = other.problems if source == "other-all" else outside_held_out(split, other.problems)
     if not problems:
-        raise UsageError(f"split {split.name}: all problems of the other GPU are held out", "some", "hold out fewer")
+        raise UsageError(
+            f"split {split.name} holds out all problems of the other GPU", "some of them", "hold out fewer"
+        )
     return [*(own if source == "both" else []), _part(other, problems)]
 
 

@@ -133,7 +133,7 @@ def _config(text: str, problem: Problem, gpu: Gpu) -> Answer:
         config = read_config(json.loads(text))
         reason = why_illegal(problem, config, gpu)
     except ValueError as error:
-        words = str(error) if isinstance(error, ConfigError) else f"the block is no JSON object: {error}"
+        words = str(error) if isinstance(error, ConfigError) else f"the block is not a JSON object: {error}"
         return Answer("illegal" if isinstance(error, ConfigError) else "malformed", CONFIG, words=words)
     except (ArithmeticError, RecursionError) as error:  # of knobs that make no sense, such as a depth of 0
         return Answer("illegal", CONFIG, words=f"knobs that make no kernel ({type(error).__name__})")

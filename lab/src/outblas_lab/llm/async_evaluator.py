@@ -111,7 +111,7 @@ class AsyncEvaluator:
     def _check_open(self) -> None:
         """Raise UsageError after :meth:`close`: nobody would answer."""
         if self._closed:
-            raise UsageError("the evaluator was closed", "an open one", "ask before close(), or make another one")
+            raise UsageError("the evaluator is closed", "an open one", "evaluate before close(), or create a new one")
 
     def _work(self) -> None:
         while True:
@@ -136,7 +136,9 @@ class AsyncEvaluator:
             for evaluation in self._evaluator.evaluate(asked):
                 left.pop((evaluation.problem.key, config_name(evaluation.config)), None)
                 self._tell(self._done, evaluation)
-            error = DeviceError("the evaluator left a candidate out", "an evaluation for each", "report this")
+            error = DeviceError(
+                "the evaluator skipped a candidate", "an evaluation for each candidate", "report this bug"
+            )
         except BaseException as raised:
             error = raised
         if isinstance(error, ToolchainMissing) and len(left) > 1:  # of one of them: the others may need less

@@ -62,7 +62,7 @@ def bounded_http_client() -> Any:
         packed = encoding not in ("", "identity")
         if response.is_success:
             if packed:
-                raise BodyRefused(f"the server packed its answer ({encoding}), which was not asked for")
+                raise BodyRefused(f"the server compressed its response ({encoding}) without being asked to")
             error = BodyRefused(f"the answer has more than {ANSWER_BYTES >> 20} MiB")
             response.stream = CutBody(response.stream, ANSWER_BYTES, error)
         else:

@@ -166,17 +166,17 @@ class Client:
         if reply.answered:
             return reply
         if after == NEVER:
-            raise ServerError(f"the server refuses model {model.name!r} ({reply.outcome}: {reply.text})",
-                              "a key with credit, an address and a model that it knows",
+            raise ServerError(f"the server rejects model {model.name!r} ({reply.outcome}: {reply.text})",
+                              "a valid key with credit, a valid address and an available model",
                               "set OPENAI_API_KEY, --base-url and --model")  # fmt: skip
         if after is None:
-            raise RequestRejected(f"the server refused a question ({reply.outcome}: {reply.text})",
-                                  "a question that it takes", "see the transcript")  # fmt: skip
+            raise RequestRejected(f"the server rejected a request ({reply.outcome}: {reply.text})",
+                                  "a request that it accepts", "see the transcript")  # fmt: skip
         do = "see whether it runs, then repeat the command"
         if reply.outcome == "timeout":
             do = "give it more time (--timeout, --stall) or fewer tokens (--max-tokens), then repeat the command"
-        raise Unanswered(f"no answer after {self._retry_policy.attempts} attempts (the last one: {reply.outcome})",
-                         "a server that answers", do)  # fmt: skip
+        raise Unanswered(f"no response after {self._retry_policy.attempts} attempts (last: {reply.outcome})",
+                         "a server that responds", do)  # fmt: skip
 
     async def close(self) -> None:
         await self._open.close()
@@ -250,7 +250,7 @@ class Client:
             return reply, wait_after_error(error)
         except (TimeoutError, openai.APITimeoutError) as error:
             took = Cost(1) if _never_connected(error) else most
-            return failed("timeout", f"nothing within {elapsed():.0f} s", took), 0.0
+            return failed("timeout", f"no response within {elapsed():.0f} s", took), 0.0
         except openai.APIConnectionError as error:
             if isinstance(error.__cause__, BodyRefused):  # older releases of openai wrap it
                 return failed("unreadable", error.__cause__, most), 0.0
@@ -287,14 +287,14 @@ def _connect(base_url: str | None, silence_s: float) -> AsyncOpenAI:
     address = base_url or os.environ.get("OPENAI_BASE_URL") or None
     key = api_key()
     if not key and address is None:
-        raise UsageError("no language model's server is set", "OPENAI_API_KEY, or the address of a server of your own",
+        raise UsageError("no language model server is set", "OPENAI_API_KEY, or the address of your own server",
                          "set OPENAI_API_KEY, or OPENAI_BASE_URL, e.g. http://localhost:8000/v1")  # fmt: skip
     if address is not None and not re.match(r"https?://[^/]", address):
-        raise UsageError(f"--base-url {address!r}", "an address that begins with http:// or https://",
+        raise UsageError(f"--base-url {address!r}", "an address that starts with http:// or https://",
                          "e.g. http://localhost:8000/v1")  # fmt: skip
     if not (key.isascii() and key.isprintable()):  # no header can carry it, and the HTTP library would quote it
-        raise UsageError("OPENAI_API_KEY has an end of a line, or a character beyond ASCII",
-                         "a key as the server gave it", "copy it again, e.g. without typographic quotes")  # fmt: skip
+        raise UsageError("OPENAI_API_KEY contains a line break or a non-ASCII character",
+                         "the key exactly as issued", "copy it again, e.g. without typographic quotes")  # fmt: skip
     # A server of one's own often wants no key; the package insists on one.
     return openai.AsyncOpenAI(
         base_url=address, api_key=key or "none", max_retries=0, timeout=silence_s, http_client=bounded_http_client()

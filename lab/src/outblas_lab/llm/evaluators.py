@@ -56,9 +56,9 @@ def choose_workers(plan: Workers) -> EvaluatorChoice:
     """
     if plan.device.recording is not None:
         raise DeviceError(
-            f"{plan} runs no kernels",
+            f"{plan} cannot run kernels",
             "workers with CUDA GPUs",
-            "pass --workers ray, or leave --workers out: --device compile needs no GPU",
+            "pass --workers ray, or omit --workers; --device compile needs no GPU",
         )
     return EvaluatorChoice(str(plan), None, plan)
 
@@ -87,7 +87,7 @@ def parse_evaluator(text: str | None) -> EvaluatorChoice:
         return choose_workers(make_plan("local", gpus=indices))
     if text == COMPILE_ONLY or Path(text).is_file():
         return EvaluatorChoice(text)
-    raise UsageError(f"--device {text!r}", "cuda:N, cuda:N,M, compile, or a file that free kernels were recorded into",
+    raise UsageError(f"--device {text!r}", "cuda:N, cuda:N,M, compile, or a file of recorded free kernels",
                      "pass one of them")  # fmt: skip
 
 

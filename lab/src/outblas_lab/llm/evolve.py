@@ -180,8 +180,8 @@ class Evolution:
                 self._unanswered += 1
                 if self._unanswered >= MAX_UNANSWERED_IN_A_ROW:
                     self._error = self._error or ServerError(
-                        f"{self._unanswered} questions in a row had no answer: {error.wrong}",
-                        "a server that answers", f"{error.do}: it resumes",
+                        f"{self._unanswered} requests in a row had no response: {error.wrong}",
+                        "a server that responds", f"{error.do}; it resumes",
                     )  # fmt: skip
             except Exception as error:
                 self._error = self._error or error
@@ -224,8 +224,8 @@ class Evolution:
                     if self._refused[question.model] >= MAX_UNANSWERED_IN_A_ROW:
                         count = self._refused[question.model]
                         self._error = self._error or ServerError(
-                            f"{count} conversations in a row with {question.model!r}: {error.wrong}",
-                            "a server that takes the first question", "correct --model, --max-tokens or --temperature",
+                            f"{count} conversations in a row with {question.model!r} failed: {error.wrong}",
+                            "a server that accepts the first request", "correct --model, --max-tokens or --temperature",
                         )  # fmt: skip
                     return
                 self._unanswered = self._refused[question.model] = 0

@@ -75,8 +75,8 @@ def open_folder(files: EvolveFiles, wanted: Mapping[str, Any], more: Mapping[str
     if files.run.exists():
         about = read_run(files.path)
         was, asked = _flat({key: about.get(key) for key in wanted}), _flat(wanted)
-        what = f"{files.path} holds a run with other settings"
-        do = "repeat those settings to resume it, or choose another --run"
+        what = f"{files.path} contains a run with other settings"
+        do = "repeat those settings to resume it, or pass another --run"
         check_same_settings(what, was, asked, do)
         return about
     about = {"format": FORMAT, "kind": KIND, **wanted, "outblas": __version__, **more, "started": utc_now()}
@@ -91,7 +91,7 @@ def read_run(path: Path) -> dict[str, Any]:
         RecordError: it is missing, cannot be read, or is of another kind or format.
     """
     expected = f"a run of `outblas evolve` (kind {KIND}, format {FORMAT})"
-    return read_object(EvolveFiles(path).run, expected, "choose another --run", kind=KIND, format=FORMAT)
+    return read_object(EvolveFiles(path).run, expected, "pass another --run", kind=KIND, format=FORMAT)
 
 
 def is_evolution(path: Path) -> bool:

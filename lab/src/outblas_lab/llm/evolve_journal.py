@@ -271,9 +271,9 @@ class EvolveJournal(AbstractContextManager["EvolveJournal"]):
             yield
         except (sqlite3.Error, OSError) as error:
             raise RecordError(
-                f"the record of the run {self.path} cannot be read or written ({error})",
-                "a whole store, writable, with free disk space, and one driver",
-                "free some space and repeat the command: what was recorded before is intact",
+                f"run record {self.path} cannot be read or written ({error})",
+                "a complete, writable store, free disk space, and one process",
+                "free some space and rerun the command; earlier records are intact",
             ) from error
 
 

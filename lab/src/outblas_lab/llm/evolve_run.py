@@ -97,11 +97,11 @@ def run_evolve(request: EvolveRequest, make_progress: MakeProgress) -> tuple[str
         KeyboardInterrupt: the user interrupts. The error says what is recorded.
     """
     if len(set(request.problems)) != len(request.problems):
-        raise UsageError("a problem is given twice", "every problem once", "remove the repeated one")
+        raise UsageError("a problem is given twice", "each problem once", "remove the duplicate")
     if request.budget.usd is not None and any(not (m.price.prompt or m.price.answer) for m in request.models):
         raise UsageError(
             "a budget in USD and a model without a price",
-            "US dollars per million tokens of each",
+            "a price in USD per million tokens for each model",
             "pass --price, e.g. --price 0.5,1.5",
         )
     check_server(request.server.base_url)
@@ -124,9 +124,9 @@ def run_evolve(request: EvolveRequest, make_progress: MakeProgress) -> tuple[str
     if silence:
         raise ServerError(
             silence,
-            "a language model's server that answers",
-            "correct --base-url (or OPENAI_BASE_URL), or see whether the server runs; then repeat the command, "
-            "with a larger --budget: it resumes",
+            "a language model server that responds",
+            "correct --base-url (or OPENAI_BASE_URL), or check that the server runs; then rerun the command, "
+            "with a larger --budget; it resumes",
         )
     return reason, files
 
@@ -159,7 +159,7 @@ def _evolve(
     except KeyboardInterrupt as error:
         done, spent = len(journal.outcomes()), journal.spent()
         raise KeyboardInterrupt(
-            f"interrupted with {done} answers evaluated and {spent.requests} requests spent, recorded in {journal.path}"
+            f"interrupted with {done} answers evaluated and {spent.requests} requests used, recorded in {journal.path}"
         ) from error
 
 

@@ -81,12 +81,12 @@ def load_counters(path: Path, gpu: Gpu) -> KnownCounters:
     elif path.is_dir():
         pairs = [pair for file in sorted(path.glob("*.json")) for pair in _of_file(file, gpu)]
     else:
-        raise RecordError(f"--counters {path} does not exist", "a file of counters, or a folder", "name another")
+        raise RecordError(f"--counters {path} does not exist", "a counter file or folder", "pass another path")
     if not pairs:
         raise UsageError(
-            f"--counters {path} holds no counters of our kernels",
-            "a file of benchmarks/profile_regimes.py, or a tune run after `outblas profile`",
-            "name another, or leave it out",
+            f"--counters {path} has no counters of OutBLAS kernels",
+            "a file from benchmarks/profile_regimes.py, or a tune run after `outblas profile`",
+            "pass another path, or omit --counters",
         )
     return KnownCounters(dict(pairs))
 
@@ -115,9 +115,9 @@ def _same_gpu(path: Path, product: str, gpu: Gpu) -> None:
     found = gpu_of_product(product)
     if found is None or found.name != gpu.name:
         raise UsageError(
-            f"--counters {path} is of {product or 'an unknown GPU'}",
-            f"counters of {gpu.name}, whose kernels are asked for",
-            "profile there, or leave --counters out",
+            f"--counters {path} is from {product or 'an unknown GPU'}",
+            f"counters from {gpu.name}, the target GPU",
+            "profile on that GPU, or omit --counters",
         )
 
 

@@ -52,15 +52,15 @@ def parse_models(text: str, prices: Sequence[str]) -> list[Model]:
     for part in text.split(","):
         name, weight = _name_and_weight(part)
         if not name:
-            raise UsageError(f"--model {text!r}", "names separated by commas", "leave out the empty one")
+            raise UsageError(f"--model {text!r}", "names separated by commas", "remove the empty name")
         if not 0 < weight < math.inf:
-            raise UsageError(f"--model {part.strip()!r} has no weight", "a weight above 0", "leave the model out")
+            raise UsageError(f"--model {part.strip()!r} has no weight", "a positive weight", "remove the model")
         models.append(Model(name, weight, by_name.get(name, by_name.get("", Price()))))
     names = [m.name for m in models]
     if len(set(names)) != len(names):
-        raise UsageError(f"--model {text!r} names a model twice", "every model once", "use NAME=WEIGHT")
+        raise UsageError(f"--model {text!r} names a model twice", "each model once", "use NAME=WEIGHT")
     if odd := sorted(set(by_name) - {"", *names}):
-        raise UsageError(f"--price of {odd[0]!r}", f"a price of {' or '.join(names)}", "correct the name")
+        raise UsageError(f"--price for {odd[0]!r}", f"a price for {' or '.join(names)}", "correct the name")
     return models
 
 

@@ -126,7 +126,7 @@ def _parts(found: Any, body: bytes) -> tuple[dict[str, Any], dict[str, Any], obj
             return message, choice, found.get("usage")
     except (AttributeError, LookupError, TypeError):
         pass  # told below, in the server's words
-    raise ValueError(f"no completion, but {_words(body[:FAILURE_BYTES].decode(errors='replace'), 200)!r}")
+    raise ValueError(f"not a completion: {_words(body[:FAILURE_BYTES].decode(errors='replace'), 200)!r}")
 
 
 def _finish(choice: dict[str, Any]) -> str:
@@ -142,14 +142,14 @@ def _texts(content: object) -> tuple[str, str]:
     if isinstance(content, str):
         return content, ""
     if not isinstance(content, list):
-        raise ValueError(f"the answer is {type(content).__name__}")
+        raise ValueError(f"the answer has type {type(content).__name__}")
     texts, thoughts = [], []
     for part in content:
         if isinstance(part, dict):
             texts.append(_word(part.get("text"), ANSWER_CHARS + 1))
             thoughts.append(_thinking(part.get("thinking")))
     if not any(isinstance(part, dict) and ("text" in part or "thinking" in part) for part in content):
-        raise ValueError("the answer is a list without a text")
+        raise ValueError("the answer is a list without text")
     return "".join(texts), "".join(thoughts)
 
 

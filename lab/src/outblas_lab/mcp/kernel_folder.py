@@ -93,7 +93,7 @@ class KernelFolder(AbstractContextManager["KernelFolder"]):
         for entry in self.entries():
             if entry.name == name:
                 return entry
-        raise UsageError(f"the archive has no kernel {name!r}", "a name that it lists", "use action list first")
+        raise UsageError(f"the archive has no kernel {name!r}", "a listed name", "use action list first")
 
     def store(self, found: SourcedEvaluation) -> bool:
         """Keep a proven kernel: its evaluation, an entry of the archive, and ``best/`` if its score is the best.
@@ -114,7 +114,7 @@ class KernelFolder(AbstractContextManager["KernelFolder"]):
         was = self._about().get("gpu", name)
         if was != name:
             wrong = f"{self.files.path} has figures of {was}, these are of {name}"
-            raise UsageError(wrong, "one GPU", "choose another --run")
+            raise UsageError(wrong, "one GPU", "pass another --run")
         if not run.exists():
             write_json(run, {"format": FORMAT, "kind": KIND, "outblas": __version__, "gpu": name, "started": utc_now()})
         if archive.best(entry.problem) == entry:
@@ -175,7 +175,7 @@ class KernelFolder(AbstractContextManager["KernelFolder"]):
         if self._read_only:
             raise UsageError(
                 f"{self.files.path} is a run of `outblas evolve`",
-                "a folder of this server",
+                "a run directory of this server",
                 "read from it, or ask the user for another --run",
             )
         name, kind, score = config_name(evaluation.config), kind_of(evaluation, gpu), score_of(evaluation)
@@ -193,7 +193,7 @@ class KernelFolder(AbstractContextManager["KernelFolder"]):
         run, expected = self.files.run, f"a run of `outblas mcp` (kind {KIND}, format {FORMAT}) or `outblas evolve`"
         if not run.exists():
             return {}
-        return read_object(run, expected, "choose another --run", kind=KIND, format=FORMAT)
+        return read_object(run, expected, "pass another --run", kind=KIND, format=FORMAT)
 
     def _write_best(self, evaluation: Evaluation) -> None:
         candidate, key = evaluation.config, evaluation.problem.key

@@ -72,15 +72,15 @@ class ProfileTool(CandidateTool):
         problem, candidate = self.problem(), self.candidate()
         if not isinstance(candidate, KernelConfig):
             raise UsageError(
-                "a free kernel cannot be profiled: ncu works outside the jail",
-                "a kernel of the template families",
-                "pass config; tool compile has the registers and instructions of a free kernel",
+                "a free kernel cannot be profiled: ncu runs outside the sandbox",
+                "a kernel of a template family",
+                "pass config; tool compile reports the registers and instructions of a free kernel",
             )
         if session.gpu_index is None:
             raise DeviceError(
                 "no counters: this session has no GPU",
                 "a GPU with Nsight Compute",
-                "ask the user to start the server on a machine with a GPU; a recording has no counters",
+                "ask the user to start the server on a machine with a GPU",
             )
         ncu = find_ncu()
         proof = proof_reply(session.evaluated(problem, candidate))
@@ -179,7 +179,7 @@ class ArchiveTool(Tool):
 
     def _read(self, session: ToolSession) -> dict[str, Any]:
         if self.name is None:
-            raise UsageError("action read without a name", "the name of a kernel", "use action list, then pass name")
+            raise UsageError("action read without a name", "a kernel name", "use action list, then pass name")
         entry = session.folder.entry(self.name)
         free = entry.candidate.get("family") == FreeKernel.family
         body = {"kernel": entry.candidate["text"]} if free else {"config": entry.candidate}
@@ -187,9 +187,7 @@ class ArchiveTool(Tool):
 
     def _store(self, session: ToolSession) -> dict[str, Any]:
         if self.mnk is None:
-            raise UsageError(
-                "action store without mnk", "the product M_N_K of the kernel", "pass mnk, layout and dtype"
-            )
+            raise UsageError("action store without mnk", "the kernel's problem M_N_K", "pass mnk, layout and dtype")
         folder, stored = session.folder, self._stored(self.mnk)
         problem, candidate = stored.problem(), stored.candidate()
         found = session.evaluated(problem, candidate)

@@ -91,6 +91,6 @@ def _refuse_if_spent(what: str, option: str, spent: float, limit: float) -> None
     if spent >= limit:
         raise BudgetSpent(
             f"the session's budget of {limit:g} {what} is spent",
-            "some of it left",
-            f"ask the user to start the server with a larger {option}; tools without this cost still answer",
+            "budget left",
+            f"ask the user to start the server with a larger {option}; tools without this cost still work",
         )

@@ -155,10 +155,10 @@ def _answer(session: ToolSession, tool: Tool) -> dict[str, Any]:
         raise
     except ModuleNotFoundError as error:
         raise UsageError(
-            f"{error.name} is not installed", "it beside the server", "ask the user to install it"
+            f"{error.name} is not installed", "the package in the server's environment", "ask the user to install it"
         ) from error
     except OSError as error:
         logger.exception("tool %s", type(tool).__name__)
         raise UsageError(
-            f"the system refused: {error.strerror}", "free space and permission", "ask the user"
+            f"a system call failed: {error.strerror}", "free disk space and permission", "ask the user to fix it"
         ) from error

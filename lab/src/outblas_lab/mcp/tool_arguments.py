@@ -99,7 +99,7 @@ class CandidateTool(ProblemTool):
             return FreeKernel.parse(self.kernel)
         if self.config is None or self.kernel is not None:
             given = "neither kernel nor config" if self.config is None else "both kernel and config"
-            raise UsageError(given, "exactly one of them", "pass the CUDA text as kernel, or the knobs as config")
+            raise UsageError(given, "exactly one of them", "pass the CUDA source as kernel, or the knobs as config")
         try:
             if isinstance(self.config, str):
                 return config_from_name(self.config)

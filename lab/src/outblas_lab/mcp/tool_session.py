@@ -125,7 +125,7 @@ class ToolSession(AbstractContextManager["ToolSession"]):
             raise UsageError(
                 "this session has no archive",
                 "a server that was started with --run FOLDER",
-                "ask the user to start it so",
+                "ask the user to restart the server with --run",
             )
         return self._folder
 
@@ -189,8 +189,8 @@ class ToolSession(AbstractContextManager["ToolSession"]):
         if known is None:  # the evaluator would compile it, outside the budget
             raise DeviceError(
                 f"{config_name(candidate)} was not run: this session has no GPU",
-                "a GPU, or a kernel that a GPU has recorded",
-                "use tool compile for what a compiler can say; ask the user for a GPU to prove and time a free kernel",
+                "a GPU, or a recorded kernel",
+                "use tool compile for compiler results; ask the user for a GPU to prove and time a free kernel",
             )
         return SourcedEvaluation(known, self.gpu, self.evaluator.source)
 
@@ -203,7 +203,7 @@ def _refuse_senseless(problem: Problem, config: KernelConfig, gpu: Gpu) -> None:
         why_illegal(problem, config, gpu)
     except (ArithmeticError, RecursionError) as error:
         raise ConfigError(
-            f"{config_name(config)[:200]} makes no kernel ({type(error).__name__})",
+            f"{config_name(config)[:200]} is not a valid kernel ({type(error).__name__})",
             "knobs of a kernel family",
             "see resource outblas://guide",
         ) from error

@@ -123,13 +123,13 @@ def use_json(path: Path, made_by: str, use: Callable[[dict[str, Any]], _T], form
     try:
         data = read_json(path)
         if form and data["format"] != form:
-            raise ValueError(f"it is not of format {form}")
+            raise ValueError(f"its format is not {form}")
         return use(data)
     except (
         OSError, ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError, OutblasError,
     ) as error:  # fmt: skip
         wrong, do = f"{path} cannot be read ({error!r})", "measure again, or restore the committed file"
-        raise RecordError(wrong, f"what {made_by} writes", do) from error
+        raise RecordError(wrong, f"a file from {made_by}", do) from error
 
 
 def engine_rows(directory: str | os.PathLike[str]) -> list[Row]:

@@ -27,6 +27,7 @@ from outblas.core.install_hint import lab_hint
 from outblas.core.problem import Problem
 from outblas.core.rivals import fastest_baseline
 from outblas.core.roofline import Gpu
+from outblas.core.suites import SUITES, suite
 from outblas.kernels.config_text import config_from_name
 from outblas_lab.recordings.recording_files import (
     BASELINES,
@@ -156,11 +157,16 @@ class Recording:
         """Return the row index of a problem, from 0. Raises UsageError if it was not recorded."""
         index = self._row.get(problem)
         if index is None:
+            kind = (problem.layout, problem.dtype, problem.acc)
             kinds = sorted({"_".join((p.layout, p.dtype, p.acc)) for p in self.problems})
+            named = [name for name in SUITES if problem in suite(name, *kind)]
+            absent = named[:1] if set(named).isdisjoint(self.suite.split("+")) else []
             raise UsageError(
-                f"problem {problem.key} is not in the recording",
+                f"suite {absent[0]} is not recorded ({problem.key})"
+                if absent
+                else f"problem {problem.key} is not in the recording",
                 f"one of its {len(self.problems)} problems (suite {self.suite}; {', '.join(kinds)})",
-                "choose a recorded problem or a live GPU (--device cuda:0)",
+                f"pass {'another suite' if absent else 'a recorded problem'} or a live GPU (--device cuda:0)",
             )
         return index
 
@@ -249,7 +255,7 @@ class Recording:
             }
         for fault, found in faults.items():
             if found:
-                raise RecordError(f"the recording has {fault}", "a dense matrix", "record it again")
+                raise RecordError(f"the recording has {fault}", "a dense matrix", "record again")
 
 
 def stem_of(suite: str, problems: Sequence[Problem]) -> str:
@@ -264,9 +270,9 @@ def _load_part(folder: Traversable, stem: str) -> Recording:
     baselines, other = read_table(folder.joinpath(stem + BASELINES), BASELINES)
     if {**metadata, "kind": ""} != {**other, "kind": ""}:
         raise RecordError(
-            f"recording {stem}: cells and baselines are not of the same run",
+            f"recording {stem}: cells and baselines are from different runs",
             "two files written together",
-            "write or copy both again",
+            "record again, or copy both files again",
         )
     import pyarrow as pa
 
@@ -282,7 +288,7 @@ def _load_part(folder: Traversable, stem: str) -> Recording:
         OutblasError, pa.ArrowException, AttributeError, KeyError, TypeError, ValueError, IndexError, OverflowError
     ) as error:  # fmt: skip
         raise RecordError(
-            f"recording {stem} cannot be used ({error})", f"a whole recording of format {FORMAT}", "record it again"
+            f"recording {stem} cannot be used ({error})", f"a complete recording of format {FORMAT}", "record again"
         ) from error
 
 
@@ -299,7 +305,7 @@ def _each_problem_once(parts: list[Recording]) -> list[Recording]:
         if not rows:
             raise RecordError(
                 f"all {len(part.problems)} problems of recording {part.suite} are listed twice",
-                "one recording of a table", "keep one of the two",
+                "one recording per table", "remove one of the two",
             )  # fmt: skip
         kept.append(part if len(rows) == len(part.problems) else _rows(part, rows))
     return kept
@@ -327,7 +333,7 @@ def _merge(parts: list[Recording]) -> Recording:
     Raises RecordError if the parts are of several GPUs, or a part only repeats others.
     """
     if len({part.gpu.name for part in parts}) > 1:
-        raise RecordError("the folder holds recordings of several GPUs", "one GPU", "keep one folder per GPU")
+        raise RecordError("the folder contains recordings of several GPUs", "one GPU", "use one folder per GPU")
     parts = _each_problem_once(parts)
     catalogue = tuple(dict.fromkeys(c for part in parts for c in part.catalogue))
     column = {c: i for i, c in enumerate(catalogue)}
@@ -411,9 +417,9 @@ def find_recordings(path_or_name: str | os.PathLike[str]) -> list[tuple[Traversa
     if not stems:
         known = packaged()
         raise UsageError(
-            f"no recording {text!r}",
+            f"recording {text!r} does not exist",
             f"a packaged name ({', '.join(known)}) or a folder of *{CELLS}" if known else f"a folder of *{CELLS}",
-            "check the name, or make one with: outblas record" if known else f"for packaged ones {lab_hint()}",
+            "check the name, or create one with: outblas record" if known else f"for packaged ones {lab_hint()}",
         )
     return [(folder, stem) for stem in stems]
 

@@ -83,13 +83,13 @@ def read_table(path: Traversable, suffix: str) -> tuple[pa.Table, dict[str, Any]
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error).split("\n")[0]
         raise RecordError(
             f"recording file {path} cannot be read ({reason})",
-            "a whole Parquet file",
+            "a complete Parquet file",
             "the file is missing or truncated: copy it again or record it again",
         ) from error
     found = (metadata.get("format"), metadata.get("kind")) if isinstance(metadata, dict) else (None, None)
     if found != (FORMAT, FILE_KINDS[suffix]):
         raise RecordError(
-            f"recording file {path} is of format {found[0]}, kind {found[1]}",
+            f"recording file {path} has format {found[0]}, kind {found[1]}",
             f"format {FORMAT}, kind {FILE_KINDS[suffix]}",
             "use the release that wrote it, or record it again",
         )
@@ -115,7 +115,7 @@ def cells_to_arrays(table: pa.Table, rows: int, columns: int) -> tuple[Any, Any,
     given = np.zeros(rows * columns, bool)
     given[flat] = True
     if len(flat) != rows * columns or not given.all():
-        raise ValueError(f"{len(flat)} cells where {rows} problems x {columns} candidates are needed, once each")
+        raise ValueError(f"{len(flat)} cells, not one for each of {rows} problems x {columns} candidates")
     status = np.empty(rows * columns, np.int8)
     status[flat] = _codes(table["status"], lambda word: STATUS_CODES[Status(word)])
     chosen = np.full(rows * columns, CHOICE_CODES["catalogue"])
@@ -184,9 +184,9 @@ def _integers(column: Any) -> NDArray[np.int64]:
     import pyarrow as pa
 
     if not pa.types.is_integer(column.type):
-        raise ValueError(f"{column.type} where whole numbers are needed")
+        raise ValueError(f"{column.type} instead of integers")
     if column.null_count:
-        raise ValueError("a null where a whole number is needed")
+        raise ValueError("a null instead of an integer")
     whole = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     return np.from_dlpack(whole).astype(np.int64)
 

@@ -87,7 +87,7 @@ class ReplayEvaluator(Evaluator):
             raise UsageError(
                 f"{config_name(config)} on {problem.key} was not recorded",
                 "a recorded cell (a replay never interpolates)",
-                "choose among the candidates offered, or tune on a live GPU",
+                "use a recorded candidate, or tune on a live GPU",
             )
         baselines = self.baselines(problem)
         if status is not Status.PASSED:

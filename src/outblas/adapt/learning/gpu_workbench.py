@@ -203,9 +203,7 @@ class GpuWorkbench:
             return bound
         algorithm = self._lt.find(self._problem, contender.algorithm)
         if algorithm is None:
-            raise DeviceError(
-                f"cuBLASLt {contender.algorithm} cannot be used", "an algorithm of the heuristic", "tune again"
-            )
+            raise DeviceError(f"cuBLASLt {contender.algorithm} cannot be used", "a usable algorithm", "tune again")
         workspace = self._workspace
         return lambda stream: algorithm(a, b, c, stream, workspace)
 

@@ -73,7 +73,7 @@ def learn_product(
         record: is kept up to date: stage, contenders and refused.
 
     Returns:
-        The outcome. There is no winner if an operand changed while contenders were timed.
+        The outcome. There is no winner if an operand changed while candidates were timed.
 
     Raises:
         HostTooBusy: the rounds cannot be timed.
@@ -87,7 +87,7 @@ def learn_product(
         is_sure, finalist = yield from _decided(bench, contender, effort)
         (winners if is_sure else others).append(finalist)
     if winners and not (yield from bench.operands_intact()):
-        record.refused[winners[0].contender.name] = "an operand changed while contenders were timed"
+        record.refused[winners[0].contender.name] = "an operand changed while candidates were timed"
         return Outcome(None)
     if winners:
         return Outcome(max(winners, key=lambda one: one.low), frozenset(speedups))
@@ -155,7 +155,7 @@ def _round(bench: GpuWorkbench, contender: Contender) -> Generator[None, None, t
         yield
         if found is not None and all(math.isfinite(us) and us > 0 for us in found):
             return found
-    raise HostTooBusy(f"the host spoiled {MAX_SPOILED} rounds in turn")
+    raise HostTooBusy(f"the host disturbed {MAX_SPOILED} rounds in a row")
 
 
 def row_of(record: LearnedProduct, winner: Finalist | None) -> LibraryRow:

@@ -118,10 +118,10 @@ class Learner:
         record = self._products.get(key)
         if record is None and self._accepts():
             if self._capturing():
-                raise NotWhileCapturing("no product is learned while a CUDA graph is captured")
+                raise NotWhileCapturing("OutBLAS does not learn during CUDA graph capture")
             record = self._notice(key, own, gpu)
         if record is not None and record.stage is Stage.SEEN:
-            raise LeftToTorch("it is called too seldom so far to be learned", provisional=True)
+            raise LeftToTorch("too few calls so far to learn it", provisional=True)
         if record is not None and record.row is not None:
             return record.row
         return None if own is None else own(problem, gpu, launch)
@@ -151,7 +151,7 @@ class Learner:
             UsageError: ``seconds`` is negative or no number, or this thread captures a CUDA graph.
         """
         if self._capturing():
-            raise UsageError("settle() while a CUDA graph is captured", "a call before the capture", "move it there")
+            raise UsageError("settle() during CUDA graph capture", "a call before the capture", "call it earlier")
         with self._changed:
             if seconds is not None:
                 self.budget.allow(seconds)
@@ -289,7 +289,7 @@ class Learner:
             with machine.slice(timed=False):
                 machine.warm()
         except Exception as error:  # whatever it is, the first product meets it again and says so
-            _LOG.debug("the GPU is not warmed up for learning: %s", error)
+            _LOG.debug("the GPU warm-up for learning failed: %s", error)
         with self._changed:
             self._to_warm.popleft()
             self._changed.notify_all()
@@ -310,7 +310,7 @@ class Learner:
         machine = self._machines[record.index]
         opened = yield from machine.open(record.problem, record.launch, self._job_limits)
         if opened is None:
-            self._leave_alone(record, "nothing is ready here: outblas tune compiles kernels for it")
+            self._leave_alone(record, "no candidate is available without compiling; tune it with outblas tune")
             return
         try:
             record.stage = Stage.PROVING
@@ -340,7 +340,7 @@ class Learner:
             detail += f", {machine.save(row)}"
         except RecordError as error:
             detail += f", not saved: {first_line(error)}"
-            _LOG.warning("%s was learned, and is not saved: %s", record.problem.key, error)
+            _LOG.warning("%s was learned but not saved: %s", record.problem.key, error)
         self._settled(record, detail, row)
         machine.forget_decisions()
 
@@ -365,7 +365,7 @@ class Learner:
             reason = f"the budget of {self.budget.seconds:g} GPU seconds is used up"
         else:
             spent = f"{record.proof_seconds:.2f} of them for proofs"
-            reason = reason or f"it took more than {MAX_PRODUCT_SECONDS} GPU seconds, {spent}"
+            reason = reason or f"it used more than {MAX_PRODUCT_SECONDS} GPU seconds, {spent}"
         self._end(record, reason)
         if self.budget.is_used_up:
             with self._lock:

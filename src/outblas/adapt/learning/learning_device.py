@@ -223,9 +223,9 @@ class LearningDevice:
         limits = replace(wanted, scratch_bytes=min(wanted.scratch_bytes, free // _FREE_FACTOR))
         if limits.scratch_bytes < RUNNING.scratch_bytes or not limits.scratch_sets(problem, self._gpu):
             raise DeviceError(
-                f"only {free // 10**6} MB of GPU memory are free",
-                f"{_FREE_FACTOR * RUNNING.scratch_bytes // 10**6} MB for learning, more for a large product",
-                "free memory, or call outblas.settle() before the program fills it",
+                f"only {free // 10**6} MB of GPU memory is free",
+                f"{_FREE_FACTOR * RUNNING.scratch_bytes // 10**6} MB for learning, more for a large matmul",
+                "free memory, or call outblas.settle() before the program allocates it",
             )
         return limits
 
@@ -264,7 +264,7 @@ class LearningClock(StreamClock):
     def _record(self, event: Any) -> None:
         status = locked_driver().cuEventRecord(ctypes.c_void_p(int(event)), ctypes.c_void_p(self.stream))
         if status:
-            raise DeviceError(f"cuEventRecord failed with {status}", "CUDA_SUCCESS", "look at the launch before it")
+            raise DeviceError(f"cuEventRecord failed with {status}", "CUDA_SUCCESS", "check the launch before it")
 
     def _is_pending(self, event: Any) -> bool:
         return bool(locked_driver().cuEventQuery(ctypes.c_void_p(int(event))) == _NOT_READY)
@@ -280,4 +280,4 @@ def locked_driver() -> Any:
     try:
         return ctypes.PyDLL("libcuda.so.1")
     except OSError as error:
-        raise DeviceError(f"libcuda.so.1 cannot be loaded ({error})", "a driver of NVIDIA", "install it") from error
+        raise DeviceError(f"libcuda.so.1 cannot be loaded ({error})", "the NVIDIA driver", "install it") from error

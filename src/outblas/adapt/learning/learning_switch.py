@@ -60,7 +60,7 @@ def enable(
             ``learn_seconds`` is negative or not a number.
     """
     if learn and batch_invariant:
-        raise UsageError("learn=True with batch_invariant=True", "one of them", "leave one out")
+        raise UsageError("learn=True with batch_invariant=True", "only one of them", "omit one")
     wanted = (is_on(LEARN_VARIABLE) if learn is None else learn) and not batch_invariant
     seconds = _budget(learn_seconds) if wanted or learn_seconds is not None else 0.0
     on = switch.enable(accurate=accurate, batch_invariant=batch_invariant, stacklevel=2)
@@ -140,7 +140,7 @@ def _refusal() -> LearningReport:
 
 def _present() -> Learner:
     if _learner is None:
-        raise UsageError("learning is off", "outblas.enable(learn=True) before", "call that first")
+        raise UsageError("learning is disabled", "learning enabled first", "call outblas.enable(learn=True) first")
     return _learner
 
 

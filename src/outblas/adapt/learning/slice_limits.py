@@ -137,7 +137,7 @@ class GpuBudget:
 
     def __init__(self, seconds: float = DEFAULT_SECONDS) -> None:
         if not seconds >= 0:
-            raise UsageError(f"{seconds} GPU seconds for learning", "0 or more", "pass learn_seconds=10, for example")
+            raise UsageError(f"learn_seconds is {seconds}", "0 or more", "pass learn_seconds=10, for example")
         self.seconds, self.used = float(seconds), 0.0
 
     @property

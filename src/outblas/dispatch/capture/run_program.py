@@ -109,7 +109,7 @@ def _finish(recorder: capture, path: str, pid: int, outcome: _Outcome) -> None:
         if recorder.captured.counts or not _holds_products(path):
             recorder.write()
         else:
-            print(f"outblas capture: no half-precision product was seen; what {path} held is kept", file=sys.stderr)
+            print(f"outblas capture: no half-precision matmul was seen; {path} is unchanged", file=sys.stderr)
     except OutblasError as error:
         outcome.lost = True
         print(f"error: {error}", file=sys.stderr)

@@ -56,7 +56,7 @@ class capture:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if append and path is None:
-            raise UsageError("append without a path", "the file to add to", "pass its path")
+            raise UsageError("append=True without a path", "a file to append to", "pass its path")
         self._file = None if path is None else CaptureFile(path, append)
         self._clock, self._command = clock, command
         self._counts: Counter[CapturedProduct] = Counter()
@@ -68,7 +68,7 @@ class capture:
 
     def __enter__(self) -> capture:
         if self._mode is not None:
-            raise UsageError("a capture is entered twice", "a block each", "make another outblas.capture")
+            raise UsageError("a capture is entered twice", "one with block per capture", "create a new outblas.capture")
         # Now, for it starts processes; but without the GPU: CUDA is the program's to initialise, or not.
         self._provenance = collect_provenance(self._command, gpu_index=None)
         self._mode, self._open = self._new_mode(), True
@@ -131,7 +131,7 @@ class capture:
                 return
             self._warned = True
             with contextlib.suppress(RuntimeWarning):  # python -W error: the end of the capture raises, this must not
-                warnings.warn(f"outblas.capture goes on, but {error}", RuntimeWarning, stacklevel=2)
+                warnings.warn(f"outblas.capture continues, but {error}", RuntimeWarning, stacklevel=2)
 
     def _forked(self) -> None:
         """In a child: the lock may be held by a thread that is not there, and the record is the parent's."""

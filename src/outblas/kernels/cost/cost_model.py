@@ -171,7 +171,7 @@ def load(gpu_name: str) -> tuple[dict[str, dict[str, float]], Floats]:
     folder = resources.files("outblas") / "data" / "models"
     path = folder.joinpath(f"{gpu_name}.json")
     if not path.is_file():
-        raise DeviceError(f"no model of GPU {gpu_name!r}", "a GPU that was measured", "scale one: model_of")
+        raise DeviceError(f"no cost model for GPU {gpu_name!r}", "a measured GPU", "scale a model with model_of")
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         if found["format"] != FORMAT:

@@ -62,8 +62,8 @@ def check_agent(name: str, option: str = "--agent") -> None:
         UsageError: it is a Python file, there is no such agent, or it comes with outblas-lab, which is not installed.
     """
     if name.endswith(".py"):
-        do = f"compare or score the file: outblas recording score {name}"
-        raise UsageError(f"agent file {name}", "the name of an agent, as `outblas list agents` prints them", do)
+        do = f"score the file with: outblas recording score {name}"
+        raise UsageError(f"agent file {name}", "an agent name from `outblas list agents`", do)
     known = agents()
     if name not in known:
         more = "" if lab_parts.entry_points(lab_parts.AGENTS) else f"; for more agents {lab_hint()}"

@@ -79,7 +79,7 @@ def settled_us(samples_us: Sequence[float]) -> float:
         UsageError: no sample, or one that is not above 0.
     """
     if not samples_us or min(samples_us) <= 0:
-        raise UsageError(f"times of {list(samples_us)[:4]}", "one or more times above 0", "report this")
+        raise UsageError(f"invalid times {list(samples_us)[:4]}", "one or more positive times", "report this")
     return statistics.median(samples_us[len(samples_us) // 2 :])
 
 
@@ -161,7 +161,7 @@ def _check_plausible(name: str, rate: float, bound: float, most: float = 0.0) ->
     """
     if bound and not LEAST_SHARE * bound <= rate <= (most or MOST_SHARE * bound):
         raise DeviceError(
-            f"{name} was measured at {rate:.4g}, the GPU has about {bound:.4g}",
-            "an idle GPU at its full clock",
-            "stop other programs on it, then repeat the command",
+            f"{name} was measured as {rate:.4g}, but the GPU has about {bound:.4g}",
+            "an idle GPU at full clock speed",
+            "stop other programs on it, then rerun the command",
         )

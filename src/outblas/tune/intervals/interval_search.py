@@ -120,7 +120,7 @@ def find_intervals(
     except KeyboardInterrupt as error:
         raise Interrupted(
             f"interrupted at weight {asked.weight.key} with {len(store.recorded_pairs(run_id))} measurements; "
-            f"they are saved in {store.path} under run id {run_id}"
+            f"they are saved in {store.path} under run ID {run_id}"
         ) from error
     search.finish()
     # None stands for a run whose kernels were not proved in time.

@@ -31,7 +31,7 @@ MODEL_TYPES = (
 )  # fmt: skip
 #: Fields of layers that are no products of this package -> what they are.
 _OTHERS = {
-    "quantization_config": "quantised weights",
+    "quantization_config": "quantized weights",
     "num_experts": "a mixture of experts",
     "num_local_experts": "a mixture of experts",
     "n_routed_experts": "a mixture of experts",
@@ -78,7 +78,7 @@ def read_model(path: Path) -> dict[str, Any]:
         RecordError: the file cannot be read, or holds no JSON object.
     """
     file = path / "config.json" if path.is_dir() else path
-    read = read_object(file, "a model's config.json", "name the file, or the folder that holds it")
+    read = read_object(file, "a model's config.json", "pass the file or its folder")
     text = read.get("text_config")
     if not isinstance(text, dict):
         return read
@@ -99,7 +99,7 @@ def model_dtype(config: Mapping[str, Any]) -> Dtype:
     found = _DTYPES.get(named.removeprefix("torch."))
     if found is None:
         raise UsageError(
-            f"a model in {named}", "bfloat16 or float16", "pass --dtype if the engine runs it in one of them"
+            f"the model has dtype {named}", "bfloat16 or float16", "pass --dtype if the engine uses one of them"
         )
     return found
 
@@ -118,21 +118,21 @@ def engine_products(config: Mapping[str, Any], tp: int = 1) -> list[EngineProduc
     for field, what in _OTHERS.items():
         if config.get(field):
             raise UsageError(
-                f"a model with {what} ({field})", "a dense model in bf16 or fp16", "name weights by --linear"
+                f"the model has {what} ({field})", "a dense model in bf16 or fp16", "pass its weights as --linear N_K"
             )
     kind = config.get("model_type")
     if kind not in MODEL_TYPES:
         expected = f"one of {', '.join(MODEL_TYPES)}"
-        raise UsageError(f"a model of type {kind!r}", expected, "name its weights by --linear N_K")
+        raise UsageError(f"unsupported model type {kind!r}", expected, "pass its weights as --linear N_K")
     hidden = _extent(config, "hidden_size")
     heads, pairs, head = _heads(config, hidden)
     inner, layers = _extent(config, "intermediate_size"), _extent(config, "num_hidden_layers")
     words = -(-_extent(config, "vocab_size") // _VOCABULARY_MULTIPLE) * _VOCABULARY_MULTIPLE
     for name, number in (("num_attention_heads", heads), ("intermediate_size", inner), ("vocab_size", words)):
         if tp < 1 or number % tp:
-            raise UsageError(f"--tp {tp} for {name} of {number}", "a number that divides it", "e.g. --tp 1")
+            raise UsageError(f"--tp {tp} does not divide {name} {number}", "a divisor", "e.g. --tp 1")
     if max(pairs, tp) % min(pairs, tp):
-        raise UsageError(f"--tp {tp} for {pairs} heads of keys", "a divisor or a multiple of them", "e.g. --tp 1")
+        raise UsageError(f"--tp {tp} does not fit {pairs} key-value heads", "a divisor or a multiple", "e.g. --tp 1")
     own, biased = heads // tp, config.get("model_type") in _BIASED
     bias, mlp_bias = _flag(config, "attention_bias", biased), _flag(config, "mlp_bias", False)
     usual = "gelu" if str(config.get("model_type")).startswith("gemma") else "silu"
@@ -149,7 +149,7 @@ def engine_products(config: Mapping[str, Any], tp: int = 1) -> list[EngineProduc
 def check_engine(name: str) -> None:
     """Raise UsageError for an engine whose products this package does not know."""
     if name not in ENGINES:
-        raise UsageError(f"--engine {name}", f"one of {', '.join(ENGINES)}", "name the weights by --linear N_K")
+        raise UsageError(f"unknown --engine {name}", f"one of {', '.join(ENGINES)}", "pass the weights as --linear N_K")
 
 
 def _heads(config: Mapping[str, Any], hidden: int) -> tuple[int, int, int]:
@@ -158,13 +158,13 @@ def _heads(config: Mapping[str, Any], hidden: int) -> tuple[int, int, int]:
     pairs = _extent(config, "num_key_value_heads", heads)
     if heads % pairs:
         raise UsageError(
-            f"num_key_value_heads is {pairs} in the model's configuration",
+            f"num_key_value_heads is {pairs} in the model config",
             f"a divisor of num_attention_heads, {heads}",
-            "look at the file",
+            "correct the file",
         )
     if config.get("head_dim") is None and hidden % heads:
         raise UsageError(
-            f"hidden_size is {hidden} in the model's configuration, without head_dim",
+            f"hidden_size is {hidden} in the model config, without head_dim",
             f"a multiple of num_attention_heads, {heads}",
             "add head_dim to the file",
         )
@@ -177,7 +177,7 @@ def _flag(config: Mapping[str, Any], field: str, default: bool) -> bool:
     if value is None:
         return default
     if not isinstance(value, bool):
-        raise UsageError(f"{field} is {value!r} in the model's configuration", "true or false", "look at the file")
+        raise UsageError(f"{field} is {value!r} in the model config", "true or false", "correct the file")
     return value
 
 
@@ -187,7 +187,7 @@ def _extent(config: Mapping[str, Any], field: str, default: int | None = None) -
     if value is None and default is not None:
         return default
     if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 2**31:
-        raise UsageError(f"{field} is {value!r} in the model's configuration", "a positive integer", "look at the file")
+        raise UsageError(f"{field} is {value!r} in the model config", "a positive integer", "correct the file")
     return value
 
 

@@ -170,9 +170,9 @@ def offered_ms(asked: WeightRange, recording: RecordedDevice | None) -> Sequence
     found = sorted(p.m for p in recording.problems if Weight.of(p) == asked.weight and asked.first <= p.m <= asked.last)
     if not found:
         raise UsageError(
-            f"no M from {asked.first} to {asked.last} of weight {asked.weight.key} is in the recording",
+            f"the recording has no M from {asked.first} to {asked.last} for weight {asked.weight.key}",
             "a weight with recorded problems",
-            "choose another --linear or --m, or a live GPU (--device cuda:0)",
+            "pass another --linear or --m, or a live GPU (--device cuda:0)",
         )
     return found
 
@@ -364,4 +364,4 @@ def _recorded(about: Mapping[str, Any], asked: WeightRange, file: Path) -> list[
             return [m for first, last in spans for m in range(first, last + 1)]
     except (AttributeError, TypeError, ValueError):
         pass
-    raise RecordError(f"{file} is damaged (free M of {asked.key})", "spans of M in the range", "choose another --run")
+    raise RecordError(f"{file} is damaged (free M of {asked.key})", "spans of M in the range", "pass another --run")

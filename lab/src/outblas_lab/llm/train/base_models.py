@@ -93,8 +93,8 @@ def load_model(run: Path, settings: TrainSettings, bf16: bool) -> LoadedModel:
         rank = about.get("r")
         raise UsageError(
             f"--lora {settings.lora} for {source}, a LoRA adapter of rank {rank}",
-            f"--lora {rank}, as in the stage before",
-            "pass it, or begin another run",
+            f"--lora {rank}, as in the previous stage",
+            "pass that rank, or start a new run",
         )
     base = str(about["base_model_name_or_path"]) if trained else source
     dtype = torch.bfloat16 if bf16 and settings.lora else torch.float32
@@ -105,7 +105,7 @@ def load_model(run: Path, settings: TrainSettings, bf16: bool) -> LoadedModel:
         raise UsageError(
             f"model {source!r} cannot be loaded ({' '.join(str(error).split())[:200]})",
             "the name or folder of a causal language model, or random:tiny",
-            "correct --model, or download it before",
+            "correct --model, or download the model first",
         ) from error
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -137,7 +137,7 @@ def make_tiny(folder: Path, language: Language, seed: int = 0) -> Path:
         RecordError: the folder cannot be written.
     """
     if not isinstance(language, KnobWords):
-        raise UsageError(f"{RANDOM_TINY} with --language {language.name}", "--language knobs", "or name a real model")
+        raise UsageError(f"{RANDOM_TINY} with --language {language.name}", "--language knobs", "use it or a real model")
     if folder.exists():
         return folder
     import torch

@@ -87,9 +87,9 @@ def supervised_rows(path: str | Path, language: Language, chat: bool) -> list[di
     rows = list(of_store or _of_lines(path, language, chat))
     if not rows:
         raise UsageError(
-            f"archive {path} has nothing to learn from in language {language.name}",
-            "evaluations that passed, of kernels that it can say",
-            "name another archive",
+            f"archive {path} has no training data in language {language.name}",
+            "passed evaluations of kernels that the language can express",
+            "pass another archive",
         )
     return rows
 
@@ -131,7 +131,7 @@ def _of_lines(path: Path, language: Language, chat: bool) -> Iterator[dict[str, 
                 problem = _problem(row["problem"])
                 answer = language.write(problem, config_from_json(row["config"]))
                 if answer is None:
-                    raise ValueError(f"language {language.name} cannot say the kernel")
+                    raise ValueError(f"language {language.name} cannot express the kernel")
                 yield _row(problem, answer, language, chat)
     yield from _of_evaluations(evaluations, language, chat)
 
@@ -154,8 +154,8 @@ def _readable(path: Path, number: int) -> Iterator[None]:
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError, OutblasError) as error:
         raise RecordError(
             f"archive {path} has a line {number} that cannot be read ({error})",
-            "prompt and completion, problem and answer, or an evaluation",
-            "remove the line or name another archive",
+            "a prompt and completion, a problem and answer, or an evaluation",
+            "remove the line or pass another archive",
         ) from error
 
 
@@ -177,14 +177,14 @@ def _is_proven(evaluation: Evaluation) -> bool:
 
 def _existing(path: str | Path) -> Path:
     if not Path(path).is_file():
-        raise RecordError(f"archive {path} is missing", "a store or JSON lines", "name another")
+        raise RecordError(f"archive {path} does not exist", "a store or JSON lines file", "correct the path")
     return Path(path)
 
 
 def _row(problem: Problem, answer: str, language: Language, chat: bool) -> dict[str, Any]:
     read = language.read(problem, answer)
     if isinstance(read, RefusedAnswer):
-        raise ValueError(f"an answer that would be refused: {read.reason}")
+        raise ValueError(f"an answer that would be rejected: {read.reason}")
     return {"prompt": prompt_messages(language.prompt(problem), chat), "completion": answer_messages(answer, chat)}
 
 

@@ -64,7 +64,7 @@ class KnobWords:
         self.record, known = FAMILIES[first].config, numbers[first]
         for knob, values in knobs.items():
             if knob not in known or not values:
-                raise UsageError(f"knob {knob!r} of {len(values)} values", f"values of {sorted(known)}", "name such")
+                raise UsageError(f"knob {knob!r} with {len(values)} values", f"values of {sorted(known)}", "use those")
         self.knobs = {knob: tuple(values) for knob, values in knobs.items()}
 
     @property
@@ -105,16 +105,14 @@ class KnobWords:
         return f"{prompt} {answer} was {verdict.kind} answer"
 
     def task_prompt(self, task: SmallTask) -> str:
-        raise UsageError(
-            f"the task {task.key} in the language {self.name}", "a language of kernels", "pass --language cuda"
-        )
+        raise UsageError(f"task {task.key} in language {self.name}", "a kernel language", "pass --language cuda")
 
     def read(self, problem: Problem, answer: str) -> Read:
         said, words_at = answer.split(), self.words()
         if said and said[0] in self.reasons():
             said = said[1:]
         if len(said) != len(words_at) or any(word not in place for word, place in zip(said, words_at, strict=False)):
-            return RefusedAnswer(f"{' '.join(said)[:80]!r} is no sentence of {', '.join(self.knobs)}")
+            return RefusedAnswer(f"{' '.join(said)[:80]!r} is not a sentence of {', '.join(self.knobs)}")
         values: dict[str, Any] = {
             knob: int(word.partition("=")[2]) for knob, word in zip(self.knobs, said, strict=True)
         }

@@ -39,7 +39,7 @@ def language_of(name: str) -> Language:
 
 
 #: Host code shares the process that judges it. A model that is paid by the verdict would learn to forge it.
-_HOST_FORM = 'the kernel is of form "host"; here only form "device" is taken, whose launch is done for you'
+_HOST_FORM = 'the kernel has form "host"; only form "device" is accepted here, which is launched for you'
 
 
 class CudaAnswers:

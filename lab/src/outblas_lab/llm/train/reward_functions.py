@@ -109,9 +109,7 @@ class RewardFunctions:
     def _part(self, name: str) -> RewardFunction:
         def part(*, completions: list[Any], **_: Any) -> list[float | None]:
             if len(completions) != len(self._own):
-                raise RuntimeError(
-                    f"{len(completions)} answers where {len(self._own)} were judged: trl's order changed"
-                )
+                raise RuntimeError(f"{len(completions)} answers for {len(self._own)} judged: trl changed its order")
             return [None if j.parts is None else float(getattr(j.parts, name)) for j, _ in self._own]
 
         part.__name__ = name

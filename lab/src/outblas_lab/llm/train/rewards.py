@@ -127,7 +127,7 @@ def advantages(
         ValueError: the number of rewards is no multiple of ``group``, or ``group`` is below 2.
     """
     if group < 2 or len(rewards) % group:
-        raise ValueError(f"{len(rewards)} rewards are not whole groups of {group}")
+        raise ValueError(f"{len(rewards)} rewards do not form complete groups of {group}")
     found: list[float | None] = []
     for start in range(0, len(rewards), group):
         members = rewards[start : start + group]

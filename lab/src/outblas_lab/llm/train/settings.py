@@ -115,8 +115,8 @@ class TrainSettings:
             (
                 self.vllm is not None and self.language == "knobs",
                 "--vllm with --language knobs",
-                "--language cuda: the toy's grammar holds in the training process only",
-                "leave --vllm out",
+                "--language cuda; the toy grammar works only in the training process",
+                "omit --vllm",
             ),
             (supervised and not self.archive, "no archive to learn from", "--archive FILE", "name one"),
         )
@@ -155,12 +155,12 @@ def claim_folder(folder: Path, settings: TrainSettings, resume: bool, begun: boo
     wanted = replace(settings).to_json()
     if begun and not resume:
         raise UsageError(
-            f"{folder} holds a training", "a new folder, or --resume", "add --resume or choose another run"
+            f"{folder} contains a training run", "a new folder, or --resume", "add --resume or pass another --run"
         )
     if path.exists() and resume:
-        was = read_object(path, "the settings of a stage", "choose another run")
+        was = read_object(path, "the settings of a stage", "pass another --run")
         was, asked = ({key: one[key] for key in one if key not in _FREE} for one in (was, wanted))
         what = f"{folder} was begun with other settings"
-        check_same_settings(what, was, asked, "repeat those settings, or choose another run")
+        check_same_settings(what, was, asked, "repeat those settings, or pass another --run")
         return
     write_json(path, wanted)

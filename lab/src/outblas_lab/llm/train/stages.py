@@ -84,14 +84,14 @@ def train(
     """
     if language.name != settings.language:  # a resumed run would compare the settings, and train something else
         raise UsageError(
-            f"language {language.name!r}, and {settings.language!r} in the settings",
+            f"language {language.name!r}, but {settings.language!r} in the settings",
             "the same language in both",
             "set TrainSettings.language to its name",
         )
     check_installed()
     for name in ("tensorboard", "wandb"):
         if getattr(settings, name) and importlib.util.find_spec(name) is None:
-            raise ToolchainMissing(f"{name} is not installed", name, f"pip install {name}, or leave --{name} out")
+            raise ToolchainMissing(f"{name} is not installed", name, f"pip install {name}, or omit --{name}")
     if settings.stage != "supervised":
         parse_evaluator(settings.device)  # before a large model is loaded
         _questions(settings, language)
@@ -119,7 +119,7 @@ def _train(run: Path, settings: TrainSettings, language: Language, resume: bool,
         if settings.paired and checkpoint is None:  # a resumed stage keeps its beginning, whatever its sources hold
             known = list(earlier_entries(run, settings, language))
             begin_archive(stage, known)
-            say(f"{settings.stage}: {len(known)} earlier kernels for the prompts")
+            say(f"{settings.stage}: {len(known)} known kernels for the prompts")
         if settings.model == RANDOM_TINY:
             make_tiny(run / "base", language, settings.seed)
     state.wait_for_everyone()
@@ -242,8 +242,8 @@ def _common(stage: Path, settings: TrainSettings, rows: int) -> dict[str, Any]:
     micro = min(settings.micro_batch or own, own)
     if rows % processes or micro < 1 or own % micro:
         raise UsageError(
-            f"{rows} answers a step for {processes} processes in batches of {settings.micro_batch or 'all'}",
-            "a product of group and prompts that both divide",
+            f"{rows} answers per step for {processes} processes in batches of {settings.micro_batch or 'all'}",
+            "group times prompts divisible by both",
             "change --group, --prompts or --micro-batch",
         )
     return {
@@ -296,8 +296,8 @@ def _make_room(settings: TrainSettings, say: Say) -> Callable[[], None] | None:
     own = int(os.environ.get("LOCAL_RANK", "0"))
     if timed_on is not None and str(own) in timed_on[1].split(","):
         say(
-            f"note: candidates are timed on GPU {own}, which trains, too: training is held to "
-            f"{settings.memory_fraction:.0%} of its memory; --gpus names another"
+            f"note: candidates are timed on GPU {own}, which also trains; training is limited to "
+            f"{settings.memory_fraction:.0%} of its memory; pass --gpus to time on another GPU"
         )
         torch.cuda.set_per_process_memory_fraction(settings.memory_fraction, own)
 

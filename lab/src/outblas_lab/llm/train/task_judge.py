@@ -43,11 +43,11 @@ def tasks_on(problems: Sequence[Problem]) -> list[SmallTask]:
     """
     odd = [problem.key for problem in problems if problem.dtype != "fp16"]
     if odd:
-        raise UsageError(f"tasks of {odd[0]}", "fp16: their references are of half precision", "pass --dtype fp16")
+        raise UsageError(f"tasks of {odd[0]}", "dtype fp16, as in the reference results", "pass --dtype fp16")
     large = [problem.key for problem in problems if max(problem.m, problem.k) > MAX_EXTENT]
     if large:
         wrong = f"tasks of {large[0]}"
-        raise UsageError(wrong, f"M and K of {MAX_EXTENT} at most, for a reference on the host", "pass smaller ones")
+        raise UsageError(wrong, f"M and K up to {MAX_EXTENT}, for the reference on the host", "pass smaller extents")
     return [SmallTask.of(name, problem) for problem in problems for name in TASK_NAMES]
 
 

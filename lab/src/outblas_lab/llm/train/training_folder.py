@@ -63,7 +63,7 @@ def publish_folder(folder: Path, save: Callable[[Path], None]) -> Path:
         if former.exists() and not folder.exists():
             os.replace(former, folder)
         raise RecordError(
-            f"cannot write {folder}: {error.strerror or error}", "a writable disk with free space", "choose another run"
+            f"cannot write {folder}: {error.strerror or error}", "a writable disk with free space", "pass another --run"
         ) from error
     return folder
 
@@ -127,7 +127,9 @@ def append_line(path: Path, row: dict[str, Any]) -> None:
             os.fsync(file.fileno())
     except OSError as error:
         raise RecordError(
-            f"cannot write {path}: {error.strerror or error}", "a writable disk with free space", "free some; resume"
+            f"cannot write {path}: {error.strerror or error}",
+            "a writable disk with free space",
+            "free space; pass --resume",
         ) from error
 
 

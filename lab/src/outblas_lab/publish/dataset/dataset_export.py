@@ -114,14 +114,14 @@ def _is_empty_folder(folder: Path) -> bool:
             return True
     except OSError as error:
         raise RecordError(
-            f"{folder} cannot be read ({error.strerror or error})", "a readable folder", "name another"
+            f"{folder} cannot be read ({error.strerror or error})", "a readable directory", "pass another directory"
         ) from error
-    raise UsageError(f"{folder} is there and not empty", "a new or empty folder", "name another, or empty it")
+    raise UsageError(f"{folder} is not empty", "a new or empty directory", "pass another directory, or empty it")
 
 
 def _refused(folder: Path, error: OSError) -> RecordError:
     return RecordError(
-        f"{folder} cannot be written ({error.strerror or error})", "a writable disk", "free space or name another"
+        f"cannot write {folder} ({error.strerror or error})", "a writable disk", "free space or pass another path"
     )
 
 

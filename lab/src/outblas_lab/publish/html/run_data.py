@@ -136,7 +136,7 @@ def load_run(path: str | os.PathLike[str]) -> ReportedRun:
         raise RecordError(
             f"run directory {path} has no result.parquet",
             "a finished `outblas tune` run",
-            "run the same `outblas tune` again; it resumes",
+            "rerun the same `outblas tune`; it resumes",
         )
     run, do = path / "run.json", "restore it or run `outblas tune` again"
     about = read_object(run, "a JSON object", do) if run.exists() else {}

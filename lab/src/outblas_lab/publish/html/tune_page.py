@@ -52,7 +52,7 @@ def check_page(path: Path) -> None:
         OSError: it cannot be read.
     """
     if not is_page(read_plain_file(path)):
-        raise RecordError(f"{path} is no report", "a page of `outblas report`", "pass another file")
+        raise RecordError(f"{path} is not a report", "a page from `outblas report`", "pass another file")
 
 
 def render(run: ReportedRun) -> str:

@@ -233,8 +233,8 @@ def _block(text: Callable[[], str], name: str, folder: Path) -> str:
     except OutblasError:
         raise
     except (AttributeError, LookupError, TypeError, ValueError) as error:
-        wrong = f"block {name} cannot be made of the result files of {folder} ({type(error).__name__}: {error})"
-        raise RecordError(wrong, "files with every field", "restore the file, or measure it again") from error
+        wrong = f"block {name} cannot be generated from the result files in {folder} ({type(error).__name__}: {error})"
+        raise RecordError(wrong, "complete files", "restore the file, or measure it again") from error
 
 
 def with_block(page: str, name: str, text: str, where: str) -> str:
@@ -248,7 +248,7 @@ def with_block(page: str, name: str, text: str, where: str) -> str:
     """
     begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
     if page.count(begin) != 1 or page.count(end) != 1 or page.index(begin) > page.index(end):
-        raise RecordError(f"{where} has no place for block {name}", f"{begin} and {end} once each", "add the two lines")
+        raise RecordError(f"{where} has no markers for block {name}", f"{begin} and {end} once each", "add both lines")
     before, rest = page.split(begin)
     return f"{before}{begin}\n{text}\n{end}{rest.split(end)[1]}"
 
@@ -258,7 +258,7 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except OSError as error:
         raise RecordError(
-            f"cannot read {path}: {error.strerror}", "a file of the repository", "run it from there"
+            f"cannot read {path}: {error.strerror}", "a file in the repository", "run the command from its root"
         ) from error
 
 

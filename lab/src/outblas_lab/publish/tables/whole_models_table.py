@@ -64,7 +64,7 @@ def whole_models_block(folder: Path) -> str:
         return "Not measured on this GPU."
     data = read_whole_models(path)
     if data["settings"].get("hidden") != "full":
-        raise RecordError(f"{path} is of tiny models", "models of full size", "measure without --hidden")
+        raise RecordError(f"{path} was measured on tiny models", "full-size models", "measure without --hidden")
     blocks = [_model_block(model, about, data) for model, about in data["models"].items()]
     return "\n\n".join([*(block for block in blocks if block), _footer(data)])
 
@@ -78,7 +78,7 @@ def read_whole_models(path: Path) -> dict[str, Any]:
     expected = f"a result of whole_models.py of format {FORMAT}, with {', '.join(sorted(_PARTS))}"
     data = read_object(path, expected, "measure it again", format=FORMAT)
     if not data.keys() >= _PARTS:
-        raise RecordError(f"{path} lacks a part", expected, "measure it again")
+        raise RecordError(f"{path} is incomplete", expected, "measure it again")
     return data
 
 
