@@ -52,3 +52,16 @@ def test_the_cells_run_in_order(
         assert all(found <= limit * 1.0001 for found, limit in pairs), agent
         assert (names["folder"] / agent / "report.html").is_file()
     assert names["folder"].parent == tmp_path
+
+
+def test_jupyter_runs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nbclient: Any = pytest.importorskip("nbclient", reason="needs jupyter (extra examples)")
+    nbformat: Any = pytest.importorskip("nbformat")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([SOURCE_PATH, os.environ.get("PYTHONPATH", "")]))
+    notebook = nbformat.reads(json.dumps(NOTEBOOK), as_version=4)
+    nbformat.validate(notebook)
+    first = next(cell for cell in notebook.cells if cell.cell_type == "code")
+    first.source = first.source.replace(SETTINGS, "SAMPLE = 4 ")
+    nbclient.NotebookClient(notebook, timeout=240, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    assert any(output.output_type == "display_data" for cell in notebook.cells for output in cell.get("outputs", ()))
