@@ -224,9 +224,19 @@ def test_the_button_copies_the_line(page):
     assert page.execute_script("return String(getSelection())") == "import outblas; outblas.enable()"
 
 
-def test_definitions_are_open_where_there_is_room(page):
-    opened = page.execute_script("return document.querySelector('details.method').open")
-    assert opened == (page.execute_script("return innerWidth") > 760)
+def test_the_verdict_is_on_the_first_screen(page):
+    verdict = page.find_element("css selector", ".verdict")
+    assert verdict.is_displayed() and "faster" in verdict.text and verdict.rect["y"] < 200
+    assert verdict.rect["y"] + verdict.rect["height"] < 500
+
+
+def test_the_problem_stays_in_sight_as_a_table_scrolls(page):
+    box = open_every_problem(page)
+    left = page.execute_script(
+        f"const s = document.querySelector('{box} .scroll'); s.scrollLeft = 10000;"
+        "return s.querySelector('tbody th').getBoundingClientRect().left - s.getBoundingClientRect().left"
+    )
+    assert 0 <= left <= 2
 
 
 def test_a_bar_under_the_pointer_says_how_many_problems_it_has(page):

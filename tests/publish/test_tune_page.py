@@ -13,12 +13,14 @@ import pytest
 
 from outblas.core.errors import RecordError
 from outblas.core.problem import Problem
+from outblas.core.stats import geomean
 from outblas.records.results import Result, read_result, write_result
 from outblas_lab.publish.html.heat import heat_level
 from outblas_lab.publish.html.page import SEARCHED_ROWS, templates
 from outblas_lab.publish.html.run_data import ReportedRun, load_run
 from outblas_lab.publish.html.tune_charts import group_charts
 from outblas_lab.publish.html.tune_page import render, write_report
+from outblas_lab.publish.html.tune_tables import verdict
 from outblas_lab.publish.summary import summarise
 from outblas_lab.publish.words import regime_words
 from support.bench_fixture import META, make_rows, write_bench
@@ -99,10 +101,60 @@ def test_cards_and_embedded_summary_are_the_summary_rows(page, bench):
         assert figure_of(page, "torch", flag) == f"{want['geomean_torch']:.3f}×"
 
 
-def test_definitions_stand_before_the_figures(page):
+def run_of(rows, folder):
+    write_result(rows, META, folder / "r.parquet")
+    return load_run(folder / "r.parquet")
+
+
+def with_speedups(*speedups):
+    rows = make_rows((64, 512), pdls=(False,))[: len(speedups)]
+    won = {"status": "passed", "fallback": False, "config": "sm90_wgmma_gemm:"}
+    for row, s in zip(rows, speedups, strict=True):
+        row |= {**won, "ours_us": row["baseline_us"] / s, "speedup": s, "low": s, "high": s, "published": s}
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("speedups", "sentence"),
+    [
+        ((1.3, 1.05, 1.0, 0.98), "7.5% faster than RIVALS in the geometric mean; 2 faster, 1 level, 1 slower."),
+        ((0.9, 0.95, 1.02), "4.5% slower than RIVALS in the geometric mean; 1 faster, 0 level, 2 slower."),
+        ((1.004, 0.999), "level (1.001×) with RIVALS in the geometric mean; 0 faster, 2 level, 0 slower."),
+        ((0.996,), "level (0.996×) with RIVALS in the geometric mean; 0 faster, 1 level, 0 slower."),
+    ],
+)
+def test_the_verdict_says_a_win_a_loss_and_a_draw(speedups, sentence, tmp_path):
+    run = run_of(with_speedups(*speedups), tmp_path)
+    (said,) = verdict(run.groups[0], "NVIDIA H200")
+    problems = f"{len(speedups)} problem{'s' if len(speedups) > 1 else ''} on NVIDIA H200, without PDL: "
+    assert said == problems + sentence.replace("RIVALS", "the fastest of torch, cuBLAS and autotuned cuBLASLt")
+    page = render(run)
+    assert page.index(sentence.split(" in the ")[1]) < page.index("class='card"), "it opens the page"
+    assert "programmatic dependent launch" not in page.split("class='card")[0], "no word of an absent launch option"
+
+
+def test_the_verdict_has_both_launch_options(page, bench):
+    opening = re.search(r"<p class='verdict'>(.*?)</p>", page, re.S).group(1)
+    for pdl in (False, True):
+        speedups = [row["published"] for row in read_result(bench).rows if row["pdl"] is pdl]
+        faster, slower = sum(s > 1 / 0.99 for s in speedups), sum(s < 0.99 for s in speedups)
+        name = f"The same with PDL: {100 * (geomean(speedups) - 1):.1f}% faster;" if pdl else "64 problems on "
+        assert name in opening and f"{faster} faster, {64 - faster - slower} level, {slower} slower." in opening
+    assert slower > 0, "a loss is said"
+    assert page.index("programmatic dependent launch") < page.index("class='card"), "PDL is explained at its first use"
+
+
+def test_every_group_has_its_verdict(tmp_path):
+    rows = with_speedups(1.2, 1.2)
+    run = run_of(rows + [{**row, "layout": "NN"} for row in with_speedups(0.9, 0.9)], tmp_path)
+    found = re.findall(r"<p class='verdict'>(\w\w) · fp16.*?(\d+\.\d% \w+) than", render(run))
+    assert found == [("NN", "10.0% slower"), ("TN", "20.0% faster")]
+
+
+def test_definitions_stand_at_the_end(page):
     terms = re.findall(r"<dt>(.*?)</dt>", page)
     assert {"Speed-up", "PDL", "TN, NN", "Floor", "FLOP-weighted mean", "Regime", "Loss"} <= set(terms)
-    assert page.rindex("<dt>") < page.index("class='card")
+    assert page.index("class='card") < page.index("Every problem") < page.index("<dt>")
     floor = re.search(r"<dt>Floor</dt><dd>(.*?)</dd>", page, re.S).group(1)
     assert f"{H200.tflops:g} TFLOP/s" in floor and f"{H200.hbm_tbs:g} TB/s" in floor and "more than 100%" in floor
 
@@ -119,9 +171,12 @@ def test_charts_hold_the_recorded_numbers(rows):
         bars = [(bar.get_x(), bar.get_x() + bar.get_width(), bar.get_height()) for bar in histogram.artists]
         assert sum(height for *_, height in bars) == len(mine)
         logs = [math.log2(r["published"]) for r in mine]
-        for low, high, height in bars:
+        for left, right, height in bars:  # a launch option has its half of a bin
+            low, high = (left, right * right / left) if not pdl else (left * left / right, right)
             assert height == sum(math.log2(low) - 1e-9 <= v < math.log2(high) - 1e-9 for v in logs)
         assert [tip.split()[0] for tip in histogram.tips] == [f"{height:g}" for *_, height in bars]
+    ends = sorted((bar.get_x(), bar.get_x() + bar.get_width()) for s in made["histogram"].series for bar in s.artists)
+    assert all(a[1] <= b[0] + 1e-9 for a, b in pairwise(ends)), "no bar lies over another one"
     roof = {s.name: s.artists[0].get_ydata() for s in made["roofline"].series}
     ours = [r for r in rows if r["pdl"]]
     assert roof["OutBLAS with PDL"] == pytest.approx(
@@ -145,6 +200,7 @@ def test_decade_bars_are_the_summarys(rows, bench):
         assert ends == [(1.0, pytest.approx(part["geomean"])) for part in parts]
         assert [tip.split("×")[0] for tip in bars.tips] == [f"{part['geomean']:.3f}" for part in parts]
         assert len(chart.axes.get_xticks()) == len(want["by_decade"])
+    assert all(label.get_text().endswith("FLOP") for label in chart.axes.get_xticklabels())
 
 
 def test_heat_maps_have_every_row_once(page, rows):
@@ -170,6 +226,14 @@ def test_problems_without_a_grid_have_no_heat_map(tmp_path):
     rows = [{**r, "k": r["k"] + i} for i, r in enumerate(make_rows((64, 512), pdls=(False,)))]
     write_result(rows, META, tmp_path / "r.parquet")
     assert "no heat map is drawn" in render(load_run(tmp_path / "r.parquet"))
+
+
+@pytest.mark.parametrize(("kept", "drawn"), [(40, True), (20, False)])
+def test_a_heat_map_that_would_be_mostly_empty_is_not_drawn(kept, drawn, tmp_path):
+    rows = [r for r in make_rows(pdls=(False,)) if r["k"] != 64]  # 48 problems of three K
+    chosen = [rows[(7 * i) % len(rows)] for i in range(kept)]
+    html = render(run_of(chosen, tmp_path))
+    assert ("no heat map is drawn" not in html) == ("class='heat'" in html) == drawn
 
 
 def test_top_wins_are_the_fastest_problems_with_their_kernels(page, rows):
@@ -264,6 +328,19 @@ def test_hostile_text_is_escaped_everywhere(tmp_path):
     data = embedded(html)
     (group,) = data["groups"]
     assert data["suite"] == evil and group["rows"][0][group["columns"].index("baseline")] == evil
+
+
+def test_a_replays_library_is_offered_for_a_bench_first(tmp_path):
+    run = {"device": "replay:h200", "recording": {"provenance": {"commit": f"{'a1b2c3d4' * 5}; 1dff4da"}}}
+    path = run_directory(tmp_path, run)
+    (path / "library.json").write_text("{}")
+    html = render(load_run(path))
+    use = html.split("<h2 id='use'>")[1].split("</section>")[0]
+    assert "nothing was timed here" in use and "<code>outblas bench --library</code>" in use and "use_library" in use
+    table = html.split("Where these figures come from</span>")[1]
+    facts = dict(re.findall(r"<th scope='row'>(.*?)</th><td[^>]*>(.*?)</td>", table))
+    assert {f"recorded: {name}" for name in ("gpu", "driver", "toolchain", "date", "commit")} < set(facts)
+    assert "command" in facts and facts["recording: commit"] == "a1b2c3d; 1dff4da", "commits are equally long"
 
 
 def run_directory(tmp_path, run):

@@ -15,12 +15,13 @@ SHOWN_AGENTS = ("regressor", "heuristic", "tpe", "random")
 
 
 def shown_agents(agents: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the agents whose lines stand out: those of :data:`SHOWN_AGENTS`, in its order.
+    """Return the agents whose lines stand out: all if each has a colour, else those of :data:`SHOWN_AGENTS`.
 
     Without any of them, return the first four of ``agents``.
     """
     found = tuple(agent for agent in SHOWN_AGENTS if agent in agents)
-    return found or agents[: len(SHOWN_AGENTS)]
+    rest = tuple(agent for agent in agents if agent not in found)
+    return found + rest if len(agents) <= len(AGENT_COLOURS) else found or agents[: len(SHOWN_AGENTS)]
 
 
 def ratio_ticks(low: float, high: float) -> list[float]:

@@ -15,6 +15,9 @@ from outblas_lab.compare.splits import held_out_words, is_split
 #: Names of the launch option, by whether programmatic dependent launch (PDL) is on.
 PDL_NAMES = {False: "without PDL", True: "with PDL"}
 
+#: Rivals of every bench, in words.
+ALL_RIVALS = "the fastest of torch, cuBLAS and autotuned cuBLASLt"
+
 _REGIME = re.compile(r"(memory|compute)_1e(\d+)")
 _UNITS = ("", "k", "M", "G", "T", "P", "E")
 

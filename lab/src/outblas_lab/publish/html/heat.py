@@ -14,6 +14,8 @@ SCALE_MOST, SCALE_LEAST = 2.0, 1.1
 STEPS = 10
 #: Problems per K below which a heat map would be nearly empty.
 MIN_PROBLEMS_PER_K = 4
+#: Least share of the cells of all heat maps that have a problem.
+MIN_FILLED = 0.5
 
 
 @dataclass(frozen=True)
@@ -35,10 +37,12 @@ class HeatMaps:
 
 
 def heat_maps(group: Group) -> HeatMaps | None:
-    """Return the heat maps of a group; None if the problems form no grid."""
+    """Return the heat maps of a group; None if the problems fill too little of a grid."""
     ks = sorted({r["k"] for r in group.rows})
     once = group.of_pdl(group.pdls[0])
-    if len(once) < MIN_PROBLEMS_PER_K * len(ks):
+    sides = [[{r[side] for r in once if r["k"] == k} for side in "mn"] for k in ks]
+    room = sum(len(ms) * len(ns) for ms, ns in sides)
+    if len(once) < max(MIN_PROBLEMS_PER_K * len(ks), MIN_FILLED * room):
         return None
     limit = max(SCALE_LEAST, min(SCALE_MOST, max(max(r["published"], 1 / r["published"]) for r in group.rows)))
     cells = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -73,6 +74,10 @@ def fact_text(value: Any) -> str:
 
 
 def fact_lines(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return (name, text) of each fact; dates are in words."""
-    dates = ("date", "started", "finished")
-    return [(name, date_words(value) if name.endswith(dates) else fact_text(value)) for name, value in facts.items()]
+    """Return (name, text) of each fact; dates are in words, and commits have seven digits."""
+    words = {"date": date_words, "started": date_words, "finished": date_words, "commit": _short_commits}
+    return [(name, words.get(name.split(": ")[-1], fact_text)(value)) for name, value in facts.items()]
+
+
+def _short_commits(value: Any) -> str:
+    return re.sub(r"\b([0-9a-f]{7})[0-9a-f]+", r"\1", fact_text(value))

@@ -16,7 +16,7 @@ from outblas_lab.publish.palette import GREY, INK, LAUNCH_COLOURS, ratio_ticks
 from outblas_lab.publish.words import decade_words
 
 #: Bins of the histogram.
-_BINS = 40
+_BINS = 20
 _SPEEDUP = "speed-up over the best baseline (×)"
 
 
@@ -47,20 +47,25 @@ def _curve(group: Group) -> Chart:
 
 
 def _histogram(group: Group) -> Chart:
-    """Return problems per bin of the speed-up's logarithm; 1.0 is a bin's edge, and a bin has its lower edge."""
+    """Return problems per bin of the speed-up's logarithm; 1.0 is a bin's edge, and a bin has its lower edge.
+
+    The launch options share a bin side by side, because bars over each other would have a colour of their own.
+    """
     chart = Chart(_SPEEDUP, "problems")
     low, high = _extent(r["published"] for r in group.rows)
     step = math.log2(high / low) / _BINS
     edges = 2 ** (step * np.arange(math.floor(math.log2(low) / step), math.ceil(math.log2(high) / step) + 1))
-    for pdl in group.pdls:
+    share = 2 ** (step / len(group.pdls))
+    for place, pdl in enumerate(group.pdls):
         counts, _ = np.histogram([r["published"] for r in group.of_pdl(pdl)], edges)
         bins = [(int(n), *ends) for n, ends in zip(counts, zip(edges, edges[1:], strict=False), strict=True) if n]
-        heights, lows, highs = zip(*bins, strict=True)
+        heights, lows, _ = zip(*bins, strict=True)
+        left = np.multiply(lows, share**place)
         colour, name = LAUNCH_COLOURS[pdl], group.launch_name(pdl)
-        bars = chart.axes.bar(lows, heights, np.subtract(highs, lows), align="edge", color=colour, alpha=0.6)
+        bars = chart.axes.bar(left, heights, left * (share - 1), align="edge", color=colour)
         tips = [f"{n} problems {name}: {start:.3f}× to {end:.3f}×" for n, start, end in bins]
         chart.add(name, bars, colour, "bars", tips=tips)
-    chart.ratio_axis("x", low, high, ratio_ticks(low, high))
+    chart.ratio_axis("x", edges[0], edges[-1], ratio_ticks(edges[0], edges[-1]))
     return chart
 
 
@@ -76,7 +81,7 @@ def _decades(group: Group) -> Chart:
         colour, name = LAUNCH_COLOURS[pdl], group.launch_name(pdl)
         tips = [f"{mean['geomean']:.3f}× {name}, {mean['n']} problems" for mean in found.values()]
         chart.add(name, chart.axes.bar(centres, heights, width, 1.0, color=colour), colour, "bars", tips=tips)
-    words = [decade_words(decade_order(name)).replace(" to ", "–").strip().replace(" ", "\n") for name in names]
+    words = [decade_words(decade_order(name)).replace(" to ", "–").replace(" ", "\n") + "FLOP" for name in names]
     chart.axes.set_xticks(range(len(names)), words)
     chart.axes.grid(axis="x", visible=False)
     low, high = _extent(mean["geomean"] for found in means.values() for mean in found.values())

@@ -76,6 +76,7 @@ def render(run: ReportedRun) -> str:
         date=date_words(run.measured.get("date", "unknown")),
         facts=_facts(run),
         use=_use(run),
+        verdicts=[tune_tables.verdict(group, gpu) for group in run.groups],
         heat_maps=heat_maps,
         top_wins=top_wins,
         **{
@@ -99,22 +100,21 @@ def _payload(group: Group, charts: dict[str, Chart]) -> dict[str, Any]:
     }
 
 
-def _use(run: ReportedRun) -> tuple[str, str] | None:
-    """Return a sentence and the line of Python that uses the library of this run, or the packaged one."""
+def _use(run: ReportedRun) -> str | None:
+    """Return the line of Python that uses the library of this run, or the packaged one; None if the run has none."""
     library = run.result.path.parent / "library.json"
-    if run.run and library.is_file():
-        words = "This line makes outblas.matmul use the kernels of this run, on a GPU of the same kind:"
-        return words, f'import outblas; outblas.use_library("{library.as_posix()}")'
-    if run.run:
+    if run.tuned and not library.is_file():
         return None
-    words = "The packaged library is used from the start. This line makes torch.matmul use it, too:"
-    return words, "import outblas; outblas.enable()"
+    call = f'use_library("{library.as_posix()}")' if run.tuned else "enable()"
+    return f"import outblas; outblas.{call}"
 
 
 def _facts(run: ReportedRun) -> dict[str, Any]:
     facts: dict[str, Any] = {"suite": run.result.suite, "result file": run.result.path.name}
     facts |= {f: run.result.provenance.get(f) for f in PROVENANCE_FIELDS}
     facts |= _run_facts(run.run, facts)
+    if run.replayed:  # all but the command are the recording's
+        facts = {f"recorded: {f}" if f in PROVENANCE_FIELDS[:-1] else f: value for f, value in facts.items()}
     for column, name, unit in (("sm_clock_mhz", "SM clock", "MHz"), ("temperature_c", "temperature", "°C")):
         values = [row[column] for row in run.result.rows if row[column] is not None]
         if values:

@@ -7,13 +7,17 @@ from statistics import median
 from typing import Any
 
 from outblas.core.config import LAUNCHES
+from outblas.core.stats import LOSS_BELOW, geomean, losses
 from outblas.kernels.config_text import config_from_name
 from outblas.records.library_row import LibraryChoice
 from outblas.records.result_rows import Row
 from outblas_lab.pool.averages import figures_of, published_us, regime_order, torch_ratio
 from outblas_lab.pool.counters import counter_cells
 from outblas_lab.publish.html.run_data import Group, ReportedRun, kernel_words, shape, tflops
-from outblas_lab.publish.words import baseline_words, regime_words, short_config
+from outblas_lab.publish.words import ALL_RIVALS, baseline_words, regime_words, short_config
+
+#: A geometric mean this near to 1 is a draw: starts of the machine differ by as much.
+DRAW = 0.005
 
 #: What a row of results has under each heading.
 _CELLS: dict[str, Callable[[Row], Any]] = {
@@ -42,6 +46,27 @@ def flag(pdl: bool) -> str:
 def cells(rows: Sequence[Row], head: Sequence[str]) -> list[list[Any]]:
     """Return the cells of result rows under the headings of a table."""
     return [[_CELLS[heading](row) for heading in head] for row in rows]
+
+
+def verdict(group: Group, gpu: str) -> list[str]:
+    """Return for each launch option how fast its problems are in the mean, and how many are faster, level and slower.
+
+    Level is within 1%. The mean is of all problems, fall-backs too, e.g. ``"40 problems on NVIDIA H200, without PDL:
+    17.1% faster than the fastest of torch, cuBLAS and autotuned cuBLASLt in the geometric mean; 30 faster, 10 level,
+    0 slower."``
+    """
+    sentences = list[str]()
+    for pdl in group.pdls:
+        speedups = [r["published"] for r in group.of_pdl(pdl)]
+        mean = geomean(speedups)
+        change = f"{100 * abs(mean - 1):.1f}% {'faster' if mean > 1 else 'slower'}"
+        words, link = (f"level ({mean:.3f}×)", "with") if abs(mean - 1) < DRAW else (change, "than")
+        slower, faster = losses(speedups), sum(s > 1 / LOSS_BELOW for s in speedups)
+        counts = f"{faster} faster, {len(speedups) - faster - slower} level, {slower} slower"
+        problems = f"{len(speedups)} problem{'s' * (len(speedups) != 1)} on {gpu}, "
+        start, end = ("The same ", "") if sentences else (problems, f" {link} {ALL_RIVALS} in the geometric mean")
+        sentences.append(f"{start}{group.launch_name(pdl)}: {words}{end}; {counts}.")
+    return sentences
 
 
 def summary(group: Group) -> dict[bool, dict[str, Any]]:

@@ -24,14 +24,12 @@ from outblas_lab.publish.summary import VLLM, engine_rows
 from outblas_lab.publish.tables.any_shape_block import ANY_SHAPES, of_another_fit
 from outblas_lab.publish.tables.rival_tables import CUDA_L2, MODEL_STEPS, own_sums_ratios, read_model_steps
 from outblas_lab.publish.tables.whole_models_table import WHOLE_MODELS, by_context, model_words, read_whole_models
-from outblas_lab.publish.words import mean_in_words, table_lines
+from outblas_lab.publish.words import ALL_RIVALS, mean_in_words, table_lines
 
 SITE = "https://outblas.github.io/outblas"
 #: Decoder layers of Llama 3 8B.
 LAYERS = 32
 SPLIT_LAYERS = "tensor-parallel LLM layers, random M"
-#: Rivals of every bench, in words.
-ALL_RIVALS = "the fastest of torch, cuBLAS and autotuned cuBLASLt"
 #: (variant, figure, use, rival in words) of whole models.
 _OF_MODELS = (
     ("enable", "speedup", "`enable()`", "torch"),
@@ -127,7 +125,7 @@ def headline_table(rows: Sequence[HeadlineRow], folders: Sequence[Path] = (), li
         mean = mean_in_words(row.geomean, row.interval, row.bootstrap)
         weighted = "–" if row.flop_weighted is None else f"{row.flop_weighted:.3f}×"
         shown = f"[{use}]({SITE}/{row.page})" if linked else use
-        cells.append([_short(row.gpu), shown, row.problems, mean, weighted, f"{row.worst:.3f}×", row.below_098])
+        cells.append([short_name(row.gpu), shown, row.problems, mean, weighted, f"{row.worst:.3f}×", row.below_098])
     days = sorted({day for row in rows for day in row.days})
     when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
     drivers = ", ".join(sorted({driver for row in rows for driver in row.drivers}))
@@ -164,14 +162,14 @@ def _on_compile(folders: Sequence[Path]) -> Iterator[str]:
         found = [[row["variants"].get(name, {}).get("us") for name in ("compile", "optimize")] for row in data["rows"]]
         both = [(theirs[0], ours[0]) for theirs, ours in found if theirs and ours]
         won, of = sum(theirs < ours for theirs, ours in both), len(data["rows"])
-        gpu = _short(data["settings"]["gpu"])
+        gpu = short_name(data["settings"]["gpu"])
         slower = f"slower in {won} of the {len(both)} model steps timed with both on the {gpu} (of {of} steps)"
         parts.append(slower if both else f"not timed on the {gpu}")
     if parts:
         yield f"`optimize()` compared with torch.compile in mode max-autotune: {'; '.join(parts)}."
 
 
-def _short(gpu: str) -> str:
+def short_name(gpu: str) -> str:
     """Return a GPU's name for a table, e.g. ``H100`` for ``NVIDIA H100 80GB HBM3``."""
     return gpu.removeprefix("NVIDIA ").split(" ")[0]
 

@@ -232,8 +232,5 @@
       if (document.execCommand("copy")) { button.textContent = "Copied"; }
     });
   });
-  if (window.matchMedia("(max-width: 760px)").matches) {
-    all("details.method").forEach(function (part) { part.open = false; });
-  }
   root.dataset.ready = "true";
 })();
