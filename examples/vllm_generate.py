@@ -16,9 +16,6 @@ import subprocess
 import sys
 import time
 
-#: The plug-in logs the weights that it serves 15 seconds after the last new size.
-SETTLED_S = 20
-
 
 def generate(model: str, batch: int, new_tokens: int) -> None:
     """Print the speed of this process."""
@@ -33,7 +30,7 @@ def generate(model: str, batch: int, new_tokens: int) -> None:
     seconds = time.perf_counter() - begin
     print(f"\ntokens/s: {sum(len(answer.outputs[0].token_ids) for answer in answers) / seconds:.1f}", flush=True)
     if os.environ["OUTBLAS_VLLM"] == "1":
-        time.sleep(SETTLED_S)
+        time.sleep(20)  # the plug-in logs the weights that it serves 15 seconds after the last new size
 
 
 def run(variant: str, arguments: list[str]) -> float:

@@ -46,6 +46,8 @@ def test_the_cells_run_in_order(
         exec(compile(cell, "replay_demo.ipynb", "exec"), names)
     said = capsys.readouterr().out
     assert "2000 problems, 400 kernels" in said
+    assert "grid1000 " in said and "all products of a step of 8 rows" in said
+    assert "outblas_64_4096_64_tn_fp16_fp32_plain.cu" in said and "// Compile: nvcc " in said
     assert len(names["problems"]) == 4 and set(names["curves"]) == {*names["AGENTS"], "best recorded"}
     for agent in names["AGENTS"]:
         pairs = zip(names["curves"][agent], names["curves"]["best recorded"], strict=True)
