@@ -15,6 +15,7 @@ from outblas.tune.agents.agent_registry import agents
 from outblas_lab.compare.compare_result import figures, noise_regret, paired_gains
 from outblas_lab.publish.html.compare_page import curves, render_comparison
 from outblas_lab.publish.html.tune_page import write_report
+from outblas_lab.publish.palette import SHOWN_AGENTS
 from outblas_lab.publish.tables.compare_block import compare_block
 from outblas_lab.publish.tables.compare_picture import compare_svg
 from outblas_lab.publish.tables.publish_results import check_published, publish
@@ -45,13 +46,23 @@ def test_the_page_has_every_figure_and_asks_for_nothing(tmp_path: Path) -> None:
     assert write_report(c.path, tmp_path / "d.html").read_text(encoding="utf-8") == page
 
 
-def test_the_page_defines_first_and_shows_four_agents_until_asked(tmp_path: Path) -> None:
+def test_the_page_opens_with_the_best_agent_and_shows_four_of_many_until_asked(tmp_path: Path) -> None:
     levels = {"greedy": 0.5, "regressor": 0.05, "heuristic": 0.1, "tpe": 0.8, "random": 1.0}
+    levels |= {name: 1.1 for name in ("evolution", "surrogate", "nvmmh")}
     page = render_comparison(write_made(tmp_path / "c.parquet", levels))
-    assert page.index("How to read this") < page.index("Best agent") < page.index("<svg")
+    assert page.index("<strong>Best: regressor.</strong>") < page.index("Best agent") < page.index("<svg")
+    assert page.index("<svg") < page.index("Words on this page") < page.index("<dt>Quality")
     assert "<strong>regressor</strong>" in page and "outblas tune --agent regressor" in page
     boxes = re.findall(r"data-toggles='[\d ]+'( checked)?><i[^>]*></i>(\w+)", page)[: len(levels)]
-    assert {name: bool(ticked) for ticked, name in boxes} == {name: name != "greedy" for name in levels}
+    assert {name: bool(ticked) for ticked, name in boxes} == {name: name in SHOWN_AGENTS for name in levels}
+
+
+def test_a_few_agents_are_all_shown(tmp_path: Path) -> None:
+    """A reader asked for each of them, and each has a colour of its own."""
+    levels = {"greedy": 0.5, "regressor": 0.05, "heuristic": 0.1, "tpe": 0.8, "random": 1.0}
+    page = render_comparison(write_made(tmp_path / "c.parquet", levels))
+    boxes = re.findall(r"data-toggles='[\d ]+'( checked)?><i[^>]*></i>(\w+)", page)[: len(levels)]
+    assert {name for ticked, name in boxes if ticked} == set(levels)
 
 
 def test_the_curve_draws_the_interval_of_every_agent(tmp_path: Path) -> None:
@@ -108,20 +119,21 @@ def test_the_picture_draws_four_agents_in_colour_and_the_rest_in_grey(tmp_path: 
 
 
 def test_the_picture_names_its_axes_and_the_ends_of_its_lines(tmp_path: Path) -> None:
-    c = write_made(
-        tmp_path / "c.parquet", {"random": 1.0, "tpe": 0.8, "greedy": 0.5, "heuristic": 0.1, "regressor": 0.02}
-    )
+    levels = {"random": 1.0, "tpe": 0.8, "greedy": 0.5, "heuristic": 0.1, "regressor": 0.02}
+    levels |= {f"grey{i}": 1.1 + 0.1 * i for i in range(8)}
+    c = write_made(tmp_path / "c.parquet", levels)
     root = ElementTree.fromstring(compare_svg(c))
     texts = [t.text for t in root.iter(f"{SVG}text")]
-    assert {"split shapes", "split families", "measurements", "best time / time of the choice"} <= set(texts)
-    assert any(text.endswith("grey: 1 other agent") for text in texts)
+    assert {"shapes", "families", "measurements of a problem", "share of the best speed"} <= set(texts)
+    assert any((text or "").startswith("1.00: the agent's kernel is the fastest recorded one") for text in texts)
     names = of_class(root, "name")
-    assert sorted(text_of(one) for one in names) == sorted(["regressor", "heuristic", "tpe", "random"] * 2)
-    for panel in (names[:4], names[4:]):
-        assert [text_of(one) for one in panel] == ["regressor", "heuristic", "tpe", "random"], "the best ends highest"
-        heights = [float(next(one.iter(f"{SVG}text")).get("y", "")) for one in panel]
-        assert all(b - a >= 12 for a, b in pairwise(heights)), "names do not overlap"
-    ends = [corners(one)[-1] for one in of_class(root, "line")]
+    assert [text_of(one) for one in names] == sorted(levels, key=levels.__getitem__), "all, and the best ends highest"
+    heights = [float(next(one.iter(f"{SVG}text")).get("y", "")) for one in names]
+    assert all(b - a >= 15 for a, b in pairwise(heights)), "names do not overlap"
+    width = float(root.get("width", ""))
+    assert all(float(next(one.iter(f"{SVG}text")).get("x", "")) < 0.8 * width for one in names)
+    ends = [corners(one)[-1] for name in ("line", "quiet") for one in of_class(root, name)]
+    ends = [end for end in ends if end[0] == max(x for x, _ in ends)]
     starts = [corners(one)[-1] for one in of_class(root, "leader")]
     assert len(starts) == len(ends) == len(names)
     for end, start in zip(sorted(ends), sorted(starts), strict=True):
@@ -137,7 +149,7 @@ def test_the_noise_floor_is_drawn_and_named(tmp_path: Path) -> None:
         about["noise_floor"] = 0.995
     root = ElementTree.fromstring(compare_svg(c))
     assert len(of_class(root, "noise")) == len(c.splits)
-    assert any("noise floor" in (t.text or "") for t in root.iter(f"{SVG}text"))
+    assert any("Dashed: noise" in (t.text or "") for t in root.iter(f"{SVG}text"))
     (line,) = [s for s in curves(c, "shapes", figures(c, "shapes")).series if s.name == "noise floor"]
     assert set(line.artists[0].get_ydata()) == {0.995}
     assert noise_regret(c) == pytest.approx(1 / 0.995 - 1, abs=1e-6)
@@ -160,7 +172,10 @@ def test_the_block_credits_a_method_with_what_its_ablation_shows(tmp_path: Path)
 
 def test_without_the_four_agents_the_first_ones_stand_out(tmp_path: Path) -> None:
     root = ElementTree.fromstring(compare_svg(write_made(tmp_path / "c.parquet", LEVEL)))
-    assert {text_of(one) for one in of_class(root, "name")} == set(list(LEVEL)[:4])
+    bold = {
+        text_of(one) for one in of_class(root, "name") if "font-weight: 700" in ElementTree.tostring(one, "unicode")
+    }
+    assert bold == set(list(LEVEL)[:4])
 
 
 @pytest.fixture
@@ -176,7 +191,7 @@ def published(tmp_path: Path) -> tuple[Path, Path]:
 def test_without_a_comparison_nothing_is_published_of_it(published: tuple[Path, Path]) -> None:
     folder, root = published
     picture, agents = root / "docs/img/speedup.svg", root / "docs/search/agents.md"
-    assert publish(*published) == [folder / "summary.json", picture, agents]
+    assert publish(*published) == [folder / "summary.json", picture, picture.with_name("headline.svg"), agents]
     assert "Split" not in agents.read_text() and not picture.with_name("compare.svg").exists()
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
@@ -9,6 +10,9 @@ import pytest
 from outblas.core.errors import RecordError
 from outblas.records.results import read_result, write_result
 from outblas_lab.publish.palette import ratio_ticks
+from outblas_lab.publish.tables.gpu_folders import name_of_gpu
+from outblas_lab.publish.tables.headline import headline_rows
+from outblas_lab.publish.tables.headline_picture import headline_svg
 from outblas_lab.publish.tables.publish_results import _listed_blocks, check_published, publish
 from support.bench_fixture import META, make_rows, write_bench
 
@@ -45,7 +49,8 @@ def published(tmp_path):
 def test_publishing_writes_every_page_that_is_there_and_twice_the_same_bytes(published):
     folder, root = published
     pages = ["README.md", "docs/results/tables.md", "docs/use/when-not.md"]
-    files = {folder / "summary.json", root / "docs/img/speedup.svg", *(root / name for name in pages)}
+    pictures = {root / "docs/img" / name for name in ("speedup.svg", "headline.svg")}
+    files = {folder / "summary.json", *pictures, *(root / name for name in pages)}
     assert len(check_published(*published)) == len(files)
     assert set(publish(*published)) == files
     first = {path: path.read_bytes() for path in files}
@@ -204,9 +209,15 @@ def test_the_picture_draws_every_row_and_tells_its_means(published):
     lines = [one for one in root.iter(f"{space}g") if one.get("class") in ("on", "off")]
     assert sum(len(re.findall("[ML]", line.find(f"{space}path").get("d"))) for line in lines) == 128
     assert {line.get("class") for line in lines} == {"on", "off"}
-    launch = [r["by_regime"]["launch"]["geomean"] for r in json.loads((directory / "summary.json").read_text())]
     texts = [t.text for t in root.iter(f"{space}text")]
-    assert f"geometric mean {launch[0]:.3f}× / {launch[1]:.3f}×" in texts
+    assert {"speed-up, log scale", "share of the problems, sorted by speed-up"} <= set(texts)
+    assert "NVIDIA H200 (test fixture), 2 January 2000" in texts, "a date, no time stamp"
+    rows = read_result(directory / "grid.parquet").rows
+    for r in json.loads((directory / "summary.json").read_text()):
+        name = "with PDL" if r["pdl"] else "without PDL"
+        most = max(row["published"] for row in rows if row["pdl"] is r["pdl"])
+        assert f"{name}: geometric mean {r['geomean']:.3f}×, from {r['min']:.3f}× to {most:.3f}×" in texts
+        assert f"{r['by_regime']['launch']['geomean']:.3f}× {name}" in texts, "a curve's own label"
     assert "prefers-color-scheme: dark" in root.find(f"{space}style").text
 
 
@@ -215,7 +226,38 @@ def test_the_picture_prefers_the_headline_suite(published):
     rows = [{**r, "layout": "NN"} for r in make_rows((64,))]
     write_result(rows, META, directory / "a_first_by_name.parquet")
     publish(*published)
-    assert "grid1000 TN, fp16" in picture.read_text()
+    assert "64 problems of grid1000, TN, fp16, fp32 sums, offline" in picture.read_text()
+
+
+@pytest.mark.parametrize("name", ["speedup", "headline"])
+def test_the_text_of_a_picture_is_legible_at_400_pixels(published, name):
+    publish(*published)
+    root = ElementTree.fromstring((published[1] / f"docs/img/{name}.svg").read_text())
+    styles = [t.get("style") for t in root.iter("{http://www.w3.org/2000/svg}text")]
+    sizes = [float(re.search(r"font(?:-size)?:[^;]*?([\d.]+)px", style)[1]) for style in styles]
+    assert sizes and min(sizes) * 400 / float(root.get("width")) >= 9
+
+
+def test_every_gpu_has_its_picture_above_its_table(two_gpus):
+    folder, root, other = two_gpus
+    publish(folder, root)
+    own = root / f"docs/img/speedup-{other.name}.svg"
+    assert name_of_gpu(other) in own.read_text() != (root / "docs/img/speedup.svg").read_text()
+    first, second = (root / "docs/results/tables.md").read_text().split("\n## ")[1:]
+    assert "(../img/speedup.svg)" in first and f"(../img/{own.name})" in second
+
+
+def test_the_bars_have_every_row_of_the_small_table(published):
+    folder, root = published
+    rows = headline_rows(folder, [read_result(folder / "grid.parquet")])
+    below = [replace(row, use="worse", geomean=0.9, rival="torch") for row in rows]
+    elsewhere = [replace(row, gpu="NVIDIA H100 80GB HBM3", geomean=1.25) for row in rows]
+    shown = [*rows, *below, *elsewhere]
+    texts = [t.text for t in ElementTree.fromstring(headline_svg(shown)).iter("{http://www.w3.org/2000/svg}text")]
+    assert texts.count("over the fastest of torch, cuBLAS and autotuned cuBLASLt") == texts.count("over torch") == 1
+    assert texts.count("H200") == texts.count("H100") == 1 and {"worse", "64 problems of grid1000"} <= set(texts)
+    for row in shown:
+        assert f"{row.geomean:.3f}×" in texts
 
 
 def test_a_result_file_that_lacks_a_field_is_one_error_and_nothing_is_written(published):

@@ -6,7 +6,7 @@ import hashlib
 import io
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from html import escape
 from typing import Any
@@ -15,12 +15,13 @@ from outblas.core.install_hint import needed
 from outblas_lab.publish.palette import GREY, GRID, INK
 
 SOFT, QUIET = "#57606a", "#c4cad0"
+#: Size of a picture's text in points. A picture is 640 points wide, and a page may show it at 400 pixels: 9 are left.
+PICTURE_SIZE = 15
 _STYLE: dict[str, Any] = {
     "svg.fonttype": "none",
     "text.parse_math": False,  # a name may hold dollar signs
     "path.simplify": False,  # a page's script finds every point of a line
     "figure.dpi": 72,  # one unit of the SVG is one point
-    "font.size": 12,
     "text.color": INK,
     "axes.edgecolor": GREY,
     "axes.labelcolor": SOFT,
@@ -54,8 +55,11 @@ _LEFT_OUT = (
 
 
 @contextmanager
-def drawing() -> Iterator[None]:
+def drawing(size: int = 12) -> Iterator[None]:
     """Give Matplotlib the style of all figures; they are made and saved within. It is a decorator, too.
+
+    Args:
+        size: of texts, in points.
 
     Raises:
         ToolchainMissing: Matplotlib is not installed.
@@ -63,7 +67,7 @@ def drawing() -> Iterator[None]:
     matplotlib = needed("matplotlib", "Matplotlib", "report")
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
-        matplotlib.rcParams.update(_STYLE)
+        matplotlib.rcParams.update({**_STYLE, "font.size": size})
         yield
 
 
@@ -92,20 +96,31 @@ def svg_content(figure: Any, name: str) -> str:
     ).strip()
 
 
-def picture(figure: Any, title: str, below: str, description: str, drawn: Any) -> str:
+def outer_ticks_within(ticks: Sequence[Any]) -> None:
+    """Align the labels of the first and the last tick to the inside, so that panels beside each other stay apart."""
+    for tick, side in ((ticks[0], "left"), (ticks[-1], "right")):
+        tick.label1.set_horizontalalignment(side)
+
+
+def picture(figure: Any, title: str, below: Sequence[str], description: str, drawn: Any) -> str:
     """Return a whole SVG file on a card: its colours follow the reader's preference for light or dark.
 
     Args:
-        figure: a ``matplotlib.figure.Figure`` of 72 dots per inch, with room for two lines of text at its top.
+        figure: a ``matplotlib.figure.Figure`` of 72 dots per inch, with room at its top for the texts.
+        below: lines below the title.
         description: the figure in words, for who cannot see it.
         drawn: JSON of all that is drawn, whose digest tells whether a picture is current.
     """
     width, height = (round(72 * inches) for inches in figure.get_size_inches())
-    digest = hashlib.sha256(json.dumps([title, below, description, drawn]).encode()).hexdigest()
+    digest = hashlib.sha256(json.dumps([title, list(below), description, drawn]).encode()).hexdigest()
     dark = "".join(
         f'[style*="{kind}: {light}"] {{ {kind}: {colour} !important; }} '
         for light, colour in _DARK.items()
         for kind in ("fill", "stroke")
+    )
+    lines = "\n".join(
+        f'<text x="20" y="{56 + 21 * place}" style="font-size: {PICTURE_SIZE}px; fill: {SOFT}">{escape(line)}</text>'
+        for place, line in enumerate(below)
     )
     font = 'system-ui, -apple-system, "Segoe UI", "DejaVu Sans", sans-serif'
     return f"""\
@@ -115,8 +130,8 @@ width="{width}" height="{height}" role="img" aria-labelledby="t d" data-drawn="{
 <style>text {{ font-family: {font} !important; }} path, use {{ stroke-linejoin: round; }}
 @media (prefers-color-scheme: dark) {{ {dark}}}</style>
 <rect x="0.5" y="0.5" width="{width - 1}" height="{height - 1}" rx="10" style="fill: #ffffff; stroke: #d0d7de"/>
-<text x="20" y="32" style="font-size: 17px; font-weight: 600; fill: {INK}">{escape(title)}</text>
-<text x="20" y="54" style="font-size: 13px; fill: {SOFT}">{escape(below)}</text>
+<text x="20" y="32" style="font-size: 18px; font-weight: 600; fill: {INK}">{escape(title)}</text>
+{lines}
 {svg_content(figure, "picture")}
 </svg>
 """

@@ -1,6 +1,6 @@
 """The published picture of a comparison of agents: quality by measurements as SVG, a panel per split.
 
-Four agents stand out, and their names stand at the ends of their lines. The others are grey.
+Some agents stand out, the others are grey. All names stand beside the last panel, in the order of its lines' ends.
 """
 
 from __future__ import annotations
@@ -9,29 +9,28 @@ import math
 from typing import Any
 
 from outblas_lab.compare.compare_result import Comparison, Figure, figures
-from outblas_lab.publish.drawing import QUIET, SOFT, drawing, picture
-from outblas_lab.publish.palette import AGENT_COLOURS, GREY, shown_agents
+from outblas_lab.publish.drawing import PICTURE_SIZE, QUIET, SOFT, drawing, outer_ticks_within, picture
+from outblas_lab.publish.palette import AGENT_COLOURS, shown_agents
 from outblas_lab.publish.words import date_words
 
-#: The least distance of two names, as a share of the height of a panel.
-NAME_STEP = 0.055
 
-
-@drawing()
+@drawing(PICTURE_SIZE)
 def compare_svg(comparison: Comparison) -> str:
     """Return the curves of every split as SVG text."""
     from matplotlib.figure import Figure as Canvas
 
     made = {split: figures(comparison, split) for split in comparison.splits}
     low = max(0.0, math.floor(20 * min(f.low for of_split in made.values() for f in of_split.values())) / 20)
-    canvas = Canvas(figsize=(960 / 72, 440 / 72))
+    canvas = Canvas(figsize=(640 / 72, 480 / 72))
     axes = canvas.subplots(1, len(made), sharey=True, squeeze=False)[0]
-    canvas.subplots_adjust(left=0.085, right=0.905, top=0.77, bottom=0.13, wspace=0.42)
+    canvas.subplots_adjust(left=0.12, right=0.74, top=0.71, bottom=0.12, wspace=0.12)
     for ax, (split, of_split) in zip(axes, made.items(), strict=True):
         ax.set(xlim=(0, len(comparison.budgets) - 1), ylim=(low, 1.0))
         _panel(ax, comparison, split, of_split)
-    axes[0].set_ylabel("best time / time of the choice")
-    canvas.text(0.5, 0.02, "measurements", ha="center", color=SOFT)
+    axes[0].set_ylabel("share of the best speed")
+    canvas.text(0.43, 0.02, "measurements of a problem", ha="center", color=SOFT)
+    last, budget = made[comparison.splits[-1]], comparison.budgets[-1]
+    _name_ends(axes[-1], {agent: last[agent, budget].quality for agent in comparison.agents}, comparison.agents)
     words = [
         f"{split} {agent}: " + ", ".join(f"{of_split[agent, b].quality:.3f} at {b}" for b in comparison.budgets)
         for split, of_split in made.items()
@@ -42,16 +41,16 @@ def compare_svg(comparison: Comparison) -> str:
         for split, of_split in made.items()
         for (agent, budget), f in of_split.items()
     ]
-    where = f"recording of {comparison.measured['gpu']}, {date_words(comparison.measured['date'])}"
     title = f"Agents on held-out problems of {comparison.meta['suite']}"
-    return picture(canvas, title, f"{where}; {_key(comparison)}", "Geometric means. " + "; ".join(words) + ".", drawn)
+    where = f"Recording of {comparison.measured['gpu']}, {date_words(comparison.measured['date'])}."
+    return picture(canvas, title, [where, *_key(comparison)], "Geometric means. " + "; ".join(words) + ".", drawn)
 
 
 def _panel(ax: Any, comparison: Comparison, split: str, made: dict[tuple[str, int], Figure]) -> None:
     budgets, shown = comparison.budgets, shown_agents(comparison.agents)
     places = range(len(budgets))
-    ax.set_title(f"split {split}", loc="left", size=13)
-    ax.set_xticks(places, map(str, budgets))
+    ax.set_title(split, loc="left", size=PICTURE_SIZE)
+    outer_ticks_within(ax.set_xticks(places[::2], [str(budget) for budget in budgets[::2]]))
     ax.grid(axis="x", visible=False)
     floor = comparison.meta["splits"][split].get("noise_floor")
     if floor is not None:
@@ -63,37 +62,29 @@ def _panel(ax: Any, comparison: Comparison, split: str, made: dict[tuple[str, in
             ax.plot(places, qualities, color=QUIET, linewidth=1.3, zorder=1.8, gid="class-quiet")
             continue
         colour = AGENT_COLOURS[shown.index(agent)]
-        ax.fill_between(
-            places,
-            [f.low for f in mine],
-            [f.high for f in mine],
-            color=colour,
-            alpha=0.15,
-            linewidth=0,
-            gid="class-band",
-        )
+        low, high = [f.low for f in mine], [f.high for f in mine]
+        ax.fill_between(places, low, high, color=colour, alpha=0.15, linewidth=0, gid="class-band")
         ax.plot(places, qualities, color=colour, clip_on=False, gid="class-line")
-    _name_ends(ax, {agent: made[agent, budgets[-1]].quality for agent in shown}, shown)
 
 
-def _name_ends(ax: Any, ends: dict[str, float], shown: tuple[str, ...]) -> None:
-    """Write the names at the ends of the lines, moved apart, with a leader from each end."""
-    low, high = ax.get_ylim()
-    lowest = 1 + NAME_STEP
-    for agent in sorted(ends, key=lambda name: -ends[name]):
-        end = (ends[agent] - low) / (high - low)
-        lowest = min(end, lowest - NAME_STEP)
-        leader = {"arrowstyle": "-", "color": GREY, "shrinkA": 0, "shrinkB": 0, "relpos": (0, 0.5)}
+def _name_ends(ax: Any, ends: dict[str, float], agents: tuple[str, ...]) -> None:
+    """Write the names beside the panel at equal distances, the best first, with a leader from each line's end."""
+    (low, high), shown = ax.get_ylim(), shown_agents(agents)
+    leader = {"arrowstyle": "-", "color": QUIET, "shrinkA": 0, "shrinkB": 0, "relpos": (0, 0.5)}
+    for place, agent in enumerate(sorted(ends, key=lambda name: -ends[name])):
+        at, end = 1 - place / max(len(ends) - 1, 8), (ends[agent] - low) / (high - low)
         name = ax.annotate(
-            agent, (1, end), (1.05, lowest), xycoords="axes fraction", arrowprops=leader, va="center", gid="class-name"
+            agent, (1, end), (1.2, at), xycoords="axes fraction", arrowprops=leader, va="center", gid="class-name"
         )
         name.arrow_patch.set_gid("class-leader")
-        name.set(color=AGENT_COLOURS[shown.index(agent)], weight="bold")
+        colour, weight = (AGENT_COLOURS[shown.index(agent)], "bold") if agent in shown else (SOFT, "normal")
+        name.set(color=colour, weight=weight)
 
 
-def _key(comparison: Comparison) -> str:
-    """Return the meaning of bands and grey lines in words."""
-    others = len(comparison.agents) - len(shown_agents(comparison.agents))
-    grey = f"; grey: {others} other agent{'' if others == 1 else 's'}" if others else ""
+def _key(comparison: Comparison) -> list[str]:
+    """Return the meaning of the axis, the bands and the dashed line in words."""
     floors = all("noise_floor" in about for about in comparison.meta["splits"].values())
-    return f"bands: 95% intervals{grey}{'; dashed: the noise floor of the recording' if floors else ''}"
+    return [
+        "1.00: the agent's kernel is the fastest recorded one, in the geometric mean.",
+        f"A panel per kind of held-out problem. Bands: 95% intervals.{' Dashed: noise.' if floors else ''}",
+    ]

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
 import pkgutil
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from outblas.core.config import KernelConfig, knob_schema
 from outblas.core.errors import OutblasError, RecordError
@@ -42,6 +42,7 @@ from outblas_lab.publish.tables.compare_block import (
 from outblas_lab.publish.tables.compare_picture import compare_svg
 from outblas_lab.publish.tables.gpu_folders import gpu_folders, name_of_gpu, refuse_files_of_another_gpu
 from outblas_lab.publish.tables.headline import HeadlineRow, headline_rows, headline_table, short_rows
+from outblas_lab.publish.tables.headline_picture import headline_svg
 from outblas_lab.publish.tables.rival_tables import (
     AMPERE,
     CUDA_L2,
@@ -57,6 +58,7 @@ from outblas_lab.publish.tables.whole_models_table import WHOLE_MODELS, vllm_blo
 from outblas_lab.publish.words import table_lines
 
 PICTURES = Path("docs/img")
+HEADLINE_IMAGE = "![Geometric mean of the speed-ups, by use, rival and GPU](../img/headline.svg)"
 #: Of ``benchmarks/profile_regimes.py``, beside the result files.
 COUNTERS = "ncu.json"
 
@@ -110,9 +112,9 @@ def generated_blocks(measured: Measured, *beside: Measured) -> dict[tuple[str, s
     compared = comparison_of(folder)
     blocks: dict[tuple[str, str], Callable[[], str]] = {
         ("README.md", "results"): lambda: _headline(gpus, short_rows, linked=False),
-        ("docs/results/index.md", "results"): lambda: _headline(gpus, headline_rows),
+        ("docs/results/index.md", "results"): lambda: f"{HEADLINE_IMAGE}\n\n{_headline(gpus, headline_rows)}",
         ("docs/results/tables.md", "tables"): lambda: _each(
-            benched, lambda gpu: markdown_table(gpu.summary, [*notes_of_rows(gpu.results), *_notes(gpu)]), "## "
+            benched, functools.partial(_table_with_picture, folder), "## "
         ),
         ("docs/results/whole-models.md", "transformer"): lambda: _each_with(MODEL_STEPS, gpus, transformer_table),
         ("docs/results/whole-models.md", "whole_models"): lambda: _each_with(WHOLE_MODELS, gpus, whole_models_block),
@@ -188,6 +190,18 @@ def _any_shapes(gpus: Sequence[Measured]) -> str:
     return _each(there or gpus[:1], lambda gpu: texts[gpu.folder])
 
 
+def _table_with_picture(first: Path, gpu: Measured) -> str:
+    """Return all rows of a GPU below its picture of speed-ups."""
+    picture = f"![Sorted speed-ups on the {name_of_gpu(gpu.folder)}](../img/{_speedup_name(gpu, first)})"
+    table = markdown_table(gpu.summary, [*notes_of_rows(gpu.results), *_notes(gpu)])
+    return f"{picture}\n\n{table}"
+
+
+def _speedup_name(gpu: Measured, first: Path) -> str:
+    """Return the file name of a GPU's picture; the first GPU's is in README.md."""
+    return "speedup.svg" if gpu.folder == first else f"speedup-{gpu.folder.name}.svg"
+
+
 def _weak(gpus: Sequence[Measured]) -> str:
     """Return where OutBLAS does not pay, by GPU."""
     ends = [f" on {name_of_gpu(gpu.folder)}" if len(gpus) > 1 else "" for gpu in gpus]
@@ -212,7 +226,10 @@ def _wanted(folder: Path, root: Path) -> dict[Path, str]:
         for gpu in (measured, *beside)
         if gpu.results
     }
-    pictures = {"speedup.svg": picture_text(measured)}
+    pictures = {_speedup_name(gpu, folder): picture_text(gpu) for gpu in (measured, *beside) if gpu.results}
+    rows = [row for gpu in (measured, *beside) for row in headline_rows(gpu.folder, gpu.results)]
+    if rows:
+        pictures["headline.svg"] = headline_svg(rows)
     compared = comparison_of(folder)
     if compared is not None:
         pictures[COMPARE_PICTURE] = compare_svg(read_comparison(compared))
@@ -267,18 +284,14 @@ def picture_text(measured: Measured) -> str:
 
     Of several files with it the one with most rows counts.
     """
-    best: Any = None
-    for result in measured.results:
-        for row in result.rows:
-            key = tuple(row[c] for c in ("layout", "dtype", "acc", "mode"))
-            rank = (result.suite != "grid1000", key != ("TN", "fp16", "fp32", "offline"), -len(result.rows))
-            if best is None or rank < best[0]:
-                best = (rank, result, key)
-    assert best is not None, "bench_files gives at least one file, read_result at least one row"
-    _, result, key = best
-    kind = (*key, False)  # without and with PDL: constant weights are the table's
-    rows = [r for r in result.rows if tuple(r[c] for c in ("layout", "dtype", "acc", "mode", "early")) == kind]
-    return speedup_svg(result, rows)
+    kind_of = operator.itemgetter("layout", "dtype", "acc", "mode")
+    usual = ("TN", "fp16", "fp32", "offline")
+    result, kind = min(
+        ((result, kind) for result in measured.results for kind in dict.fromkeys(map(kind_of, result.rows))),
+        key=lambda found: (found[0].suite != "grid1000", found[1] != usual, -len(found[0].rows)),
+    )
+    # Without and with PDL: constant weights are the table's.
+    return speedup_svg(result, [row for row in result.rows if kind_of(row) == kind and not row["early"]])
 
 
 def knob_table(family: str) -> str:
