@@ -2,20 +2,23 @@
 
 Command:
 
-    python benchmarks/batch_invariance.py [--weights 12] [--batches 32] [--out results/<gpu>/batch_invariance.json]
+    python benchmarks/batch_invariance.py [--weights 12] [--batches 32] [--vllm] [--out results/<gpu>/FILE]
 
-Result file: results/<gpu>/batch_invariance.json. Needs a GPU. Triton is optional; without it its lines are left out.
+Result file: results/<gpu>/batch_invariance.json, with ``--vllm`` batch_invariance_vllm.json. Needs a GPU. Triton is
+optional; without it its lines are left out.
 
 The weights are drawn from suite llm in turns with random ones, half of whose rows are no multiple of 16 bytes. For each
 weight the gate of ``outblas_lab.pool.batch_invariance`` compares rows bit by bit over drawn M from 1 to 8192. It judges
-``outblas.matmul(batch_invariant=True)``, torch.matmul with its default switches, and a persistent matmul in Triton
-(``benchmarks/rivals/triton_persistent.py``). Then all three are timed at a few M, in the same interleaved rounds.
-OutBLAS' kernel in the rounds is the one that the call predicts to be fastest. An interrupted run resumes.
+``outblas.matmul(batch_invariant=True)``, torch.matmul, and a persistent matmul in Triton
+(``benchmarks/rivals/triton_persistent.py``). torch.matmul has its default switches, or with ``--vllm`` those that vLLM
+0.26.0 sets on Hopper with ``VLLM_BATCH_INVARIANT=1``. Then all three are timed at a few M, in the same interleaved
+rounds. OutBLAS' kernel in the rounds is the one that the call predicts to be fastest. An interrupted run resumes.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -58,13 +61,23 @@ def weights(count: int, seed: int = SEED) -> Iterator[Problem]:
         yield Problem(1, n, k, layout, dtype)  # type: ignore[arg-type]
 
 
-def products() -> dict[str, Callable[[Any, Any], Any]]:
-    """Return who -> product of two CUDA matrices; ``triton`` only if it is installed."""
+def switch_as_vllm() -> None:
+    """Switch split K off, as vLLM does on Hopper; before the process's first product, which fixes the workspaces."""
+    import torch
+
+    os.environ |= {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLASLT_WORKSPACE_SIZE": "1"}
+    switches: Any = torch.backends.cuda.matmul
+    switches.allow_fp16_reduced_precision_reduction = switches.allow_bf16_reduced_precision_reduction = (False, False)
+    torch.backends.cuda.preferred_blas_library("cublaslt")
+
+
+def products(rival: str) -> dict[str, Callable[[Any, Any], Any]]:
+    """Return who -> product of two CUDA matrices; `rival` names torch's. ``triton`` is there if installed."""
     import torch
 
     from outblas.dispatch.matmul import matmul
 
-    found = {"outblas": lambda a, b: matmul(a, b, batch_invariant=True), "torch": torch.matmul}
+    found = {"outblas": lambda a, b: matmul(a, b, batch_invariant=True), rival: torch.matmul}
     try:
         from rivals.triton_persistent import multiply
     except ImportError:
@@ -101,6 +114,11 @@ class IntoOutput:
 def times(problem: Problem, who: Sequence[str], gpu: Any) -> dict[str, Any]:
     """Return the kernel of OutBLAS, and who -> median time in microseconds.
 
+    Args:
+        problem: with one of the timed M.
+        who: keys of :func:`products`.
+        gpu: the GPU.
+
     Raises:
         DeviceError: no kernel of the weight's order is legal.
     """
@@ -115,7 +133,7 @@ def times(problem: Problem, who: Sequence[str], gpu: Any) -> dict[str, Any]:
         raise DeviceError(f"no kernel of one order for {problem.key}", "a legal one", "leave this weight out")
     with GpuClock(problem, 0, seed=SEED + 1, gpu=gpu) as bench:
         entries: dict[str, Any] = {"outblas": load_kernel(problem, config)[0]}
-        entries["torch"] = IntoOutput("torch", torch.matmul, bench.torch_stream)
+        entries[who[1]] = IntoOutput(who[1], torch.matmul, bench.torch_stream)
         if "triton" in who:
             from rivals.triton_persistent import multiply
 
@@ -124,12 +142,12 @@ def times(problem: Problem, who: Sequence[str], gpu: Any) -> dict[str, Any]:
     return {"m": problem.m, "config": config_name(config), "us": {name: t.median_us for name, t in measured.items()}}
 
 
-def measure_weight(weight: Problem, batches: int, timed: Sequence[int], gpu: Any) -> dict[str, Any]:
+def measure_weight(weight: Problem, batches: int, timed: Sequence[int], gpu: Any, rival: str) -> dict[str, Any]:
     """Return the verdicts and the times of one weight."""
     found: dict[str, Any] = {"weight": weight.key, "n": weight.n, "k": weight.k}
     found |= {"order": summation_of_weight(weight, gpu), "verdicts": {}}
     drawn = drawn_batches(batches, SEED, MOST_ROWS)
-    each = products()
+    each = products(rival)
     for who, product in each.items():
         verdict = check_batch_invariance(product, weight, drawn, seed=SEED)
         found["verdicts"][who] = {"invariant": verdict.status is Status.PASSED, "detail": verdict.detail}
@@ -161,7 +179,7 @@ def _speedups(name: str, rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     return {m: round(ratio, 4) for m, ratio in [*found.items(), ("all", geomean([ratio for _, ratio in ratios]))]}
 
 
-def measure(count: int, batches: int, out: Path) -> dict[str, Any]:
+def measure(count: int, batches: int, out: Path, rival: str = "torch") -> dict[str, Any]:
     """Judge and time all weights that the journal does not have, and write the result file."""
     from outblas.runtime.device import gpu_of_device
 
@@ -171,7 +189,7 @@ def measure(count: int, batches: int, out: Path) -> dict[str, Any]:
 
     def rows_of(keys: list[str]) -> Iterator[dict[str, Any]]:
         for key in keys:
-            yield measure_weight(by_key[key], batches, TIMED, gpu)
+            yield measure_weight(by_key[key], batches, TIMED, gpu, rival)
 
     def content(rows: list[dict[str, Any]]) -> dict[str, Any]:
         about = collect_provenance(script_command("benchmarks/batch_invariance.py"))
@@ -188,10 +206,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--weights", type=int, default=12, help="number of weights")
     parser.add_argument("--batches", type=int, default=32, help="drawn M of the gate, in addition to the edges")
-    parser.add_argument("--out", type=Path, default=result_file("batch_invariance.json"))
+    parser.add_argument("--vllm", action="store_true", help="torch as vLLM's batch-invariant mode sets it on Hopper")
+    parser.add_argument("--out", type=Path)
     options = parser.parse_args(arguments)
+    if options.vllm:
+        switch_as_vllm()
+    out = options.out or result_file(f"batch_invariance{'_vllm' if options.vllm else ''}.json")
     try:
-        result = measure(options.weights, options.batches, options.out)
+        result = measure(options.weights, options.batches, out, "vllm" if options.vllm else "torch")
     except OutblasError as error:
         sys.exit(f"error: {error}")
     for name, count in result["means"]["invariant"].items():
@@ -199,7 +221,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for group, others in result["means"]["speedup_over"].items():
         for name, by_m in others.items():
             print(f"{group}, over {name}: {', '.join(f'M {m} {value:.3f}' for m, value in by_m.items())}")
-    print(f"result: {options.out}")
+    print(f"result: {out}")
 
 
 if __name__ == "__main__":
