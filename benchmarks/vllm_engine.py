@@ -220,6 +220,7 @@ def run_model(
         made |= run_process(model, variant, arguments, gpu)
         made["seconds"] = time.perf_counter() - begun
         made["provenance"] = collect_provenance(script_command("benchmarks/vllm_engine.py"), None)
+        made["provenance"] |= {name: known["provenance"][name] for name in ("gpu", "driver")}
         with writing:
             others = [one for one in entry["processes"] if (one["pair"], one["variant"]) != (pair, variant)]
             with form_of(out):

@@ -56,8 +56,9 @@ def command(tmp_path: Path, *program: str, options: Sequence[str] = ()) -> list[
 #: JSON list: the folder, the arguments, and a signal to send once the program has printed "ready" (0: none).
 #: The answer is the exit status of the fork, negative for a signal.
 WARM = """
-import json, os, runpy, sys, time
+import json, os, runpy, signal, sys, time
 import torch, outblas.records.captured_products
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it
 for line in sys.stdin:
     folder, arguments, number = json.loads(line)
     sys.stdout.flush()

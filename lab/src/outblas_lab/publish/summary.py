@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -132,6 +132,12 @@ def use_json(path: Path, made_by: str, use: Callable[[dict[str, Any]], _T], form
         raise RecordError(wrong, f"a file from {made_by}", do) from error
 
 
+def engine_provenance(data: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the provenance of a model's last process: models of one file may be of different days and commits."""
+    last = entry["processes"][-1].get("provenance", {})
+    return {**data["provenance"], **{field: value for field, value in last.items() if value is not None}}
+
+
 def engine_rows(directory: str | os.PathLike[str]) -> list[Row]:
     """Return rows of inference engines: for each model and mode the mean and the least ratio of speed with OutBLAS.
 
@@ -142,13 +148,15 @@ def engine_rows(directory: str | os.PathLike[str]) -> list[Row]:
     if not path.exists():
         return []
 
+    fields = ("gpu", "driver", "toolchain", "date", "commit")
+
     def rows(data: dict[str, Any]) -> list[Row]:
-        made = {field: data["provenance"][field] for field in ("gpu", "driver", "toolchain", "date", "commit")}
         return [
             {
                 "suite": "vllm", "model": name, "mode": mode, "geomean": mean,
                 "min": min(row["ratio"] for row in part["cells"][mode].values()), "cells": len(part["cells"][mode]),
-                "pairs": min(len(row["pairs"]) for row in part["cells"][mode].values()), "file": VLLM, **made,
+                "pairs": min(len(row["pairs"]) for row in part["cells"][mode].values()), "file": VLLM,
+                **{field: engine_provenance(data, entry)[field] for field in fields},
             }
             for model, entry in data["models"].items()
             for name, part in ((model, entry), (f"{model}, tuned", entry.get("tuned", {"geomean": {}})))

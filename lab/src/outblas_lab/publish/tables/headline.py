@@ -20,7 +20,7 @@ from outblas_lab.pool.averages import (
     figures_of,
     figures_of_drawn,
 )
-from outblas_lab.publish.summary import VLLM, engine_rows
+from outblas_lab.publish.summary import VLLM, engine_provenance, engine_rows
 from outblas_lab.publish.tables.any_shape_block import ANY_SHAPES, of_another_fit
 from outblas_lab.publish.tables.rival_tables import CUDA_L2, MODEL_STEPS, own_sums_ratios, read_model_steps
 from outblas_lab.publish.tables.whole_models_table import WHOLE_MODELS, by_context, model_words, read_whole_models
@@ -100,13 +100,13 @@ def _engine(folder: Path) -> Iterator[HeadlineRow]:
     if not engine_rows(folder):  # which checks the fields
         return
     data = read_json(folder / VLLM)
-    made = data["provenance"]
     for model, entry in data["models"].items():
         uses = {"decode": "decode steps of {} in vLLM, bf16", "end_to_end": "{} in vLLM, 64 tokens in, 256 out, bf16"}
         for mode, use in uses.items():
             ratios = [cell["ratio"] for cell in entry["cells"].get(mode, {}).values()]
             if ratios:
                 page = "use/engines/#vllm-results"
+                made = engine_provenance(data, entry)
                 yield _of_ratios(made, use.format(model_words(model)), ratios, "vLLM alone", page)
 
 

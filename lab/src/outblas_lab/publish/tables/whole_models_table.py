@@ -10,7 +10,7 @@ from typing import Any
 from outblas.core.errors import RecordError
 from outblas.core.plain_files import read_json, read_object
 from outblas.core.stats import geomean
-from outblas_lab.publish.summary import VLLM
+from outblas_lab.publish.summary import VLLM, engine_provenance
 from outblas_lab.publish.words import step_words, table_lines
 
 WHOLE_MODELS = "whole_models.json"
@@ -221,16 +221,17 @@ def vllm_block(folder: Path) -> str:
     if not (folder / VLLM).exists():
         return "Not measured on this GPU."
     data = read_json(folder / VLLM)
-    made, parts = data["provenance"], list[str]()
+    parts = list[str]()
     for model, entry in data["models"].items():
         words = model_words(model)
         for name, part in ((words, entry), (f"{words}, tuned", entry.get("tuned"))):
             for key, (heading, unit, digits) in _STEP_PARTS.items():
                 if part and key in part["cells"]:
                     parts.append(_table(name, heading, unit, digits, part["cells"][key], part["geomean"][key]))
-        parts.append(_start(words, entry["processes"]))
-    source = f"{made['gpu']}, driver {made['driver']}, {made['date'][:10]}, commit {made['commit'][:8]}"
-    return "\n\n".join([*parts, f"Medians over pairs of fresh processes. ({source}, `{(folder / VLLM).as_posix()}`)"])
+        made = engine_provenance(data, entry)
+        source = f"{made['gpu']}, driver {made['driver']}, {made['date'][:10]}, commit {made['commit'][:8]}"
+        parts.append(f"{_start(words, entry['processes'])} ({source})")
+    return "\n\n".join([*parts, f"Medians over pairs of fresh processes (`{(folder / VLLM).as_posix()}`)."])
 
 
 def _table(
