@@ -1,0 +1,209 @@
+"""Figures in sentences of README and docs are those of the result files."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+
+from outblas.core.stats import geomean
+from outblas_lab.publish.tables.headline import headline_rows
+
+ROOT = Path(__file__).parents[2]
+H200, H100 = ROOT / "results" / "h200", ROOT / "results" / "h100"
+
+
+@cache
+def read(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+def vllm(model: str) -> Any:
+    return read(H200 / "vllm.json")["models"][model]
+
+
+def ready(model: str, variant: str) -> str:
+    return f"{median(one['ready_s'] for one in vllm(model)['processes'] if one['variant'] == variant):.1f} s"
+
+
+@cache
+def whole_models(use: str) -> list[str]:
+    """Means of transformers' models on the H200: over torch and, of optimize(), over torch with merged weights."""
+    return [f"{row.geomean:.3f}×" for row in headline_rows(H200, []) if row.use.startswith(use)]
+
+
+def compiled(variant: str) -> float:
+    rows = read(H200 / "whole_models.json")["rows"]
+    (ratio,) = [row["variants"][variant]["speedup_over_compile"] for row in rows if variant in row["variants"]]
+    return ratio[0] if isinstance(ratio, list) else ratio
+
+
+def starts(variant: str, folders: list[Path], part: str) -> list[float]:
+    found = (read(folder / "whole_models.json")["models"] for folder in folders)
+    return [model["startup_s"][variant][part] for models in found for model in models.values()]
+
+
+def invariant(file: Path, who: str) -> tuple[int, int]:
+    means = read(file)["means"]
+    return means["invariant"][who], means["weights"]
+
+
+def engines() -> list[tuple[str, str]]:
+    means = {model: vllm(model)["geomean"] for model in ("llama-3-8b", "qwen2.5-7b")}
+    llama, qwen = means.values()
+    page, faq, cells = "docs/use/engines.md", "docs/use/faq.md", vllm("llama-3-8b")["cells"]
+    step, requests = cells["decode"]["16"], cells["end_to_end"]["16"]
+    processes = [one for model in means for one in vllm(model)["processes"]]
+    spread, imports = ([one[field] for one in processes] for field in ("ready_s", "import_s"))
+    assert round(100 * (llama["decode"] - 1)) == round(100 * (qwen["decode"] - 1)) == 6, (
+        "README's and the home page's 6%"
+    )
+    return [
+        ("README.md", "about 6% faster for Llama 3 8B and Qwen2.5 7B"),
+        ("docs/index.md", "about 6% faster for Llama 3 8B and Qwen2.5 7B"),
+        (page, f"decode steps: {llama['decode']:.3f}× for Llama 3 8B, {qwen['decode']:.3f}× for Qwen2.5 7B"),
+        (page, f"prefill throughput: {llama['prefill']:.3f}× and {qwen['prefill']:.3f}×"),
+        (page, f"single starts, {min(spread):.0f} to {max(spread):.0f} s"),
+        (page, f"another {min(imports):.0f} to {max(imports):.0f} s"),
+        (page, f"{compiled('compile_enable'):.3f}× over `torch.compile` for Llama 3 8B, decode, batch 64"),
+        (faq, f"Llama 3 8B decode steps in vLLM, batch 1 to 256 | {llama['decode']:.3f}× |"),
+        (faq, f"Qwen2.5 7B decode steps in vLLM, batch 1 to 256 | {qwen['decode']:.3f}× |"),
+        (faq, f"takes {step['outblas']:.3f} ms with OutBLAS and {step['torch']:.3f} ms without"),
+        (faq, f"{step['ratio']:.3f}, with a 95% interval of {step['low']:.3f} to {step['high']:.3f}"),
+        (
+            faq,
+            f"{requests['ratio']:.3f} times as high: {requests['outblas']:,.0f} instead of {requests['torch']:,.0f} ",
+        ),
+        *(
+            (faq, f"| {name} | {ready(model, 'torch')} | {ready(model, 'outblas')} |")
+            for name, model in (("Llama 3 8B", "llama-3-8b"), ("Qwen2.5 7B", "qwen2.5-7b"))
+        ),
+    ]
+
+
+def transformers() -> list[tuple[str, str]]:
+    (enabled,), (optimized, merged) = whole_models("`enable()`"), whole_models("`optimize()`")
+    enabling = starts("enable", [H200, H100], "enable") + starts("optimize", [H200, H100], "enable")
+    return [
+        ("docs/use/faq.md", f"of transformers, context 512, tuned before | {enabled} |"),
+        ("docs/use/faq.md", f"`optimize()` in the same models | {optimized} |"),
+        ("docs/use/faq.md", f"takes {min(enabling):.1f} to {max(enabling):.1f} s on an H200 or H100"),
+        ("docs/use/tune.md", f"took {min(enabling):.1f} to {max(enabling):.1f} s on an H200 and an H100"),
+        ("docs/use/matmul.md", f"Qwen2.5 7B by {enabled} in the geometric mean"),
+        ("docs/use/whole-models.md", f"Qwen2.5 7B by {optimized} in the geometric mean"),
+        ("docs/use/whole-models.md", f"fused norms, the gain is {merged}"),
+        (
+            "docs/use/whole-models.md",
+            f"decodes {compiled('compile_optimize'):.2f} times as fast as with `torch.compile`",
+        ),
+        ("docs/use/whole-models.md", f"without `optimize` gives {compiled('compile_enable'):.2f}"),
+    ]
+
+
+def same_bits() -> list[tuple[str, str]]:
+    page, files = "docs/use/reproducible-results.md", [folder / "batch_invariance.json" for folder in (H200, H100)]
+    means = [read(file)["means"]["speedup_over"] for file in files]
+    with_vllm = H200 / "batch_invariance_vllm.json"
+    rows = read(with_vllm)["rows"]
+    kinds = [rows[::2], rows[1::2]]  # weights of models and random ones come in turns
+    ratios = [geomean([t["us"]["vllm"] / t["us"]["outblas"] for row in kind for t in row["times"]]) for kind in kinds]
+    found = [
+        (who, [sum(row["verdicts"][name]["invariant"] for row in kind) for kind in kinds])
+        for who, name in (("OutBLAS", "outblas"), ("vLLM's settings", "vllm"))
+    ]
+    ours, torch = ([invariant(file, who) for file in files] for who in ("outblas", "torch"))
+    line = "weights with the same bits in every batch"
+    return [
+        (page, f"| {line}, OutBLAS | " + " | ".join(f"{count} of {of}" for count, of in ours) + " |"),
+        (page, f"| {line}, torch.matmul | " + " | ".join(str(count) for count, _ in torch) + " |"),
+        *(
+            (page, f"speedup over {name} | " + " | ".join(f"{mean['llm'][who]['all']:.{digits}f}" for mean in means))
+            for name, who, digits in (("torch.matmul", "torch", 3), ("the Triton kernel", "triton", 2))
+        ),
+        (page, "random extents: speedup over torch.matmul | " + " | ".join(
+            f"{mean['all weights']['torch']['all']:.3f}" for mean in means
+        )),
+        *((page, f"| {line}, {who} | {counts[0]} of 10 | {counts[1]} of 10 |") for who, counts in found),
+        (page, f"| speedup of OutBLAS | {ratios[0]:.3f} | {ratios[1]:.3f} |"),
+    ]  # fmt: skip
+
+
+def accuracy() -> list[tuple[str, str]]:
+    page, files = "docs/use/reproducible-results.md", [read(folder / "torch_accuracy.json") for folder in (H200, H100)]
+    rows = {
+        "torch.matmul by default": "torch",
+        "torch.matmul with both reduced-precision switches off": "torch_full",
+        "OutBLAS kernels": "outblas_kernel",
+        "`outblas.matmul` where it falls back to PyTorch or cuBLASLt": "outblas_fallback",
+        "`outblas.matmul(accurate=True)`": "outblas_accurate",
+    }
+    found = []
+    for words, who in rows.items():
+        gpus = [[kind[who] for kind in file["by_dtype"].values()] for file in files]
+        counts = [f"{sum(one['outside'] for one in gpu):,} of {sum(one['n'] for one in gpu):,}" for gpu in gpus]
+        worst = max(one["worst"] for gpu in gpus for one in gpu)
+        found.append((page, f"| {words} | {counts[0]} | {counts[1]} | {worst:{',.0f' if worst > 10 else '.2f'}} |"))
+    for gpu, file in zip(("H200", "H100"), files, strict=True):
+        for who in ("torch", "outblas"):
+            costs = [file["cost_of_full_precision"][kind][who] for kind in ("drawn", "grid")]
+            cells = " | ".join(f"{cost['geomean']:.3f} ({cost['worst']:.3f} at most)" for cost in costs)
+            found.append((page, f"| {gpu} | {cells} |"))
+    return found
+
+
+def from_tables() -> list[tuple[str, str]]:
+    """Figures that stand in a generated table, too, which is checked against its files."""
+    whole, kernels = ((ROOT / f"docs/results/{name}.md").read_text() for name in ("whole-models", "other-kernels"))
+    start = r"^\| {} \| [\d.]+ \| [\d.]+ \| (\d+\.\d) \|"
+    enabled, alone = (
+        [float(s) for s in re.findall(start.format(name), whole, re.M)] for name in ("`enable\\(\\)`", "torch")
+    )
+    cuda_l2 = re.search(r"\| as claimed \| OutBLAS / CUDA-L2 \| (\d+) \| ([\d.]+×)", kernels)
+    steps = read(H200 / "model_steps.json")["bars"]
+    plain, fused = (f"{steps[f'graph/{variant}']['geomean']:.3f}×" for variant in ("outblas", "outblas_fused"))
+    cutlass = re.search(r"\| all \| 60 \| [\d.]+× \| [\d.]+× \| ([\d.]+×) \|", kernels)
+    ampere = re.search(r"\| 163 KiB \(A100\) \| fp32 \| fastest CUTLASS 2.x \| 60 \| ([\d.]+×) \|", kernels)
+    assert cuda_l2 and cutlass and ampere
+    return [
+        (
+            "docs/use/faq.md",
+            f"{enabled[0]:.1f} s for `enable()` with Llama 3 8B on an H200, and {alone[0]:.1f} s for torch",
+        ),
+        (
+            "docs/use/tune.md",
+            f"{min(enabled):.0f} to {max(enabled):.0f} s for `enable()`, and {min(alone):.0f} to {max(alone):.0f} s",
+        ),
+        ("docs/results/other-kernels.md", f"OutBLAS is {cuda_l2[2]} as fast | {cuda_l2[1]} problems"),
+        ("docs/results/other-kernels.md", f"OutBLAS is {cutlass[1]} as fast | 60 problems of grid1000"),
+        ("docs/results/other-kernels.md", f"kernel for Ampere is {ampere[1]} as fast | 60 problems"),
+        ("docs/use/whole-models.md", f"on an H200 from {plain} to {fused}"),
+    ]
+
+
+@pytest.mark.parametrize("figures", [engines, transformers, same_bits, accuracy, from_tables])
+def test_a_sentence_has_the_figures_of_its_file(figures: Any) -> None:
+    texts = {page: re.sub(r"\s+", " ", (ROOT / page).read_text()) for page, _ in figures()}
+    missing = [f"{page}: {words}" for page, words in figures() if words not in texts[page]]
+    assert not missing, "write these words, or measure again:\n" + "\n".join(missing)
+
+
+def test_sentences_on_vllm_say_which_intervals_include_one() -> None:
+    above = {
+        (model, mode, cell): row["low"] > 1
+        for model in ("llama-3-8b", "qwen2.5-7b")
+        for mode, cells in vllm(model)["cells"].items()
+        for cell, row in cells.items()
+    }
+    assert all(gains for (_, mode, _), gains in above.items() if mode == "decode")
+    level = [key for key, gains in above.items() if key[1] == "end_to_end" and not gains]
+    assert level == [("qwen2.5-7b", "end_to_end", "256")]
+    rest = [key for key, gains in above.items() if key[1] in ("first_token", "prefill") and gains]
+    assert rest == [("llama-3-8b", "prefill", "1x2048")]
+    assert all(
+        row["high"] > 1 for model in ("llama-3-8b", "qwen2.5-7b") for row in vllm(model)["cells"]["prefill"].values()
+    )
