@@ -105,7 +105,7 @@ def test_a_model_is_tuned_once_for_each_budget(code: Any, commands: list[list[st
 def test_a_tuning_that_fails_is_recorded_and_the_bench_goes_on(
     code: Any, commands: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(code, "collect_provenance", lambda *_: {"gpu": None})
+    monkeypatch.setattr(code, "collect_provenance", lambda *_: {"gpu": None, "driver": None})
     out, variants = tmp_path / "vllm.json", ["torch", "tuned", "outblas"]
     more = {"pairs": 1, "variants": variants, "gpus": [], "repeats": 1, "limit": 9, "caches": tmp_path, "tune": 1}
     code.run_all(SimpleNamespace(out=out, models=["qwen2.5-3b", "qwen2.5-7b"], **more))
@@ -199,7 +199,7 @@ def test_a_process_with_other_cells_than_the_file_is_refused(
     out = tmp_path / "vllm.json"
     out.write_text(json.dumps({"models": {"qwen2.5-7b": {"processes": [older]}}}))
     monkeypatch.setattr(code, "run_process", lambda *_: found(5.0, 100.0))
-    monkeypatch.setattr(code, "collect_provenance", lambda *_: {"gpu": None})
+    monkeypatch.setattr(code, "collect_provenance", lambda *_: {"gpu": None, "driver": None})
     with pytest.raises(RecordError, match="has another form"):
         code.run_all(SimpleNamespace(out=out, models=["qwen2.5-7b"], pairs=1, variants=["torch", "outblas"], gpus=[]))
 
@@ -260,7 +260,7 @@ def test_a_restart_runs_what_is_missing_and_what_failed(
         return {"error": "no memory", "log": []} if len(ran) == 2 else found(5.0, 100.0)
 
     monkeypatch.setattr(code, "run_process", run_process)
-    monkeypatch.setattr(code, "collect_provenance", lambda *_: {"gpu": None})
+    monkeypatch.setattr(code, "collect_provenance", lambda *_: {"gpu": None, "driver": None})
     out = tmp_path / "vllm.json"
     arguments = SimpleNamespace(out=out, models=["qwen2.5-7b"], pairs=1, variants=["torch", "outblas"], gpus=[])
     code.run_all(arguments)
@@ -279,7 +279,7 @@ def test_a_pair_is_of_one_start_of_the_machine(code: Any, tmp_path: Path, monkey
         return {"error": "no time", "log": []} if len(ran) == 4 else found(5.0, 100.0)
 
     monkeypatch.setattr(code, "run_process", run_process)
-    monkeypatch.setattr(code, "collect_provenance", lambda *_: {"gpu": None})
+    monkeypatch.setattr(code, "collect_provenance", lambda *_: {"gpu": None, "driver": None})
     out = tmp_path / "vllm.json"
     arguments = SimpleNamespace(out=out, models=["qwen2.5-7b"], pairs=2, variants=["torch", "outblas"], gpus=[])
     for machine in ("one", "other"):
@@ -302,7 +302,7 @@ def test_models_run_side_by_side_on_gpus_of_their_own(
         return found(5.0, 100.0)
 
     monkeypatch.setattr(code, "run_process", run_process)
-    monkeypatch.setattr(code, "collect_provenance", lambda *_: {"gpu": None})
+    monkeypatch.setattr(code, "collect_provenance", lambda *_: {"gpu": None, "driver": None})
     out, models = tmp_path / "vllm.json", ["llama-3-8b", "qwen2.5-7b"]
     code.run_all(SimpleNamespace(out=out, models=models, pairs=1, variants=["torch", "outblas"], gpus=["0", "1"]))
     gpu_of = dict(ran)
