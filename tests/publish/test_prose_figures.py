@@ -90,7 +90,7 @@ def transformers() -> list[tuple[str, str]]:
     (enabled,), (optimized, merged) = whole_models("`enable()`"), whole_models("`optimize()`")
     enabling = starts("enable", [H200, H100], "enable") + starts("optimize", [H200, H100], "enable")
     return [
-        ("docs/use/faq.md", f"of transformers, context 512, tuned before | {enabled} |"),
+        ("docs/use/faq.md", f"in transformers, context 512, after tuning | {enabled} |"),
         ("docs/use/faq.md", f"`optimize()` in the same models | {optimized} |"),
         ("docs/use/faq.md", f"takes {min(enabling):.1f} to {max(enabling):.1f} s on an H200 or H100"),
         ("docs/use/tune.md", f"took {min(enabling):.1f} to {max(enabling):.1f} s on an H200 and an H100"),
