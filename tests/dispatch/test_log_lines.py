@@ -45,7 +45,7 @@ for _ in range(2):
 logging.getLogger("outblas.dispatch").warning("outblas leaves a product to torch")
 assert not logging.getLogger("outblas.dispatch.device_state").handlers
 """
-DECISION = "(64, 256) by (256, 128) of fp16: sm90_wgmma_gemm:"
+DECISION = "(64, 256) by (256, 128) in fp16: sm90_wgmma_gemm:"
 
 
 @pytest.fixture(autouse=True)
@@ -125,7 +125,7 @@ def test_a_decision_for_one_call_alone_is_a_detail(caplog: pytest.LogCaptureFixt
         (logging.INFO, "outblas.dispatch.device_state", False),
     ]
     device.gate(A, WEIGHT)
-    assert caplog.messages[-1].startswith("(64, 256) by (256, 128) of fp16, with its gate: torch for 64_128_256_TN")
+    assert caplog.messages[-1].startswith("(64, 256) by (256, 128) in fp16, with its gate: torch for 64_128_256_TN")
 
 
 def test_a_compilation_is_a_detail(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,7 +104,7 @@ class DeviceState:
             if not found.provisional:
                 keep(self._decisions, key, found, KEPT_DECISIONS)
         level = logging.DEBUG if found.provisional else logging.INFO
-        _LOG.log(level, "%s by %s of %s: %s", a.shape, b.shape, a.dtype, found)
+        _LOG.log(level, "%s by %s in %s: %s", a.shape, b.shape, a.dtype, found)
         return found
 
     def gate(self, a: Operand, b: Operand) -> Decision:

@@ -176,8 +176,8 @@ class CubinCache:
         self.trouble = trouble
         if not self._quiet:
             warnings.warn(
-                f"compile cache {self.directory} {trouble}; expected your own writable directory with free space; "
-                "set OUTBLAS_CACHE_DIR (until then, kernels are recompiled)",
+                f"outblas recompiles kernels: compile cache {self.directory} {trouble}; expected your own writable "
+                "directory with free space; set OUTBLAS_CACHE_DIR",
                 RuntimeWarning,
                 stacklevel=2,
             )
