@@ -121,7 +121,7 @@ $(VENV)/.lint: $(REINSTALL_FOR) | $(VENV)/.made
 # Lint and types may run meanwhile: what is installed and fits is left alone.
 $(VENV)/.dev: $(VENV)/.lint
 	# torch first: stable-baselines3 takes the one that is there, and would fetch the CUDA build otherwise.
-	@if $(INSTALL) '$(TORCH_CPU)'; then $(INSTALL) 'outblas[dev,examples]' 'outblas-lab[free,report,rl,kernel-tuner,ray,llm,mcp,train-llm]' nvidia-matmul-heuristics; else \
+	@if $(INSTALL) '$(TORCH_CPU)'; then $(INSTALL) 'outblas[dev]' 'outblas-lab[free,report,rl,kernel-tuner,ray,llm,mcp,train-llm]' nvidia-matmul-heuristics; else \
 		echo "note: no wheel '$(TORCH_CPU)' here; tests that need torch will be skipped"; \
 		$(INSTALL) 'outblas[dev]' 'outblas-lab[free,report,llm,mcp]'; fi
 	@touch $@ $(VENV)/.base

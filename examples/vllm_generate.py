@@ -41,7 +41,7 @@ def run(variant: str, arguments: list[str]) -> float:
     speed = re.search(r"^tokens/s: ([\d.]+)$", done.stdout, re.MULTILINE)
     if done.returncode or speed is None:
         sys.exit(f"error: vLLM ended with status {done.returncode}; its last lines:\n{done.stdout[-2000:]}")
-    for line in re.findall(r"\boutblas (?:is on|computes|changes nothing|cannot say).*", done.stdout):
+    for line in re.findall(r"\boutblas (?:is enabled|computes|has no effect|cannot).*", done.stdout):
         print(f"  log: {line}")
     return float(speed[1])
 
