@@ -117,7 +117,7 @@ def same_bits() -> list[tuple[str, str]]:
         for who, name in (("OutBLAS", "outblas"), ("vLLM's settings", "vllm"))
     ]
     ours, torch = ([invariant(file, who) for file in files] for who in ("outblas", "torch"))
-    line = "weights with the same bits in every batch"
+    line = "weights that give the same bits in every batch"
     return [
         (page, f"| {line}, OutBLAS | " + " | ".join(f"{count} of {of}" for count, of in ours) + " |"),
         (page, f"| {line}, torch.matmul | " + " | ".join(str(count) for count, _ in torch) + " |"),
