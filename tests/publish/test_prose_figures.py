@@ -70,7 +70,7 @@ def engines() -> list[tuple[str, str]]:
         (page, f"prefill throughput: {llama['prefill']:.3f}× and {qwen['prefill']:.3f}×"),
         (page, f"single starts, {min(spread):.0f} to {max(spread):.0f} s"),
         (page, f"another {min(imports):.0f} to {max(imports):.0f} s"),
-        (page, f"{compiled('compile_enable'):.3f}× over `torch.compile` for Llama 3 8B, decode, batch 64"),
+        (page, f"{compiled('compile_enable'):.3f}× over `torch.compile` for Llama 3 8B at batch 64"),
         (faq, f"Llama 3 8B decode steps in vLLM, batch 1 to 256 | {llama['decode']:.3f}× |"),
         (faq, f"Qwen2.5 7B decode steps in vLLM, batch 1 to 256 | {qwen['decode']:.3f}× |"),
         (faq, f"takes {step['outblas']:.3f} ms with OutBLAS and {step['torch']:.3f} ms without"),
@@ -117,7 +117,7 @@ def same_bits() -> list[tuple[str, str]]:
         for who, name in (("OutBLAS", "outblas"), ("vLLM's settings", "vllm"))
     ]
     ours, torch = ([invariant(file, who) for file in files] for who in ("outblas", "torch"))
-    line = "weights with the same bits in every batch"
+    line = "weights that give the same bits in every batch"
     return [
         (page, f"| {line}, OutBLAS | " + " | ".join(f"{count} of {of}" for count, of in ours) + " |"),
         (page, f"| {line}, torch.matmul | " + " | ".join(str(count) for count, _ in torch) + " |"),
