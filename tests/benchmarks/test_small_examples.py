@@ -34,7 +34,7 @@ class LLM:
         if model == "damaged":
             sys.exit("no such model")
         if os.environ["OUTBLAS_VLLM"] == "1":
-            print("INFO 10:00 [plug.py:9] outblas is enabled: matmuls run on its kernels where they are faster", file=sys.stderr)
+            print("INFO 10:00 [plug.py:9] outblas is enabled: matmuls run on its kernels", file=sys.stderr)
             print("INFO 10:00 [plug.py:9] outblas computes products of 3 of 4 weights (N x K)", file=sys.stderr)
         print("WARNING 10:00 loading plug-in outblas", file=sys.stderr)
     def generate(self, prompts, sampling):
@@ -59,7 +59,7 @@ def test_both_processes_report_and_the_log_of_the_second_is_shown(
 ) -> None:
     vllm.main(["model", "--batch", "2", "--new-tokens", "3"])
     first, second, last = capsys.readouterr().out.splitlines()
-    assert first == "  log: outblas is enabled: matmuls run on its kernels where they are faster"
+    assert first == "  log: outblas is enabled: matmuls run on its kernels"
     assert second == "  log: outblas computes products of 3 of 4 weights (N x K)"
     assert re.fullmatch(r"vLLM [\d.]+ tokens/s, with OutBLAS [\d.]+ tokens/s: [\d.]+x", last)
 
