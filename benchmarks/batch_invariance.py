@@ -11,8 +11,9 @@ The weights are drawn from suite llm in turns with random ones, half of whose ro
 weight the gate of ``outblas_lab.pool.batch_invariance`` compares rows bit by bit over drawn M from 1 to 8192. It judges
 ``outblas.matmul(batch_invariant=True)``, torch.matmul, and a persistent matmul in Triton
 (``benchmarks/rivals/triton_persistent.py``). torch.matmul has its default switches, or with ``--vllm`` those that vLLM
-0.26.0 sets on Hopper with ``VLLM_BATCH_INVARIANT=1``. Its linear layers call a kernel like that in Triton. Then all three are timed at a few M, in the same interleaved
-rounds. OutBLAS' kernel in the rounds is the one that the call predicts to be fastest. An interrupted run resumes.
+0.26.0 sets on Hopper with ``VLLM_BATCH_INVARIANT=1``. Its linear layers call a kernel like that in Triton.
+Then all three are timed at a few M, in the same interleaved rounds. OutBLAS' kernel in the rounds is the one that the
+call predicts to be fastest. An interrupted run resumes.
 """
 
 from __future__ import annotations
