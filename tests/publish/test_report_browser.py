@@ -178,6 +178,16 @@ def test_a_table_that_scrolls_says_so(page):
     assert cue.text == ""
 
 
+def test_a_chart_that_scrolls_says_so(page):
+    cue = page.find_element("css selector", "#curve-0 .cue")
+    narrow = page.execute_script("return innerWidth") < 500
+    assert ("whole chart" in cue.text) == narrow
+    page.execute_async_script(
+        "document.querySelector('#curve-0 .plot').scrollLeft = 1000; setTimeout(arguments[0], 100)"
+    )
+    assert cue.text == ""
+
+
 def test_nothing_overflows_the_page(page):
     wide, room = page.execute_script(
         "const d = document.documentElement; return [Math.max(d.scrollWidth, document.body.scrollWidth), d.clientWidth]"

@@ -197,12 +197,13 @@
     var cue = make("p", "cue");
     box.appendChild(cue);
     function look() {
-      var scroll = box.querySelector(".scroll:not([hidden])");
+      var scroll = box.querySelector(".scroll:not([hidden]), .plot");
+      var wide = scroll.matches(".plot") ? "the whole chart →" : "more columns →";
       var right = scroll.scrollWidth - scroll.clientWidth - scroll.scrollLeft > 2;
       var below = scroll.scrollHeight - scroll.clientHeight - scroll.scrollTop > 2;
       box.classList.toggle("more-right", right);
       box.classList.toggle("more-below", below);
-      var hidden = [right ? "more columns →" : "", below ? "more rows ↓" : ""].filter(Boolean).join(", ");
+      var hidden = [right ? wide : "", below ? "more rows ↓" : ""].filter(Boolean).join(", ");
       cue.textContent = hidden ? "Scroll for " + hidden : "";
     }
     box.addEventListener("scroll", look, { passive: true, capture: true });
@@ -216,6 +217,7 @@
     var look = cued(box);
     if (box.classList.contains("searched")) { searchable(box, look); }
   }
+  all(".chart").forEach(cued);
   all(".box").forEach(function (box) {
     var folded = box.closest("details:not([open])");
     if (!folded) { ready(box); return; }
