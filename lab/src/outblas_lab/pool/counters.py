@@ -82,7 +82,7 @@ def counters_of(launch: ProfiledLaunch) -> dict[str, float]:
             found[counter.name] = value * counter.scale
     if not found:
         raise RecordError(
-            f"ncu told no counter of {launch.kernel}", f"any of {', '.join(PROFILED_COUNTERS[:4])}", "profile again"
+            f"ncu gave no counter for {launch.kernel}", f"any of {', '.join(PROFILED_COUNTERS[:4])}", "profile again"
         )
     return found
 
