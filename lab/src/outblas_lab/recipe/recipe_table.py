@@ -25,7 +25,7 @@ def read_recipe(path: Path) -> dict[str, Any]:
     Raises:
         RecordError: it cannot be read, is of another kind or version, or lacks a field.
     """
-    do = "make it again: outblas recipe"
+    do = "make it again with: outblas recipe"
     data = read_object(path, f"a file of kind {KIND}, format {FORMAT}", do, kind=KIND, format=FORMAT)
     missing = [name for name in _FIELDS if name not in data]
     if missing:
