@@ -23,7 +23,7 @@ def read_counters(path: Path) -> dict[str, Any]:
     Raises:
         RecordError: it cannot be read, is damaged or of another version.
     """
-    do = "make it again with: python benchmarks/profile_regimes.py"
+    do = "recreate it with: python benchmarks/profile_regimes.py"
     data = read_object(path, f"counters of format {FORMAT}", do, format=FORMAT)
     try:
         _check(data)

@@ -137,7 +137,7 @@ def read_problems(
     import pyarrow as pa
 
     if not path.is_file():
-        raise RecordError(f"{path} does not exist", what, f"make it with: outblas fit any-shape {step}")
+        raise RecordError(f"{path} does not exist", what, f"create it with: outblas fit any-shape {step}")
     try:
         table = read_whole(path)
         by_problem: dict[str, list[dict[str, Any]]] = {}
@@ -147,7 +147,7 @@ def read_problems(
         gpu = gpu_of_product(str(provenance["gpu"])) or reference_gpu()
         return [of_rows(Problem.from_key(key), gpu, rows) for key, rows in by_problem.items()], provenance
     except (pa.ArrowException, OSError, ValueError, LookupError, TypeError, OutblasError) as error:
-        wrong, do = f"{path} cannot be read ({error})", f"make it again with: outblas fit any-shape {step}"
+        wrong, do = f"{path} cannot be read ({error})", f"recreate it with: outblas fit any-shape {step}"
         raise RecordError(wrong, f"a complete table of {what}", do) from error
 
 

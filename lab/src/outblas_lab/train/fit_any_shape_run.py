@@ -195,7 +195,7 @@ def _kernels_for_any_shape(data: FitData, proved: Path, folder: Path, gpu: Gpu) 
     Without both, they are those that were recorded, then those for unaligned rows. Kernels that failed a proof are left
     out.
     """
-    do = "make it again with: outblas fit any-shape prove"
+    do = "recreate it with: outblas fit any-shape prove"
     failed = read_object(proved, "proved kernels", do)["failed"] if proved.exists() else {}
     left_out = {name.split(" ", 1)[1] for name in failed}
     before = [folder / f"{name}.npz" for name in (gpu.name, reference_gpu().name)]
