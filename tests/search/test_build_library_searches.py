@@ -363,5 +363,5 @@ def test_the_intervals_of_finished_weights_join_the_library(
     asked = len(model.asked)
     run(script, work, "prove_intervals", tables=str(llm))
     assert len(model.asked) == asked and "already done" in capsys.readouterr().out
-    with pytest.raises(UsageError, match="no intervals of grid1000"):
+    with pytest.raises(UsageError, match="lacks intervals of grid1000"):
         run(script, work, "prove_intervals")
