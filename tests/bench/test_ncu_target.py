@@ -63,7 +63,7 @@ def test_a_profile_that_lacks_an_entry_is_refused(
     asked: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kept: int
 ) -> None:
     monkeypatch.setattr(ncu_target.ncu, "profile", lambda *_: LAUNCHES[: kept if kept != 4 else 8])
-    with pytest.raises(RecordError, match="2 with one at least"):
+    with pytest.raises(RecordError, match="2, each with at least one kernel"):
         Profiler("ncu", tmp_path, 1.0).kernels([FLUSHED])
 
 

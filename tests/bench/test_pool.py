@@ -113,7 +113,7 @@ def test_candidates_that_kill_every_worker_are_given_up_and_the_rest_is_measured
     for (problem, _), evaluation in found.items():
         assert (evaluation.status is Status.EXITED) == (problem == poison)
         if problem == poison:
-            assert "3 workers were lost with it" in evaluation.detail and "exit code -9" in evaluation.detail
+            assert "3 workers were lost while running it" in evaluation.detail and "exit code -9" in evaluation.detail
 
 
 def test_a_run_without_workers_stops_with_one_line_and_resumes(tmp_path: Path, single: Any) -> None:

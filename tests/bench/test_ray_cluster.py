@@ -81,7 +81,7 @@ def test_a_cluster_is_left_by_who_has_joined_it(monkeypatch: pytest.MonkeyPatch,
 
 @pytest.mark.parametrize("error", [ConnectionError("nobody\nhome"), RuntimeError("nobody"), ValueError("nobody")])
 def test_a_cluster_that_does_not_answer_is_one_line(error: Exception) -> None:
-    with pytest.raises(DeviceError, match=r"no Ray cluster answers at 'there' \(nobody\)"):
+    with pytest.raises(DeviceError, match=r"no Ray cluster responds at 'there' \(nobody\)"):
         worker_plan._join(FakeRay(refuses=error), "there")
     ray = FakeRay()
     assert worker_plan._join(ray, "local") is True

@@ -226,7 +226,7 @@ def test_figures_of_two_kinds_of_gpu_are_not_mixed(
         run(library, tmp_path / "out.parquet")
     gpu.interrupt.clear()
     monkeypatch.setattr(run_bench, "gpu_of_device", lambda index: replace(H200, name="another") if index else H200)
-    with pytest.raises(UsageError, match="several kinds: h200, another"):
+    with pytest.raises(UsageError, match="different models: h200, another"):
         run(library, tmp_path / "out.parquet", gpu_indices=(0, 1))
     with pytest.raises(UsageError, match="other settings"):
         run(library, tmp_path / "out.parquet", gpu_indices=(1,))

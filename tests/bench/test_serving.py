@@ -114,7 +114,7 @@ def test_a_wrong_result_of_ours_has_no_figure(status: Status, monkeypatch: pytes
     clock = SimpleNamespace(problem=TUNED, data="operands", torch_stream="a stream")
     ours: Any = {"ours": SimpleNamespace(begin=lambda: log.append("begin"))}
     calls = {"ours": ["first", "second"], "torch": ["theirs"]}
-    wrong = pytest.raises(DeviceError, match=f"ours of {TUNED.key}: wrong, error 3 times the bound")
+    wrong = pytest.raises(DeviceError, match=f"ours fails on {TUNED.key}: wrong, error 3 times the bound")
     with contextlib.nullcontext() if status is Status.PASSED else wrong:
         serving.prove_calls(ours, clock, calls)
     assert log == ["begin", "first"]

@@ -115,7 +115,7 @@ def test_a_carried_kernel_passes_the_same_gate(examined, builds, monkeypatch):
     builds.put(built(facts=replace(FACTS, accumulators=("fp16",))), P)
     found = examined()
     assert (found.status, found.detail) == (
-        Status.STATIC_REJECTED, "the SASS accumulates in fp16, the kernel claims fp32"
+        Status.STATIC_REJECTED, "the SASS accumulates in fp16, but the kernel claims fp32"
     )  # fmt: skip
     assert found.verdict.status is Status.STATIC_REJECTED and found.counters["registers"] == 32.0
     narrow = FreeKernel.parse(device_text(requires=["M > 64"]))

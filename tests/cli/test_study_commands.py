@@ -106,7 +106,7 @@ def test_wrong_options_of_the_recipe_are_refused(recording: str, tmp_path: Path)
     base = ["recipe", "--recording", recording, "--run", str(tmp_path / "run"), "--out", str(tmp_path / "out.json")]
     assert_refused(outblas(*base, "--episodes", "0"), "episodes is 0")
     assert_refused(outblas(*base, "--shapes", "0"), "shapes is 0")
-    assert_refused(outblas(*base, "--shapes", "2", "--faulty", "2"), "share of faulty kernels")
+    assert_refused(outblas(*base, "--shapes", "2", "--faulty", "2"), "--faulty is 2")
     rates = tmp_path / "rates.json"
     rates.write_text('{"rows": []}')
     assert_refused(outblas(*base, "--shapes", "2", "--hit-rates", str(rates)), "no cell")

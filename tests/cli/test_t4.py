@@ -66,7 +66,7 @@ def test_bad_input_is_one_line(device: str, tmp_path: Path) -> None:
         (["export-t4", "--mnk", PROBLEM.mnk, "--device", "replay:/nowhere", "--out", out], "does not exist"),
         (["export-t4", "--mnk", PROBLEM.mnk, "--device", device, "--launch", "weights", "--out", out], "weights"),
         (["import-t4", str(tmp_path / "absent.json")], "absent.json"),
-        (["import-t4", str(tmp_path)], "cannot read"),
+        (["import-t4", str(tmp_path)], "cannot be read"),
     ):
         result = outblas(*arguments)
         assert result.exit_code == 2 and len(result.stderr.strip().splitlines()) == 1 and word in result.stderr

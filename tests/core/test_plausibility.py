@@ -88,4 +88,4 @@ def test_the_limit_is_97_percent_of_what_is_known_and_is_believed_itself(floor, 
     limit = 0.97 * known
     assert why_too_fast(limit, baselines, floor) == ""
     below = math.nextafter(limit, 0.0)
-    assert f"{limit:.3f} us, the machine needs {known:.3f} us" in why_too_fast(below, baselines, floor)
+    assert f"{limit:.3f} us, but at least {known:.3f} us is needed" in why_too_fast(below, baselines, floor)

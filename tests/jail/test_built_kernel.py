@@ -48,26 +48,26 @@ def test_figures_of_a_library_are_maxima_or_sums_over_its_kernels(monkeypatch):
     [
         ("note\n  An Error here\nerror 2", "An Error here"),
         ("one\ntwo", "one"),
-        ("", "no word"),
+        ("", "no message"),
         ("error" * 50, "error" * 40),
     ],
 )
 def test_a_refusal_names_the_first_error(said, first):
     error = building._refused(said)
-    assert error.wrong == f"nvcc refuses it: {first}" and error.log == said
+    assert error.wrong == f"nvcc rejects it: {first}" and error.log == said
 
 
 @pytest.mark.parametrize(
     ("code", "said", "words"),
     [
-        (-9, "", "signal 9 (no word)"),
+        (-9, "", "signal 9 (no message)"),
         (2, "a\nb\n", "exit code 2 (b)"),
-        (0, " \n", "exit code 0 (no word)"),
+        (0, " \n", "exit code 0 (no message)"),
         (1, "x" * 300, f"exit code 1 ({'x' * 200})"),
     ],
 )
 def test_a_compiler_that_died_is_told_of_by_its_last_word(code, said, words):
-    assert building._died("nvcc", code, said).wrong == f"nvcc died of {words}"
+    assert building._died("nvcc", code, said).wrong == f"nvcc ended with {words}"
 
 
 def test_an_error_of_the_child_keeps_its_kind():

@@ -43,7 +43,7 @@ def test_answers_cross_as_lists_of_two():
     for held in (True, False, None):
         assert canary.decode(canary.encode((held, "w" * 121))) == (held, "w" * 120)
     for data in ([True], [True, "x", 1], ("x", "y"), (True, "x"), ["x", "y"], [True, 1], [2, "x"], None):
-        with pytest.raises(ValueError, match="no answer of a canary"):
+        with pytest.raises(ValueError, match="it is not a canary's answer"):
             canary.decode(data)
 
 
@@ -130,7 +130,7 @@ def test_an_inherited_pipe_is_one_beside_the_standard_streams(monkeypatch, fifo,
     with monkeypatch.context() as patch:
         patch.setattr(canary.os, "fstat", fstat)
         found = canary._tried("use an inherited pipe", "own", "/victim")
-    assert found == ((False, "") if through else (True, "none is open"))
+    assert found == ((False, "") if through else (True, "no pipe is open"))
 
 
 def test_attacks_on_files_are_on_the_victim_and_beside_it(tmp_path):

@@ -69,7 +69,7 @@ def test_pools_that_do_not_fit_are_an_error_that_says_their_size(monkeypatch):
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr(torch, "empty", full)
-    with pytest.raises(DeviceError, match="32 places of 128 bytes for 8_8_8"):
+    with pytest.raises(DeviceError, match="32 buffers of 128 bytes for 8_8_8"):
         FreshOperands(Problem(8, 8, 8), 3, "cpu")
 
 
@@ -157,7 +157,7 @@ def test_sums_of_integers_have_to_be_exact():
     i, j = divmod(int(sums.argmin()), problem.n)
     places[0].c[i, j] = torch.nextafter(places[0].c[i, j], torch.tensor(math.inf, dtype=torch.float16))
     found = refusal(fresh, places)
-    assert found.status is Status.WRONG and "1 sums of integers are not exact" in str(found)
+    assert found.status is Status.WRONG and "1 integer sums are not exact" in str(found)
 
 
 @pytest.mark.parametrize("what", ["a", "b", "guard in front", "guard behind"])
@@ -169,7 +169,7 @@ def test_operands_and_guards_have_to_be_whole(what):
         -1
     ] += 1
     found = refusal(fresh, places)
-    assert found.status is Status.MEMORY_VIOLATION and "or a canary, in call" in str(found)
+    assert found.status is Status.MEMORY_VIOLATION and "or a canary was changed in call" in str(found)
 
 
 @pytest.mark.parametrize("value", [0.0, math.inf, -math.inf, math.nan])
@@ -181,7 +181,7 @@ def test_inf_and_nan_have_to_be_where_they_belong(value):
     same = kinds.get(value, torch.isnan)(c)
     c.view(-1)[(~same).view(-1).nonzero()[0]] = value
     found = refusal(fresh, places, "special")
-    assert found.status is Status.WRONG and "1 elements are not the Inf or NaN" in str(found)
+    assert found.status is Status.WRONG and "1 elements are not Inf or NaN" in str(found)
 
 
 def test_twins_have_equal_operands_and_need_equal_bits():

@@ -134,7 +134,7 @@ def test_answers_are_those_of_the_kernel_that_was_asked_for(evaluated, compilers
     for kernel in (other, size, nothing):
         evaluation, kept = found[kernel]
         assert (evaluation.status, kept) == (Status.RULE_BROKEN, None)
-        assert evaluation.detail == "the worker answered what it was not asked"
+        assert evaluation.detail == "the worker answered a different question"
         assert evaluation.verdict.status is Status.RULE_BROKEN
     evaluation, kept = found[good]
     assert (evaluation.timing, kept, evaluation.detail, evaluation.log) == (timing, baselines, "d" * 600, "ptxas")

@@ -212,7 +212,7 @@ def test_a_time_below_the_floor_is_not_believed(world, monkeypatch):
     assert found.status is Status.RULE_BROKEN and "faster than the floor" in found.detail and found.timing is None
     monkeypatch.setattr(Bench, "us", 0.99)
     found = world.ask(FreeKernel.parse(device_text(BODY + "int x;")))
-    assert found.status is Status.PASSED and "within error of the floor" in found.detail
+    assert found.status is Status.PASSED and "within noise of the floor" in found.detail
 
 
 def test_template_candidates_are_not_run_there(world):

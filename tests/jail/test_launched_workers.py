@@ -75,7 +75,7 @@ def test_a_workspace_may_be_as_large_as_the_limit(unchecked):
         assert workspace.nbytes == wanted and operands == tensors
     assert Loaded(0).bind(P, *tensors)[2] is None
     for wanted in (-1, 1001):
-        with pytest.raises(DeviceError, match=f"a workspace of {wanted} bytes; expected at most 1000"):
+        with pytest.raises(DeviceError, match=f"the workspace has {wanted} bytes; expected at most 1000"):
             Loaded(wanted).bind(P, *tensors)
     assert unchecked[0] == (P, *tensors)
 
@@ -276,9 +276,9 @@ def test_a_task_is_proved_on_its_sisters_that_the_kernel_allows(task):
 @pytest.mark.parametrize(
     ("keys", "status", "detail"),
     [
-        ({"kernel": HOST}, Status.ILLEGAL, "a kernel of form host: a task takes form device only"),
+        ({"kernel": HOST}, Status.ILLEGAL, "the kernel has form host; tasks accept only form device"),
         ({"kernel": FreeKernel.parse(device_text(requires=["M > 16"]))}, Status.ILLEGAL, "it requires M > 16"),
-        ({"run": OutOfBounds("a", "b", "c")}, Status.MEMORY_VIOLATION, "it wrote outside of C"),
+        ({"run": OutOfBounds("a", "b", "c")}, Status.MEMORY_VIOLATION, "it wrote outside C"),
         ({"run": RuntimeError("CUDA error\nmore")}, Status.LAUNCH_ERROR, "CUDA error"),
         ({"run": Verdict(Status.WRONG, (), "no")}, Status.WRONG, "no"),
         ({"loaded": TaskKernel(broken=True)}, Status.MEMORY_VIOLATION, "around the workspace was overwritten"),

@@ -73,7 +73,7 @@ def test_variables_of_every_kind_are_counted_to_the_byte():
 
 def test_a_stack_is_counted_to_the_byte():
     assert isinstance(found := stack(MAX_STACK_BYTES), BuiltKernel), found
-    assert f"{MAX_STACK_BYTES + 16} bytes of local memory for each thread" in why(stack(MAX_STACK_BYTES + 16))
+    assert f"{MAX_STACK_BYTES + 16} bytes of local memory per thread" in why(stack(MAX_STACK_BYTES + 16))
 
 
 def test_the_stack_of_a_kernel_that_is_not_the_entry_counts():
@@ -96,7 +96,7 @@ def test_every_name_left_to_the_driver_but_print_and_assert_is_refused(name):
         "__nv_aligned_device_malloc": "c[0] = *(half*)__nv_aligned_device_malloc(m, 16);",
     }
     before = 'extern "C" __device__ void* __nv_aligned_device_malloc(size_t, size_t);'
-    assert "on the GPU; only printf and assert may be left to the driver" in why(examined(before, calls[name]))
+    assert "on the GPU; the driver may resolve only printf and assert" in why(examined(before, calls[name]))
 
 
 @pytest.mark.parametrize(

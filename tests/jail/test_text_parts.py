@@ -101,15 +101,15 @@ def test_a_run_can_say_what_its_literals_and_macros_spell(word, text, macros, sa
 @pytest.mark.parametrize(
     ("asked", "offered", "words"),
     [
-        (["system"], ["outblas_launch"], "it calls system, which a launch has no need of"),
+        (["system"], ["outblas_launch"], "it calls system, which a launch does not need"),
         (["f", "e", "d", "c", "b", "a", "a", "malloc"], ["outblas_launch"],
-         "it calls a, b, c, d, e, which a launch has no need of"),
-        (["system@GLIBC_2.2.5"], ["outblas_launch"], "it calls system, which a launch has no need of"),
+         "it calls a, b, c, d, e, which a launch does not need"),
+        (["system@GLIBC_2.2.5"], ["outblas_launch"], "it calls system, which a launch does not need"),
         ([], ["outblas_launch", "outblas_workspace", "curve", "cu", "mydlopen", "pthread"], None),
-        ([], ["outblas_launch", "dlopen"], "it offers dlopen in place of the real one"),
+        ([], ["outblas_launch", "dlopen"], "it defines dlopen, which would replace real functions"),
         ([], ["cuX6", "cuX5", "outblas_launch", "cuX4", "cuX3", "cuX2", "cuX1"],
-         "it offers cuX1, cuX2, cuX3, cuX4, cuX5 in place of the real one"),
-        ([], ["outblas_workspace"], 'no extern "C" function outblas_launch'),
+         "it defines cuX1, cuX2, cuX3, cuX4, cuX5, which would replace real functions"),
+        ([], ["outblas_workspace"], 'it has no extern "C" function outblas_launch'),
     ],
 )  # fmt: skip
 def test_a_library_is_refused_by_the_first_five_names(asked, offered, words):
@@ -131,24 +131,24 @@ def test_other_names_are_not(name):
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ('#include "/etc/passwd"', '#include "/etc/passwd": only headers that are given'),
-        ('#include "a/../b"', '#include "a/../b": only headers that are given'),
-        ("#include " + "X" * 70, f'#include {"X" * 60}: a header is named as it is, <name> or "name"'),
-        ('#include_next "/x"', '#include_next "/x": only headers that are given'),
-        ("#line 5", "#line: a text does not name other files' lines"),
-        ("#5", "#line: a text does not name other files' lines"),
-        ("#pragma GCC dependency x", "#pragma GCC dependency x asks for files"),
-        ("#if __has_include(</x>)", "it asks whether </x> exists"),
-        ("#if __has_include(<x>) && __has_include(X)", "it asks whether X exists"),
-        ("#embed <x>", "#embed reads files"),
+        ('#include "/etc/passwd"', '#include "/etc/passwd": only the provided headers are allowed'),
+        ('#include "a/../b"', '#include "a/../b": only the provided headers are allowed'),
+        ("#include " + "X" * 70, f'#include {"X" * 60}: write the header as <name> or "name"'),
+        ('#include_next "/x"', '#include_next "/x": only the provided headers are allowed'),
+        ("#line 5", "#line is not allowed"),
+        ("#5", "#line is not allowed"),
+        ("#pragma GCC dependency x", "#pragma GCC dependency x reads files"),
+        ("#if __has_include(</x>)", "it tests whether </x> exists"),
+        ("#if __has_include(<x>) && __has_include(X)", "it tests whether X exists"),
+        ("#embed <x>", "#embed is not allowed: it reads files"),
         ('asm(".incbin x");', "assembly that reads a file (.incbin)"),
-        ("// x\ry", "a return without a new line, which compilers read in several ways"),
-        ('auto x = "\\u0041";', "it spells characters by number (\\u0...)"),
-        ("_Pragma(x)", "_Pragma: write #pragma on a line of its own"),
+        ("// x\ry", "a carriage return without a line feed, which compilers interpret differently"),
+        ('auto x = "\\u0041";', "it writes characters as numeric escapes (\\u0...)"),
+        ("_Pragma(x)", "_Pragma is not allowed: write #pragma on its own line"),
         ("#ifdef __has_include", "__has_include without a header in parentheses"),
-        ("cuModuleLoad(x);", "it names cuModuleLoad, which loads code that nobody has looked at"),
-        ("auto f = asm;", "assembly that is not written where it is named: asm, then its literals in parentheses"),
-        (f"asm({'W' * 50});", f"assembly that a macro writes ({'W' * 40}): write it as literals"),
+        ("cuModuleLoad(x);", "it names cuModuleLoad, which can load unchecked code"),
+        ("auto f = asm;", "asm without its literals: write asm, then its literals in parentheses"),
+        (f"asm({'W' * 50});", f"assembly from a macro ({'W' * 40}): write it as literals"),
     ],
 )  # fmt: skip
 def test_a_refused_text_is_told_why(line, words):
@@ -168,7 +168,7 @@ def test_what_looks_like_it_is_not_refused(line):
 def test_assembly_of_the_host_is_read_more_strictly():
     text = 'int x;\nasm("a/" "*b");\n'
     assert refusal(text, False) is None
-    assert refusal(text) == "a comment in assembly, which can stand within a word"
+    assert refusal(text) == "a comment in assembly, which can split a word"
 
 
 def test_a_directive_beside_a_comment_is_read_and_a_sentence_on_one_is_not():

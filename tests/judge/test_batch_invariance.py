@@ -66,7 +66,7 @@ def larger(a: Any, b: Any) -> Any:
         (split_below(64), "in a batch of 1 rows"),
         (split_below(2), "in a batch of 1 rows, 1 differ"),
         (by_place, "in a batch of 3 rows"),
-        (minus_zero, "in a batch of 3 rows, 3 differ from the same rows among 64; the first is at place 0"),
+        (minus_zero, "in a batch of 3 rows, 3 differ from the same rows in a batch of 64; the first is row 0"),
     ],
 )
 def test_a_product_that_depends_on_it_fails_in_some_bit(product: Any, said: str) -> None:
@@ -78,5 +78,5 @@ def test_batches_are_the_edges_the_largest_and_drawn_ones() -> None:
     drawn = drawn_batches(20, 0)
     assert set(EDGES) < set(drawn) and max(drawn) == 8192 and drawn == drawn_batches(20, 0) != drawn_batches(20, 1)
     assert max(drawn_batches(20, 0, 100)) == 100
-    with pytest.raises(UsageError, match="two different ones"):
+    with pytest.raises(UsageError, match="at least two different sizes"):
         check_batch_invariance(right, WEIGHT, [4, 4], "cpu")

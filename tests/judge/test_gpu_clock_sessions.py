@@ -244,7 +244,7 @@ def test_a_gpu_must_be_there(monkeypatch, index, count, available, expected):
     if expected is None:
         assert gpu_clock._cuda_torch(index) is torch
     else:
-        with pytest.raises(DeviceError, match=f"GPU {index} is missing; expected {expected}"):
+        with pytest.raises(DeviceError, match=f"GPU {index} not found; expected {expected}"):
             gpu_clock._cuda_torch(index)
 
 

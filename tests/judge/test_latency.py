@@ -220,5 +220,5 @@ def test_any_rate_above_zero_will_do(qps):
 
 
 def test_a_percentile_of_no_samples_is_refused():
-    with pytest.raises(UsageError, match="a percentile of a server timing without samples"):
+    with pytest.raises(UsageError, match="the server timing has no samples"):
         latency.percentile(Timing("server", (), 1.0, 0.0), 50)

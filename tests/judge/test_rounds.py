@@ -131,7 +131,7 @@ def test_a_timing_says_one_repeat_and_one_set_of_operands_unless_told():
 def test_what_is_no_time_is_told_by_its_first_three_samples():
     with pytest.raises(DeviceError) as failure:
         timing_of_samples("cold", [1.0, 2.0, -3.0, 4.0])
-    assert failure.value.wrong == "cold mode gave samples [1.0, 2.0, -3.0]"
+    assert failure.value.wrong == "cold mode measured [1.0, 2.0, -3.0]"
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,7 @@ def test_choosing_script_writes_a_catalogue_of_kernels_with_both_launch_options(
     found = [config_from_name(name) for name in data["candidates"]]
     assert set(found) == {replace(c, pdl=pdl) for c in (A, C) for pdl in (False, True)} | set(found)
     assert len(found) % 2 == 0 and "gaps to the best known t 1.0" in data["chosen_by"]
-    assert "the new one" in done.stdout
+    assert "the new catalogue" in done.stdout
 
 
 def test_choosing_script_wants_a_source(tmp_path: Path) -> None:

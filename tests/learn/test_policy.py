@@ -126,7 +126,7 @@ def test_a_policy_of_other_inputs_is_refused(tmp_path: Path, monkeypatch: pytest
 
 
 def test_an_unknown_policy_is_a_usage_error() -> None:
-    with pytest.raises(UsageError, match="no policy"):
+    with pytest.raises(UsageError, match="unknown policy"):
         Policy.load("h999")
 
 

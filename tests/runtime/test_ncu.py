@@ -150,10 +150,10 @@ def table(*rows: str) -> str:
         ("", RecordError, "no table"),
         ("words\n", RecordError, "no table"),
         (table('"0","k"'), RecordError, "row 3 of ncu's table has 2 fields"),
-        (table('"0","k","fast"'), RecordError, "'fast' of a__b.sum"),
+        (table('"0","k","fast"'), RecordError, "'fast' for a__b.sum"),
         (table('"0","k","1","2"'), RecordError, "4 fields"),
-        ('"ID","Kernel Name","a__b.sum"\n', RecordError, "no line of units"),
-        ('"ID","Kernel Name","a__b.sum"\n"0","k","1"\n', RecordError, "no line of units"),
+        ('"ID","Kernel Name","a__b.sum"\n', RecordError, "no row of units"),
+        ('"ID","Kernel Name","a__b.sum"\n"0","k","1"\n', RecordError, "no row of units"),
         ('"ID","Metric Name","Kernel Name"\n"0","a","k"\n', RecordError, "another page"),
         ('"ID","a__b.sum"\n"","ns"\n"0","1"\n', RecordError, "another page"),
         (table(), DeviceError, "no kernels"),
@@ -248,7 +248,7 @@ def test_a_profile_that_does_not_end_is_ended_and_leaves_its_log(
     fake: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("SECONDS", "60")
-    with pytest.raises(DeviceError, match="not done after 1.5 s"):
+    with pytest.raises(DeviceError, match="did not finish in 1.5 s"):
         ncu.profile(fake.path, ["target"], ["a__b.sum"], timeout_s=1.5, log=tmp_path / "log.txt")
     assert (tmp_path / "log.txt").read_text() == "==PROF== begun\n"
 

@@ -255,7 +255,7 @@ def test_accumulator_as_claimed_passes() -> None:
 
 @pytest.mark.parametrize("text", [mma("m16n8k16", "f16", "f16", 4, 2), wgmma(64, "f16", "f16")])
 def test_fp16_accumulation_under_an_fp32_claim_is_rejected(text: str) -> None:
-    assert "accumulates in fp16, the source claims fp32" in str(gate(text, "fp32"))
+    assert "accumulates in fp16, but the source claims fp32" in str(gate(text, "fp32"))
 
 
 def test_one_fp16_instruction_among_fp32_ones_is_rejected() -> None:

@@ -103,7 +103,7 @@ def test_what_is_done_is_not_done_again(script: Any, work: Any, capsys: pytest.C
     capsys.readouterr()
     run(script, work, *MADE, tables=ALL)
     said = capsys.readouterr().out
-    assert script.fake.asked == [] and said.count("done before") == 1 + 2 * 4
+    assert script.fake.asked == [] and said.count("already done") == 1 + 2 * 4
     assert before == {path: path.read_bytes() for path in work.path.iterdir() if path.suffix in (".json", ".parquet")}
 
 
@@ -130,7 +130,7 @@ def test_tables_tuned_elsewhere_are_benched_here(script: Any, work: Any, tmp_pat
     assert set(libraries[0].rows) <= set(one.load().rows), "rows that a directory has stay"
     assert one.load().provenance["tables"].keys() == made.provenance["tables"].keys()
     replace(libraries[1], gpu="h100").save(other.library)
-    with pytest.raises(UsageError, match="one kind of GPU"):
+    with pytest.raises(UsageError, match="one GPU model"):
         copy_tables_from(BuildFolder(tmp_path / "new"), [one.library, other.library])
     assert not (tmp_path / "new").exists()
 
@@ -146,7 +146,7 @@ def test_modes_beside_offline_are_of_the_extra_tables(script: Any) -> None:
 def test_a_work_directory_of_other_kernels_is_refused(script: Any, work: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     run(script, work, "tune")
     monkeypatch.setattr("outblas.records.proved_kernels.kernels_sha", lambda: "other")
-    with pytest.raises(UsageError, match="choose another --work"):
+    with pytest.raises(UsageError, match="pass another --work"):
         run(script, work, "tune")
 
 
@@ -175,7 +175,7 @@ def test_each_job_has_a_process_and_the_seconds_are_published(
     provenance = Library.load(work.library).provenance
     assert provenance["seconds"]["tune grid1000:NN:fp16:fp32"] == 60.0 and len(provenance["seconds"]) == 29
     assert provenance["seconds_of_making"] == 17 * 60.0 and provenance["kernels"] == kernels_sha()
-    assert "the library took 17.0 GPU minutes, all 29.0" in done.stdout
+    assert "the library took 17.0 of 29.0 GPU minutes" in done.stdout
     assert f"library: {work.library}" in done.stdout
     assert f"bench: {work.result(script.TABLES[0], 'offline')}" in done.stdout
     assert json.loads((work.path / "seconds.json").read_text()) == provenance["seconds"]
@@ -188,7 +188,7 @@ def test_the_time_of_a_job_that_failed_counts(script: Any, work: Any, monkeypatc
         done = command("--work", str(work.path), "--steps", "record")
         assert done.exit_code == 2
         assert "record grid1000:TN:fp16:fp32 failed with status 1; expected" in done.stderr
-        assert "the same command goes on where it was" in done.stderr
+        assert "rerun the command; it resumes" in done.stderr
     assert json.loads((work.path / "seconds.json").read_text()) == {"record grid1000:TN:fp16:fp32": 120.0}
 
 
@@ -261,7 +261,7 @@ def test_a_gpu_begins_with_the_finalists_of_another_ones_build(
     theirs, first, late = other.load(), finalists(other, table), [Sm90WgmmaConfig(64, 64)]
     reopened = next(iter(first))
     write_json(other.reopened_finalists(table, "reopen"), {reopened.key: [config_name(c) for c in late]})
-    with pytest.raises(UsageError, match="this kind of GPU"):
+    with pytest.raises(UsageError, match="for the same GPU model"):
         adopt(work, other.path, [table])
     replace(theirs, gpu="h100").save(other.library)
     adopt(work, other.path, [table])
@@ -273,7 +273,7 @@ def test_a_gpu_begins_with_the_finalists_of_another_ones_build(
     assert not any(begun.installed().values()), "nothing was timed here, so nothing is installed"
     assert begun.provenance["tables"][str(table)]["adopted"]["gpu"] == "h100"
     run(script, work, "tune", "trial", "choose")
-    assert "tune grid1000:TN:fp16:fp32: done before" in capsys.readouterr().out
+    assert "tune grid1000:TN:fp16:fp32: already done" in capsys.readouterr().out
     chosen = work.load()
     for problem, configs in chosen.installed().items():
         assert configs and set(configs) <= set(expected[problem])

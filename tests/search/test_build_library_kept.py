@@ -62,7 +62,7 @@ def test_a_bench_of_which_half_was_made_before_the_library_changed_begins_anew(
     work.result(table, "offline").unlink()
     Journal(journal, {"library": "another"}, resume=False).close(done=False)
     run(script, work, "bench")
-    assert "begins anew" in capsys.readouterr().out and not journal.exists()
+    assert "starting over" in capsys.readouterr().out and not journal.exists()
     assert [r["config"] for r in read_result(work.result(table, "offline")).rows] == [r["config"] for r in whole]
 
 
@@ -124,7 +124,7 @@ def test_judging_benches_of_different_toolchains_are_not_merged(script: Any, wor
     last = read_result(judge_path(work, table, STARTS[-1]))
     other = {**last.provenance, "toolchain": {"cublas": "another"}}
     write_result(last.rows, {**last.meta, "provenance": other}, last.path)
-    with pytest.raises(UsageError, match=r"judge_3.parquet and .*judge_1.parquet are of different toolchains"):
+    with pytest.raises(UsageError, match=r"judge_3.parquet and .*judge_1.parquet used different toolchains"):
         run(script, work, "merge")
 
 
@@ -143,7 +143,7 @@ def test_choose_and_merge_need_no_gpu_but_the_same_kernels(
     with pytest.raises(DeviceError):
         run(script, work, "judge")
     monkeypatch.setattr(script.directory, "kernels_sha", lambda: "f" * 64)
-    with pytest.raises(UsageError, match="is of kernels "):
+    with pytest.raises(UsageError, match="has kernel hash "):
         run(script, work, "choose")
 
 
@@ -172,7 +172,7 @@ def test_benches_of_an_earlier_library_are_not_merged(script: Any, work: Any) ->
     library = work.load()
     first = library.rows[0].problem
     without_kernels(library, [(first, "plain"), (first, "pdl"), (first, "weights")]).save(work.library)
-    with pytest.raises(UsageError, match="is of another library"):
+    with pytest.raises(UsageError, match="used another library"):
         run(script, work, "merge")
 
 

@@ -204,7 +204,7 @@ def test_winners_nearby_are_tried_once_and_the_better_kernel_stays(
     with script.search.Store(work.store(table)) as store:
         assert [(e.problem, e.config) for e in store.evaluations("borrow")] == [(problem, unknown)]
     run(script, work, "borrow")
-    assert f"borrow {table}: done before" in capsys.readouterr().out
+    assert f"borrow {table}: already done" in capsys.readouterr().out
 
 
 def test_a_packaged_kernel_is_timed_beside_what_the_search_proposes(
@@ -240,7 +240,7 @@ def test_neighbours_of_the_best_are_tried_once_and_the_better_kernel_stays(
     assert after.provenance["tables"][str(table)]["refined"] == len(after.rows)
     asked = len(script.fake.asked)
     run(script, work, "refine")
-    assert len(script.fake.asked) == asked and "done before" in capsys.readouterr().out
+    assert len(script.fake.asked) == asked and "already done" in capsys.readouterr().out
 
 
 def test_a_library_that_a_work_begins_with_counts_as_what_won(
@@ -338,7 +338,7 @@ def test_the_intervals_of_finished_weights_join_the_library(
     assert other.load().intervals == library.intervals and other.load().provenance["intervals"] == {str(llm): about}
     capsys.readouterr()
     run(script, other, "intervals", tables=str(llm))
-    assert "done before" in capsys.readouterr().out and len(model.asked) == len(set(model.asked))
+    assert "already done" in capsys.readouterr().out and len(model.asked) == len(set(model.asked))
     part = replace(library, intervals=library.intervals[:1])
     part.save(other.library)
     assert [one.weight for one in weight_intervals._request(other, llm).ranges.ranges] == [library.intervals[1].weight]
@@ -352,7 +352,7 @@ def test_the_intervals_of_finished_weights_join_the_library(
     assert unproved_intervals(BuildFolder(tmp_path / "third").load()) == [llm] and len(model.asked) == known
     monkeypatch.setattr(weight_intervals, "open_pool", lambda plan: contextlib.nullcontext(ModelledEvaluator(model)))
     model.fails = lambda problem, config: problem.m == 64
-    with pytest.raises(UsageError, match=r"1 of 2 proofs failed, the first 64_128_512_TN_fp16_fp32 .*: wrong"):
+    with pytest.raises(UsageError, match=r"1 of 2 proofs failed, the first for 64_128_512_TN_fp16_fp32 .*: wrong"):
         run(script, work, "prove_intervals", tables=str(llm))
     assert unproved_intervals(work.load()) == [llm]
     model.fails = lambda problem, config: False
@@ -362,6 +362,6 @@ def test_the_intervals_of_finished_weights_join_the_library(
     assert {problem for problem, _ in model.asked} == set(llm.problems()), "both ends, which are one M here"
     asked = len(model.asked)
     run(script, work, "prove_intervals", tables=str(llm))
-    assert len(model.asked) == asked and "done before" in capsys.readouterr().out
-    with pytest.raises(UsageError, match="no intervals of grid1000"):
+    assert len(model.asked) == asked and "already done" in capsys.readouterr().out
+    with pytest.raises(UsageError, match="lacks intervals of grid1000"):
         run(script, work, "prove_intervals")

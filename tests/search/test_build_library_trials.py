@@ -46,7 +46,7 @@ def test_a_trial_keeps_every_round_and_is_not_repeated(script: Any, work: Any, c
         assert {len(t.samples_us) for t in entry.timings.values()} == {trials.TRIAL_ROUNDS}
     asked = len(script.trial.asked)
     trials.run_trial(work, table, "1")
-    assert 0 < len(script.trial.asked) == asked and "done before" in capsys.readouterr().out
+    assert 0 < len(script.trial.asked) == asked and "already done" in capsys.readouterr().out
 
 
 def test_gpus_share_the_problems_of_a_trial(script: Any, work: Any) -> None:
@@ -76,7 +76,7 @@ def test_a_killed_trial_goes_on_within_its_start_and_begins_anew_in_another(
         script.trial.asked.clear()
         trials.run_trial(work, table, "2")
         assert len({p for _, p, _ in script.trial.asked}) == left
-    assert "begins anew" in capsys.readouterr().out
+    assert "starting over" in capsys.readouterr().out
 
 
 def test_finalists_of_a_large_product_are_at_most_three_plain_kernels(script: Any) -> None:

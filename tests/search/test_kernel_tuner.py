@@ -166,7 +166,7 @@ def test_evaluations_carry_what_was_measured(task: T4Task) -> None:
 
 def test_the_problem_must_be_known_and_agree(task: T4Task, tmp_path: Path) -> None:
     data, path = t4_of(task, tmp_path)
-    with pytest.raises(UsageError, match="is on"):
+    with pytest.raises(UsageError, match="is for"):
         read_task(path, Problem(8, 8, 8))
     del data["metadata"]["outblas"]
     path.write_text(json.dumps(data))
@@ -178,14 +178,14 @@ def test_the_problem_must_be_known_and_agree(task: T4Task, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("where", "what", "words"),
     [
-        ("time", -1.0, "a time of -1"),
-        ("time", float("nan"), "a time of nan"),
-        ("time", True, "a time of True"),
-        ("time", None, "a time of None"),
-        ("time", "InvalidConfig", "a time of"),
+        ("time", -1.0, "a time is -1"),
+        ("time", float("nan"), "a time is nan"),
+        ("time", True, "a time is True"),
+        ("time", None, "a time is None"),
+        ("time", "InvalidConfig", "a time is"),
         ("rounds", -1, "rounds"),
         ("spread", -0.5, "spread"),
-        ("status", "wrong", "one outcome"),
+        ("status", "wrong", "a consistent pair"),
         ("status", "splendid", "splendid"),
     ],
 )

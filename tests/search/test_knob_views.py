@@ -133,7 +133,7 @@ def test_kernel_tuner_has_it(load: Load, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("view", [knob_space.tunable, knob_space.varying])
 def test_a_search_space_has_configs(view: Callable[[list[KernelConfig]], object]) -> None:
-    with pytest.raises(UsageError, match="a search space of no configs; expected at least one"):
+    with pytest.raises(UsageError, match="the search space has no configs; expected at least one"):
         view([])
 
 

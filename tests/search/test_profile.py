@@ -132,7 +132,7 @@ def test_counters_of_the_sample_have_the_units_that_are_documented() -> None:
 
 
 def test_a_kernel_of_which_ncu_tells_nothing_is_no_profile() -> None:
-    with pytest.raises(RecordError, match="told no counter of k"):
+    with pytest.raises(RecordError, match="gave no counter for k"):
         counters_of(ProfiledLaunch("k", metrics={"gpu__time_duration.sum": 1.0}))
 
 
@@ -195,9 +195,9 @@ def test_an_interrupted_profile_keeps_its_batches(tool: Tool, run: Path, monkeyp
 def test_problems_and_a_candidate_can_be_named(tool: Tool, run: Path) -> None:
     problem, config = RECORDING.problems[1], RECORDING.catalogue[0]
     assert list(profiled(run, mnk=[problem.mnk], config=config, tool=tool.path).counters) == [(problem, config)]
-    with pytest.raises(UsageError, match="1_2_3 is no problem of this run"):
+    with pytest.raises(UsageError, match="1_2_3 is not a problem of this run"):
         profiled(run, mnk=["1_2_3"], tool=tool.path)
-    with pytest.raises(UsageError, match="passed on none"):
+    with pytest.raises(UsageError, match="failed on every problem"):
         profiled(run, config=Sm80DirectConfig(32, 64), tool=tool.path)
     with pytest.raises(UsageError, match="--top is 0"):
         profiled(run, top=0, tool=tool.path)
@@ -245,7 +245,7 @@ def test_without_ncu_or_a_gpu_or_on_another_gpu_it_says_so(
     with pytest.raises(ToolchainMissing, match="is not installed"):
         profiled(run, tool=str(run / "none"))
     monkeypatch.setattr(profile, "collect_provenance", lambda *_: {**PROVENANCE, "gpu": "NVIDIA H100"})
-    with pytest.raises(UsageError, match="measured on NVIDIA H200, and this GPU is NVIDIA H100"):
+    with pytest.raises(UsageError, match="measured on NVIDIA H200, but this GPU is NVIDIA H100"):
         profiled(run, tool=tool.path)
     monkeypatch.setattr(device, "gpu_count", lambda: 0)
     for words, named in (("no CUDA GPU was found", "cuda:0"), ("expected a GPU", "replay:h200")):

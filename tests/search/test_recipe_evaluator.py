@@ -82,7 +82,7 @@ def test_another_seed_draws_other_faults_and_bad_shares_are_refused() -> None:
     drawn = [{config_name(c) for c in recording.catalogue if is_faulty(c, 0.1, seed)} for seed in (0, 0, 1)]
     assert drawn[0] == drawn[1] != drawn[2]
     for share in (-0.1, 1.0, float("nan")):
-        with pytest.raises(UsageError, match="share of faulty kernels"):
+        with pytest.raises(UsageError, match="--faulty is"):
             RecipeRequest("h200", 1, 1, 1, "TN", 1, 1, share, None, Path("run"), Path("out.json"), "test")
 
 
@@ -112,10 +112,10 @@ def test_the_profilers_json_is_read(tmp_path: Path) -> None:
     [
         ([], "no cell"),
         ([row("1_2", "x", 50)], "cannot be read"),
-        ([row(KEY, NAME, 150)], "a hit rate of 1.5"),
-        ([row(KEY, NAME, float("nan"))], "a hit rate of nan"),
+        ([row(KEY, NAME, 150)], "a hit rate is 1.5"),
+        ([row(KEY, NAME, float("nan"))], "a hit rate is nan"),
         ([{"side": "ours", "kernels": [{}]}], "cannot be read"),
-        ([row(KEY, NAME, 50), row(KEY, NAME, 50)], "a cell twice"),
+        ([row(KEY, NAME, 50), row(KEY, NAME, 50)], "a duplicate cell"),
         (3, "cannot be read"),
     ],
 )

@@ -165,7 +165,7 @@ def test_the_same_seed_is_the_same_training(request_: RecipeRequest) -> None:
     [
         ({"judged": 0}, "--judged is 0"),
         ({"seeds": 0}, "--seeds is 0"),
-        ({"faulty": 1.0}, "share of faulty kernels"),
+        ({"faulty": 1.0}, "--faulty is"),
         ({"layout": "NN"}, "layout NN"),
         ({"shapes": 99}, "--shapes is 99"),
         ({"episodes": 0}, "--episodes is 0"),

@@ -96,7 +96,7 @@ def test_reopened_rows_are_chosen_from_three_further_trials(script: Any, work: A
     run(script, work, "choose")
     chosen = Library.load(work.library).provenance["tables"][str(table)]["chosen_from"]
     assert list(chosen) == ["1", "2", "3", "4", "5", "6"]
-    assert "4 of 4 problems by trials" in capsys.readouterr().out
+    assert "4 of 4 problems chosen by trials" in capsys.readouterr().out
 
 
 def test_what_a_trial_timed_is_proved(script: Any, work: Any) -> None:

@@ -117,7 +117,7 @@ def test_autotuned_cublaslt_must_be_the_same_algorithm_in_every_start() -> None:
 
 def test_a_trial_without_the_plain_choice_chooses_nothing() -> None:
     assert second_winner(ROW, [entry({OTHER: around(9.0)}, failed=(PLAIN,))], COLD) is None
-    with pytest.raises(UsageError, match="lacks the plain choice.*trial_workloads again"):
+    with pytest.raises(UsageError, match="lacks the plain choice.*rerun step trial_workloads"):
         second_winner(ROW, [entry({OTHER: around(9.0)})], COLD)
 
 
@@ -180,7 +180,7 @@ def test_a_search_with_cold_caches_adds_its_best_to_the_candidates(
         assert set(configs) > set(before[problem]), "its neighbours, too"
     for _ in range(2):
         workloads.search_cold(work, tuned)
-    assert capsys.readouterr().out.count("done before") == 1
+    assert capsys.readouterr().out.count("already done") == 1
     assert {options.mode for options in script.trial.options} == {COLD}
     after = workload_candidates(work, tuned, rows)
     for problem, configs in after.items():
@@ -212,7 +212,7 @@ def test_both_trials_keep_every_sample_and_are_not_repeated(
     for mode in (COLD, SERVER):
         workloads.run_workload_trial(work, tuned, mode)
     assert asked == (len(script.trial.asked), len(served)) == (len(problems), len(problems))
-    assert capsys.readouterr().out.count("done before") == 2
+    assert capsys.readouterr().out.count("already done") == 2
 
 
 def test_each_of_three_starts_of_the_machine_has_a_cold_trial(

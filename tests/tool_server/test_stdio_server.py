@@ -132,7 +132,7 @@ def test_a_good_kernel_a_bad_one_and_one_that_tries_to_escape_until_the_budget_i
     bad = talk.call("compile", **SMALL, kernel=device_text(BODY.replace("float sum", "flot sum")))
     assert bad["status"] == "compile_error" and '"flot" is undefined' in bad["log"] and "registers" not in bad
     escape = talk.call("compile", **SMALL, kernel=exploit("includes_a_file"))
-    assert escape["status"] == "static_rejected" and "only headers that are given" in escape["detail"]
+    assert escape["status"] == "static_rejected" and "only the provided headers are allowed" in escape["detail"]
     config = talk.call("compile", **SMALL, config=WGMMA, architecture="sm_90a")
     assert config["compiled"] and config["sass"]["hgmma"] > 0 and config["dynamic_shared_bytes"] > 0
     assert config["budget_left"]["compilations"] == 1

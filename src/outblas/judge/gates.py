@@ -153,8 +153,8 @@ def check_cell(data: Operands, reference: Reference, before: Any, run: Callable[
     tail = data.tail_broken(0).to(torch.float32)
     worst, inputs, behind = torch.stack((ratio, changed, tail)).tolist()
     if inputs or behind:
-        where = "behind C" if behind else "of A or B, or an input,"
-        return Verdict(Status.MEMORY_VIOLATION, ("static",), f"the canary {where} was overwritten")
+        where = "the canary behind C" if behind else "A, B or a canary around them"
+        return Verdict(Status.MEMORY_VIOLATION, ("static",), f"{where} was overwritten")
     if not worst <= 1.0:
         return Verdict(Status.WRONG, ("static", "memory"), wrong_result_text(worst), finite_or_none(worst))
     return Verdict(Status.PASSED, ("static", "memory", "bound"), "", worst)

@@ -322,6 +322,6 @@ def _cuda_torch(gpu_index: int) -> Any:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if not 0 <= gpu_index < count:
         raise DeviceError(
-            f"GPU {gpu_index} is missing", f"an index below {count}" if count else "a CUDA GPU", "see `nvidia-smi -L`"
+            f"GPU {gpu_index} not found", f"an index below {count}" if count else "a CUDA GPU", "see `nvidia-smi -L`"
         )
     return torch

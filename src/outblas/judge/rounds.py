@@ -124,7 +124,7 @@ def timing_of_samples(mode: str, samples: Sequence[float], repeats: int = 1, ope
         DeviceError: there are no samples, or one is not a positive finite number.
     """
     if not samples or not all(math.isfinite(s) and s > 0 for s in samples):
-        raise DeviceError(f"{mode} mode gave samples {list(samples)[:3]}", "positive times", "time again")
+        raise DeviceError(f"{mode} mode measured {list(samples)[:3]}", "positive times", "time it again")
     low, mid, high = np.percentile(np.asarray(samples, dtype=np.float64), (25, 50, 75))
     kept = tuple(float(s) for s in samples)
     return Timing(mode, kept, float(mid), float((high - low) / mid), repeats, operand_sets)

@@ -101,7 +101,7 @@ def build(
                 "Python.h, a C11 compiler",
             )
         if reason or not linked:
-            report(f"without the C++ parts: {reason or 'the C++ library cannot be linked'}")
+            report(f"the C++ parts are left out: {reason or 'the C++ library cannot be linked'}")
         return made.replace(folder / EXTENSION_NAME)
 
 

@@ -132,7 +132,7 @@ class PackagedCubins:
         try:
             self._cuda_major = int(pack.about["nvrtc"].split(".")[0])
         except (KeyError, AttributeError, ValueError):
-            self._give_up(f"cubins {self.path} lack the NVRTC version; expected it; run {BUILD_COMMAND}")
+            self._give_up(f"cubins {self.path} lack the NVRTC version; expected it in the file; run {BUILD_COMMAND}")
             return
         self._pack, self._trouble = pack, ""
 

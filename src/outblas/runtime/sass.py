@@ -109,18 +109,18 @@ def check_static(facts: SassFacts, source: Source, cubin: Cubin) -> str | None:
 
     The accumulator in the SASS must be ``source.acc``. The SASS must have matrix instructions (HGMMA or HMMA, no
     QGMMA). Nothing may use local memory. Only the first reason is returned, e.g.
-    ``the SASS accumulates in fp16, the source claims fp32``.
+    ``the SASS accumulates in fp16, but the source claims fp32``.
     """
     if facts.qgmma:
         return f"the SASS multiplies in 8-bit precision ({facts.qgmma} QGMMA)"
     if facts.hgmma + facts.hmma == 0:
         return "no matrix instruction (HGMMA or HMMA) in the SASS"
     if facts.accumulators != (source.acc,):
-        return f"the SASS accumulates in {' and '.join(facts.accumulators)}, the source claims {source.acc}"
+        return f"the SASS accumulates in {' and '.join(facts.accumulators)}, but the source claims {source.acc}"
     if cubin.spill_bytes:
         return f"registers spill {cubin.spill_bytes} bytes to local memory"
     if facts.ldl or facts.stl:
-        return f"the SASS goes through local memory ({facts.ldl} LDL, {facts.stl} STL)"
+        return f"the SASS uses local memory ({facts.ldl} LDL, {facts.stl} STL)"
     return None
 
 

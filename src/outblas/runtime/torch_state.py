@@ -139,7 +139,7 @@ def _places_of_gradients() -> list[int]:
 def _only(what: str, places: list[int]) -> int:
     """Return the only place; raise LookupError for no place or several."""
     if len(places) != 1:
-        raise LookupError(f"{what} is at {places or 'no place'} of torch's objects")
+        raise LookupError(f"{what} was found at {places or 'no offset'} in torch objects")
     return places[0]
 
 

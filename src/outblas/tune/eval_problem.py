@@ -118,7 +118,7 @@ def _winners(problem: Problem, configs: list[KernelConfig], index: int, gpu: Gpu
     refused = [f"{config_name(e.config)}: {e.status} {e.detail}" for e in tried if e.status is not Status.PASSED]
     if not passed:
         wrong = f"no candidate for {problem.key} passed ({'; '.join(refused[:3])})"
-        raise DeviceError(wrong, "a proven kernel", "report this")
+        raise DeviceError(wrong, "a proven kernel", "report this bug")
 
     def fastest(pdl: bool) -> Evaluation | None:
         group = [e for e in passed if e.config.pdl is pdl]

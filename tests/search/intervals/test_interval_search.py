@@ -335,7 +335,7 @@ def test_only_an_agent_that_observes_seeks_a_finished_weight_again(tmp_path: Pat
     found = search(tmp_path / "s.sqlite", made, request)
     monkeypatch.setattr(interval_search, "tune", lambda *_: pytest.fail("the agent is asked"))
     assert search(tmp_path / "s.sqlite", made, request, told=lambda *words: told.append(words[2])) == found
-    assert told == ["128 x 256: done before"]
+    assert told == ["128 x 256: already done"]
     monkeypatch.setattr(Exhaustive, "observe", lambda self, seen: None)
     every = range(1, 1025)
     others = ({"wanted": {WEIGHT: [77]}}, {"launch": "plain"}, {"only": {WEIGHT: every}}, {"free": {WEIGHT: every}})

@@ -54,7 +54,7 @@ from outblas_lab.pool.retuning import retune_record, seconds_by_step
 
 def record(work: BuildFolder, table: Table) -> None:
     if any(set(table.problems()) <= set(recording.problems) for recording in work.recorded()):
-        print(f"record {table}: done before", flush=True)
+        print(f"record {table}: already done", flush=True)
         return
     progress, kernels = printer(f"record {table}"), catalogue_of(gpu_of_device(work.gpu_index))
     run_record(table.problems(), table.suite, kernels, work.recording, work.gpu_index, progress)
@@ -116,7 +116,7 @@ def copy_tables_from(work: BuildFolder, files: Sequence[Path]) -> None:
         return
     gpus = sorted({library.gpu for library in libraries})
     if len(gpus) > 1:
-        raise UsageError(f"libraries of {', '.join(gpus)}", "one kind of GPU", "leave the others out")
+        raise UsageError(f"the libraries are for {', '.join(gpus)}", "one GPU model", "omit the others")
     rows: dict[Problem, LibraryRow] = {}
     tables: dict[str, Any] = {}
     for library in libraries:
@@ -244,14 +244,14 @@ def run_jobs(work: BuildFolder, listed: Sequence[Sequence[str]]) -> None:
             if ended.status:
                 raise OutblasError(
                     f"{' '.join(job)} failed with status {ended.status}",
-                    "every job to end well",
-                    "see its error above; the same command goes on where it was",
+                    "every job to succeed",
+                    "fix the error above and rerun the command; it resumes",
                 )
         finally:
             spent = monotonic() - begin
             kept, name = work.path / "seconds.json", " ".join(job)
-            do = "move it away; it only has the seconds of jobs"
-            seconds = dict(read_object(kept, "what a build wrote", do)) if kept.exists() else {}
+            do = "move it away; it holds only the times of jobs"
+            seconds = dict(read_object(kept, "a file written by a build", do)) if kept.exists() else {}
             seconds[name] = round(seconds.get(name, 0.0) + spent, 1)
             write_json(kept, seconds)
             print(f"{' '.join(job)}: {spent:.0f} s", flush=True)
@@ -275,7 +275,7 @@ def publish_seconds(work: BuildFolder, seconds: dict[str, float]) -> str:
     """Write the seconds into the library's provenance and return the totals as a line of text.
 
     Example: ``{"tune A": 60.0, "bench A offline": 60.0}`` gives
-    ``tune 60 s, bench 60 s; the library took 1.0 GPU minutes, all 2.0``. Steps ``judge``, ``merge`` and ``bench``
+    ``tune 60 s, bench 60 s; the library took 1.0 of 2.0 GPU minutes``. Steps ``judge``, ``merge`` and ``bench``
     do not count as making the library.
 
     The provenance gets ``seconds`` and ``seconds_of_making``, in which jobs of a build that this one began with stay.
@@ -295,7 +295,7 @@ def publish_seconds(work: BuildFolder, seconds: dict[str, float]) -> str:
         if work.from_nothing:
             write_json(work.path / RETUNE, retune_record(library, made_in))
     each = ", ".join(f"{step} {spent:.0f} s" for step, spent in seconds_by_step(seconds).items())
-    return f"{each}; the library took {making / 60:.1f} GPU minutes, all {sum(seconds.values()) / 60:.1f}"
+    return f"{each}; the library took {making / 60:.1f} of {sum(seconds.values()) / 60:.1f} GPU minutes"
 
 
 def _of_making(seconds: Mapping[str, float]) -> dict[str, float]:
@@ -314,7 +314,7 @@ def parse_names(text: str, known: Sequence[str], option: str) -> list[str]:
     words = text.split(",")
     unknown = [word for word in words if word not in known]
     if unknown:
-        raise UsageError(f"{option} {','.join(unknown)}", f"some of {', '.join(known)}", "correct it")
+        raise UsageError(f"unknown {option} {','.join(unknown)}", f"names from {', '.join(known)}", "correct it")
     return words
 
 
@@ -325,7 +325,7 @@ def adopt(work: BuildFolder, other: Path, tables: Sequence[Table]) -> None:
     that the other library installs are finalists, too. Kernels that are illegal on this GPU are left out.
 
     The new rows have no kernel: nothing was timed here. The steps ``trial`` and ``choose`` give them theirs. Each table
-    is one printed line, e.g. ``adopt llm:TN:fp16:fp32: 1318 finalists of h200``.
+    is one printed line, e.g. ``adopt llm:TN:fp16:fp32: 1318 finalists from h200``.
 
     Args:
         work: directory of the build; its library and its lists of finalists are saved.
@@ -337,11 +337,11 @@ def adopt(work: BuildFolder, other: Path, tables: Sequence[Table]) -> None:
     """
     source = BuildFolder(other)
     if not source.library.exists():
-        raise UsageError(f"{other} has no library.json", "the directory of another GPU's build", "name that")
+        raise UsageError(f"{other} has no library.json", "another GPU's build directory", "pass one")
     gpu, library, theirs = gpu_of_device(work.gpu_index), work.load(), Library.load(source.library)
     if theirs.gpu == gpu.name:
         raise UsageError(
-            f"{other} is of this kind of GPU, {gpu.name}", "another one", "use --begin-with for its tables"
+            f"{other} is for the same GPU model, {gpu.name}", "another GPU's build", "use --begin-with for its tables"
         )
     for table in tables:
         if str(table) in library.provenance["tables"]:
@@ -353,7 +353,7 @@ def adopt(work: BuildFolder, other: Path, tables: Sequence[Table]) -> None:
         fresh = [LibraryRow(p) for p in found if library.row_of(p) is None]
         library = with_table_rows(library, fresh, table, measured)
         library.save(work.library)
-        print(f"adopt {table}: {sum(map(len, found.values()))} finalists of {theirs.gpu}", flush=True)
+        print(f"adopt {table}: {sum(map(len, found.values()))} finalists from {theirs.gpu}", flush=True)
 
 
 def _finalists_here(source: BuildFolder, part: Library, table: Table, gpu: Gpu) -> dict[Problem, list[KernelConfig]]:

@@ -67,7 +67,7 @@ def tune_table(work: BuildFolder, table: Table) -> None:
     library, problems = work.load(), table.problems()
     todo = [p for p in problems if library.row_of(p) is None]
     if not todo:
-        print(f"tune {table}: done before", flush=True)
+        print(f"tune {table}: already done", flush=True)
         return
     gpu, progress = gpu_of_device(work.gpu_index), printer(f"tune {table}")
     agent, budget = agent_and_budget(work, table, library, gpu)
@@ -172,12 +172,12 @@ def refine_table(work: BuildFolder, table: Table) -> None:
         UsageError: the table is not tuned.
     """
     if "refined" in rows_of_table(work.load(), table).provenance:
-        print(f"refine {table}: done before", flush=True)
+        print(f"refine {table}: already done", flush=True)
         return
     gpu, known = gpu_of_device(work.gpu_index), known_kernels(work, table, "refine")
     budget = REFINE_BUDGET if table == TABLES[0] else REFINE_LLM_BUDGET if table.suite == "llm" else 0
     if not budget:
-        print(f"refine {table}: left to the tables that it begins with", flush=True)
+        print(f"refine {table}: skipped; the tables that it starts from are refined", flush=True)
         return
 
     def offered(problem: Problem) -> Sequence[KernelConfig]:
@@ -193,7 +193,7 @@ def try_neighbour_winners(work: BuildFolder, table: Table) -> None:
         UsageError: the table is not tuned.
     """
     if "borrowed" in rows_of_table(work.load(), table).provenance:
-        print(f"borrow {table}: done before", flush=True)
+        print(f"borrow {table}: already done", flush=True)
         return
     gpu, known = gpu_of_device(work.gpu_index), known_kernels(work, table, "borrow")
     won = {p: found.winners for p, found in known.items()}

@@ -118,13 +118,13 @@ class BuildFolder:
         kinds = sorted({gpu_of_device(index).name for index in self.gpus})
         if len(kinds) > 1:
             raise UsageError(
-                f"GPUs of several kinds: {', '.join(kinds)}", "one kind", "choose GPUs of one kind as --gpus"
+                f"GPUs of different models: {', '.join(kinds)}", "one model", "pass GPUs of one model as --gpus"
             )
         about = {**built_by(), "gpu": kinds[0]}
         if not self.stamp.exists():
             write_json(self.stamp, about)
         elif (found := {"gpu": about["gpu"], **self._stamped()}) != about:
-            raise UsageError(f"{self.path} is of {found}", str(about), "choose another --work")
+            raise UsageError(f"{self.path} belongs to {found}", str(about), "pass another --work")
 
     def check_kernels(self) -> None:
         """Refuse a directory of other kernel sources, without a GPU; return None.
@@ -133,12 +133,12 @@ class BuildFolder:
             UsageError: ``work.json`` names other kernels, or is missing.
             RecordError: it cannot be read.
         """
-        found = self._stamped().get("kernels") if self.stamp.exists() else "nothing"
+        found = self._stamped().get("kernels") if self.stamp.exists() else "none"
         if found != kernels_sha():
-            raise UsageError(f"{self.path} is of kernels {found}", kernels_sha(), "choose another --work")
+            raise UsageError(f"{self.path} has kernel hash {found}", kernels_sha(), "pass another --work")
 
     def _stamped(self) -> dict[str, Any]:
-        return read_object(self.stamp, "what a build wrote", "choose another --work")
+        return read_object(self.stamp, "a file written by a build", "pass another --work")
 
 
 def proof_by(provenance: Mapping[str, Any]) -> dict[str, str | None]:

@@ -93,7 +93,7 @@ def pairs_for_any_shape(files: Mapping[str, bytes]) -> list[tuple[Problem, Kerne
     try:
         from outblas.predict.any_shape import AnyShapeModel
     except ImportError as error:
-        raise ToolchainMissing("numpy is missing", "numpy", "install it, or build without isolation") from error
+        raise ToolchainMissing("numpy is not installed", "numpy", "install it or build without isolation") from error
     found = []
     for gpu, data in files.items():
         for config, (layout, dtype) in product(
@@ -224,18 +224,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(prog=BUILD_COMMAND, description=__doc__.partition("\n")[0])
     parser.add_argument("--jobs", type=int, help="processes (default: one per core)")
-    parser.add_argument("--out", type=Path, default=PACK, help="the file (default: beside the package's data)")
+    parser.add_argument("--out", type=Path, default=PACK, help="output file (default: next to the package's data)")
     options = parser.parse_args(arguments)
     if options.jobs is not None and options.jobs < 1:
-        parser.error("--jobs is at least 1")
+        parser.error("--jobs must be at least 1")
     try:
         built = build(options.out, options.jobs, report=lambda line: print(line, file=sys.stderr, flush=True))
     except OutblasError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     for line in built.left_out:
-        print(f"left out: {line}", file=sys.stderr)
-    print(f"built {built.path}: {built.kernels} kernels, {built.images} different cubins, {built.bytes / 1e6:.2f} MB")
+        print(f"skipped: {line}", file=sys.stderr)
+    print(f"built {built.path}: {built.kernels} kernels, {built.images} distinct cubins, {built.bytes / 1e6:.2f} MB")
     return 0
 
 

@@ -96,7 +96,7 @@ def run_trial(work: BuildFolder, table: Table, start: str) -> None:
     chosen = finalists_of_start(work, table, start)
     done = finished_trial(work, table, start, chosen)
     if done:
-        print(f"trial {table} {start}: done before", flush=True)
+        print(f"trial {table} {start}: already done", flush=True)
         return
     options = _options(work, table, start)
     keep_trial(work, table, start, chosen, options.rounds, live_station(work, chosen, options))
@@ -179,7 +179,7 @@ def finished_trial(
     if not lines or lines[-1]["problem"]:
         return []
     if chosen is not None and settings["finalists"] != names_of_finalists(chosen):
-        raise UsageError(f"{path} timed other finalists", "the table as it was then", "delete it to time these")
+        raise UsageError(f"{path} has timings of other finalists", "those of this table", "delete it to time these")
     return lines
 
 
@@ -193,7 +193,7 @@ def read_trial(work: BuildFolder, table: Table, start: str) -> dict[Problem, Tri
     if not lines:
         raise UsageError(
             f"trial {start} of {table} is not finished",
-            f"the trials {', '.join(STARTS)} and {BLOCK}",
+            f"finished trials {', '.join(STARTS)} and {BLOCK}",
             f"run `outblas build-library --work {work.path} --tables {table} --steps trial --starts {start}`",
         )
     found = {}
@@ -212,7 +212,7 @@ def _journal(
     try:
         return Journal(path, settings)
     except UsageError:
-        print(f"trial {table} {start}: begins anew, for it was of another start or other kernels", flush=True)
+        print(f"trial {table} {start}: starting over; it had another start or other kernels", flush=True)
         return Journal(path, settings, resume=False)
 
 

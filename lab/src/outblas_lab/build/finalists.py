@@ -56,7 +56,7 @@ def finalists(work: BuildFolder, table: Table) -> dict[Problem, list[KernelConfi
 
 def read_finalists(path: Path) -> dict[Problem, list[KernelConfig]]:
     """Return problem -> its finalists from a file of :func:`names_of_finalists`."""
-    do = "move it away to choose them again"
+    do = "move the file away to choose them again"
     known = read_object(path, "the finalists of a build", do)
     return {Problem.from_key(key): [config_from_name(name) for name in names] for key, names in known.items()}
 
@@ -145,7 +145,7 @@ def reopened_finalists(work: BuildFolder, table: Table, step: str) -> dict[Probl
     if not tried:
         raise UsageError(
             f"no row of {table} was searched again",
-            "a search of the rows that earlier trials leave open",
+            "a search of the rows that earlier trials left open",
             f"run `outblas build-library --work {work.path} --tables {table} --steps {step}`",
         )
     gpu, known = gpu_of_device(work.gpu_index), earlier_finalists(work, table, step)

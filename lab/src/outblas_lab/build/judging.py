@@ -46,10 +46,10 @@ def bench(work: BuildFolder, table: Table, mode: str) -> None:
     elif mode == "block":
         problems = block_problems(problems)
         if not problems:
-            print(f"bench {table} block: no product is large enough", flush=True)
+            print(f"bench {table} block: no problem is large enough", flush=True)
             return
     if out.exists() and is_bench_of(out, part, problems):
-        print(f"bench {table} {mode}: done before", flush=True)
+        print(f"bench {table} {mode}: already done", flush=True)
     else:
         rate = MAX_QPS if mode == "server" else None
         benched(f"bench {table} {mode}", work, table, problems, part, out, mode, seed=SEEDS["bench"], target_qps=rate)
@@ -73,7 +73,7 @@ def note_proof(work: BuildFolder, table: Table, result: Result) -> None:
     if failed or result.provenance.get("kernels") != today:
         raise UsageError(
             f"{result.path} does not prove the kernels of {table} ({len(failed)} failed)",
-            f"a bench with the sources {today} in which every kernel passes",
+            f"a bench of sources {today} in which every kernel passes",
             f"search the failed rows again, delete {result.path.name} and bench again",
         )
     library = work.load()
@@ -83,7 +83,7 @@ def note_proof(work: BuildFolder, table: Table, result: Result) -> None:
     if not unproved_tables(library):
         library = replace(library, provenance={**library.provenance, "kernels": today})
     library.save(work.library)
-    print(f"bench {table}: all its kernels are proved with today's sources", flush=True)
+    print(f"bench {table}: all kernels are proved with the current sources", flush=True)
 
 
 def benched(
@@ -118,7 +118,7 @@ def benched(
     try:
         bench_once(resume=True)
     except UsageError as error:
-        print(f"{what}: begins anew: {error}", flush=True)
+        print(f"{what}: starting over: {error}", flush=True)
         bench_once(resume=False)
 
 
@@ -158,7 +158,7 @@ def judge(work: BuildFolder, table: Table, start: str, mode: str = OFFLINE) -> N
     out, part, problems = judge_path(work, table, start, mode), rows_of_table(work.load(), table), table.problems()
     what = f"{JUDGING_STEPS[mode]} {table} {start}"
     if out.exists() and is_bench_of(out, part, problems):
-        print(f"{what}: done before", flush=True)
+        print(f"{what}: already done", flush=True)
         return
     seed = SEEDS["judge"] + int(start)
     benched(what, work, table, problems, part, out, mode, seed=seed, one_start=True)
@@ -177,12 +177,12 @@ def merge(work: BuildFolder, table: Table, mode: str = OFFLINE) -> None:
     results = [_judged(work, table, start, mode) for start in STARTS]
     for result in results:
         if not is_bench_of(result.path, part, table.problems()):
-            raise UsageError(f"{result.path} is of another library", "a bench of this one", "delete it and judge again")
+            raise UsageError(f"{result.path} used another library", "a bench of this one", "delete it and judge again")
         if _toolchain(result) != _toolchain(results[0]):
             raise UsageError(
-                f"{result.path} and {results[0].path.name} are of different toolchains",
-                f"{_toolchain(results[0])} in all",
-                "delete what is older and judge again",
+                f"{result.path} and {results[0].path.name} used different toolchains",
+                f"{_toolchain(results[0])} in every bench",
+                "delete the older files and judge again",
             )
     starts = [{key: result.provenance[key] for key in ("date", "commit", "driver", "machine")} for result in results]
     spent = round(sum(result.provenance.get("gpu_seconds", 0.0) for result in results), 1)
@@ -203,7 +203,7 @@ def _judged(work: BuildFolder, table: Table, start: str, mode: str) -> Result:
     if not path.exists():
         raise UsageError(
             f"judging bench {start} of {table} is missing",
-            f"those of {', '.join(STARTS)}",
+            f"the benches {', '.join(STARTS)}",
             f"run `outblas build-library --work {work.path} --tables {table} "
             f"--steps {JUDGING_STEPS[mode]} --starts {start}`",
         )

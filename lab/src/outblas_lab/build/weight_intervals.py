@@ -63,7 +63,7 @@ def search_weights(what: str, request: TuneRequest, add_finished: Callable[[], N
         OutblasError: as :func:`outblas.tune.tune_run.run_tune`.
     """
     if not request.ranges.ranges:
-        print(f"{what}: done before", flush=True)
+        print(f"{what}: already done", flush=True)
         return
     add_finished()
     try:
@@ -84,9 +84,9 @@ def prove_intervals(work: BuildFolder, table: Table) -> None:
     library = work.load()
     known = library.provenance.get("intervals", {})
     if str(table) not in known:
-        raise UsageError(f"no intervals of {table} in {work.library}", "some", "run step intervals, or --begin-with")
+        raise UsageError(f"{work.library} lacks intervals of {table}", "some", "run step intervals, or --begin-with")
     if table not in unproved_intervals(library):
-        print(f"prove_intervals {table}: done before", flush=True)
+        print(f"prove_intervals {table}: already done", flush=True)
         return
     pairs, progress = _proof_pairs(library, table), printer(f"prove_intervals {table}")
     failed: list[str] = []
@@ -96,8 +96,8 @@ def prove_intervals(work: BuildFolder, table: Table) -> None:
                 failed.append(f"{e.problem.key} {config_name(e.config)}: {e.status}")
             progress(done, len(pairs))
     if failed:
-        wrong = f"{len(failed)} of {len(pairs)} proofs failed, the first {failed[0]}"
-        raise UsageError(wrong, "kernels that pass every gate", "search the weights again: --steps intervals elsewhere")
+        wrong = f"{len(failed)} of {len(pairs)} proofs failed, the first for {failed[0]}"
+        raise UsageError(wrong, "kernels that pass every gate", "run --steps intervals in another --work")
     made = collect_provenance(command_of("prove_intervals", table), work.gpu_index)
     tables = {**known, str(table): {**known[str(table)], "proved": proof_by(made)}}
     replace(library, provenance={**library.provenance, "intervals": tables}).save(work.library)

@@ -76,7 +76,7 @@ def search_cold(work: BuildFolder, table: Table) -> None:
     """
     chosen = cold_candidates(work, table)
     if finished_trial(work, table, SEARCH, chosen):
-        print(f"search_cold {table}: done before", flush=True)
+        print(f"search_cold {table}: already done", flush=True)
         return
     options = replace(cold_options(work, table, SEARCH, SEARCH_ROUNDS, ()), level="cell")
     keep_trial(work, table, SEARCH, chosen, SEARCH_ROUNDS, live_station(work, chosen, options))
@@ -155,14 +155,14 @@ def run_workload_trial(work: BuildFolder, table: Table, mode: str) -> None:
         if not finished_trial(work, table, COLD):
             raise UsageError(
                 f"trial {COLD} of {table} is not finished",
-                f"it before that of mode {SERVER}: it proves the kernels",
+                f"it to finish before mode {SERVER}: it proves the kernels",
                 f"run `outblas build-library --work {work.path} --tables {table} --steps trial_workloads`",
             )
         passed = read_trial(work, table, COLD)
         chosen = {p: [c for c in configs if config_name(c) in passed[p].timings] for p, configs in chosen.items()}
     start = _start_to_make(work, table, mode, chosen)
     if not start:
-        print(f"trial {table} {mode}: done before", flush=True)
+        print(f"trial {table} {mode}: already done", flush=True)
     elif mode == SERVER:
         gpus = serving_gpus(work.gpus)
         keep_trial(work, table, mode, chosen, REQUESTS, _server_station(rows, chosen, len(gpus) == 1), gpus)
@@ -288,7 +288,7 @@ def choose_workloads(work: BuildFolder, table: Table) -> None:
     if not any(begun.values()):
         raise UsageError(
             f"no trial of {table} under another workload is finished",
-            " or ".join(MODE_OF_WORKLOAD.values()),
+            f"a finished trial in mode {' or '.join(MODE_OF_WORKLOAD.values())}",
             f"run `outblas build-library --work {work.path} --tables {table} --steps trial_workloads`",
         )
     rows, installed = list(part.rows), dict[str, int]()
@@ -334,8 +334,8 @@ def second_winner(row: LibraryRow, entries: Sequence[TrialEntry], mode: str) -> 
             return None
         raise UsageError(
             f"the trial of {row.problem.key} in mode {mode} lacks the plain choice {plain}",
-            "a trial of the kernels that are installed now",
-            "delete the file of that trial and run step trial_workloads again",
+            "a trial of the installed kernels",
+            "delete the file of that trial and rerun step trial_workloads",
         )
     others = {name: over_plain(entry, plain, name, mode) for name in entry.timings if name != plain}
     sure = {

@@ -116,7 +116,7 @@ class LaunchBlock:
         ``it requires K % 8 == 0``. For form ``host``, only accumulator and conditions count.
         """
         if self.acc != problem.acc:
-            return f"the kernel accumulates in {self.acc}, the problem asks for {problem.acc}"
+            return f"the kernel accumulates in {self.acc}, but the problem requires {problem.acc}"
         try:
             names = variables_of(problem.m, problem.n, problem.k, gpu.sms)
             unmet = next((each for each in self.requires if not each.value(names)), None)
@@ -169,16 +169,16 @@ class LaunchBlock:
         """Return why the GPU cannot make the launch; None if it can."""
         ctas = self.grid_of(problem, gpu)
         if any(not 1 <= count <= most for count, most in zip(ctas, _MAX_GRID, strict=True)):
-            return f"a grid of {ctas} CTAs"
+            return f"a grid of {ctas} CTAs is out of range"
         if any(count % size for count, size in zip(ctas, self.cluster, strict=True)):
-            return f"a grid of {ctas} CTAs is not whole clusters of {self.cluster}"
+            return f"a grid of {ctas} CTAs is not a multiple of cluster {self.cluster}"
         if not 0 <= self.workspace_of(problem, gpu) <= MAX_WORKSPACE_BYTES:
-            return f"a workspace of {self.workspace_of(problem, gpu)} bytes, at most {MAX_WORKSPACE_BYTES} are given"
+            return f"a workspace of {self.workspace_of(problem, gpu)} bytes is not within 0 to {MAX_WORKSPACE_BYTES}"
         if self.shared > gpu.smem_optin:
-            return f"{self.shared} bytes of dynamic shared memory, the GPU has {gpu.smem_optin}"
+            return f"it needs {self.shared} bytes of dynamic shared memory, but the GPU has {gpu.smem_optin}"
         for each in self.tensor_maps:
             if each.extents(problem)[1] * ELEMENT_BYTES % ROW_ALIGN_BYTES:
-                return f"rows of {each.operand} are no multiple of {ROW_ALIGN_BYTES} bytes, which TMA needs"
+                return f"rows of {each.operand} are not a multiple of {ROW_ALIGN_BYTES} bytes, as TMA requires"
         return None
 
 
@@ -198,9 +198,9 @@ def read_launch(text: str) -> LaunchBlock:
     try:
         data = json.loads(blocks[0][len(LAUNCH_MARK) :], object_pairs_hook=_no_doubles, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
-        raise ContractError(f"the launch block is no JSON ({str(error)[:120]})", "one JSON object", _DO) from error
+        raise ContractError(f"the launch block is not JSON ({str(error)[:120]})", "one JSON object", _DO) from error
     if not isinstance(data, dict) or data.get("form") not in ("device", "host"):
-        raise ContractError("the launch block names no form", '"form": "device" or "host"', _DO)
+        raise ContractError("the launch block has no valid form", '"form": "device" or "host"', _DO)
     try:
         if data["form"] == "host":
             host = _Host.model_validate(data)
@@ -215,7 +215,7 @@ def read_launch(text: str) -> LaunchBlock:
 def _device(block: _Device) -> LaunchBlock:
     """Return the launch block of form ``device``. Raises ContractError for a size out of range."""
     if not re.fullmatch(r"[A-Za-z_]\w{0,127}", block.entry):
-        raise ContractError(f"entry {block.entry[:40]!r}", 'the name of an extern "C" __global__ function', _DO)
+        raise ContractError(f"entry is {block.entry[:40]!r}", 'the name of an extern "C" __global__ function', _DO)
     x, y, z = block.block
     _within("block", (x, y, z), _MAX_BLOCK, x * y * z, _MAX_THREADS)
     cx, cy, cz = block.cluster
@@ -234,16 +234,16 @@ def _tensor_map(block: _Map) -> TensorMap:
     rows, columns = block.box
     row_bytes = columns * ELEMENT_BYTES
     if not (1 <= rows <= _MAX_BOX and 1 <= columns <= _MAX_BOX) or row_bytes % ROW_ALIGN_BYTES:
-        raise ContractError(f"box {block.box}", f"1 to {_MAX_BOX} a side, rows of whole 16 bytes", _DO)
+        raise ContractError(f"box is {block.box}", f"1 to {_MAX_BOX} per side, rows of a multiple of 16 bytes", _DO)
     if block.swizzle and row_bytes > block.swizzle:
-        raise ContractError(f"rows of {row_bytes} bytes, swizzle {block.swizzle}", "rows within one swizzle span", _DO)
+        raise ContractError(f"rows of {row_bytes} bytes, swizzle {block.swizzle}", f"{block.swizzle} or less", _DO)
     return TensorMap(block.operand, (rows, columns), block.swizzle)
 
 
 def _within(what: str, sizes: tuple[int, ...], most: tuple[int, ...], product: int, product_most: int) -> None:
     """Raise ContractError if a size is out of 1..most or the product exceeds ``product_most``."""
     if any(not 1 <= size <= top for size, top in zip(sizes, most, strict=True)) or product > product_most:
-        raise ContractError(f"{what} is {sizes}", f"1 to {most} a side, at most {product_most} together", _DO)
+        raise ContractError(f"{what} is {sizes}", f"1 to {most} per side, at most {product_most} in total", _DO)
 
 
 def _all(texts: list[str]) -> tuple[Expression, ...]:
@@ -254,9 +254,9 @@ def _no_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return a JSON object as a dictionary. Raises ValueError for a repeated key."""
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a key is there twice")
+        raise ValueError("a key occurs twice")
     return found
 
 
 def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")

@@ -126,7 +126,7 @@ def _check(node: ast.AST, text: str) -> None:
             raise _bad(text, f"the function {node.func.id!r}")
         least, most = _FUNCTIONS[node.func.id]
         if not least <= len(node.args) <= most:
-            raise _bad(text, f"{node.func.id} of {len(node.args)} arguments")
+            raise _bad(text, f"{node.func.id} with {len(node.args)} arguments")
         children = list(node.args)
     else:
         raise _bad(text, type(node).__name__)

@@ -41,15 +41,15 @@ class FreeKernel:
                 NUL, or its launch block is missing or invalid.
         """
         if not isinstance(text, str) or not text.strip():
-            raise ContractError("the kernel is empty", "CUDA C++ with a launch block", "write one")
+            raise ContractError("the kernel is empty", "CUDA C++ with a launch block", "write a kernel")
         if "\0" in text:
-            raise ContractError("the kernel holds a NUL", "CUDA C++ as text", "remove it")
+            raise ContractError("the kernel contains a NUL character", "CUDA C++ text", "remove it")
         try:
             size = len(text.encode())
         except UnicodeEncodeError as error:
-            raise ContractError("the kernel holds half of a surrogate pair", "valid Unicode", "remove it") from error
+            raise ContractError("the kernel contains an unpaired surrogate", "valid Unicode", "remove it") from error
         if size > MAX_TEXT_BYTES:
-            raise ContractError(f"the kernel has {size} bytes", f"at most {MAX_TEXT_BYTES}", "write a shorter one")
+            raise ContractError(f"the kernel has {size} bytes", f"at most {MAX_TEXT_BYTES}", "shorten it")
         kernel = cls(text)
         _ = kernel.name  # parses the launch block
         return kernel

@@ -242,7 +242,7 @@ def _made(path: Path) -> bytes:
     """Return the compiler's output file; raise CompileError if it is too large to keep."""
     size = path.stat().st_size
     if size > MAX_IMAGE_BYTES:
-        raise CompileError(f"it compiles to {size >> 20} MiB", f"at most {MAX_IMAGE_BYTES >> 20}", "hold less data")
+        raise CompileError(f"it compiles to {size >> 20} MiB", f"at most {MAX_IMAGE_BYTES >> 20}", "embed less data")
     return path.read_bytes()
 
 
@@ -294,14 +294,14 @@ def _error_of(error: dict[str, Any], words: Callable[[str], str]) -> CompileErro
 
 def _refused(said: str) -> CompileError:
     lines = [line.strip() for line in said.splitlines()]
-    first = next((line for line in lines if "error" in line.lower()), lines[0] if lines else "no word")
-    return CompileError(f"nvcc refuses it: {first[:200]}", "CUDA C++17", "correct the text", said)
+    first = next((line for line in lines if "error" in line.lower()), lines[0] if lines else "no message")
+    return CompileError(f"nvcc rejects it: {first[:200]}", "CUDA C++17", "correct the source", said)
 
 
 def _died(what: str, code: int, said: str) -> CompileError:
     how = f"signal {-code}" if code < 0 else f"exit code {code}"
-    last = said.strip().splitlines()[-1][:200] if said.strip() else "no word"
-    return CompileError(f"{what} died of {how} ({last})", "a text that it survives", "make it simpler", said)
+    last = said.strip().splitlines()[-1][:200] if said.strip() else "no message"
+    return CompileError(f"{what} ended with {how} ({last})", "a source that it can compile", "simplify it", said)
 
 
 #: Read before every text of form ``device``.

@@ -123,7 +123,7 @@ def decode(data: object) -> tuple[bool | None, str]:
     """
     if isinstance(data, list) and len(data) == 2 and data[0] in (True, False, None) and isinstance(data[1], str):
         return data[0], data[1][:_WORDS]
-    raise ValueError("no answer of a canary")
+    raise ValueError("it is not a canary's answer")
 
 
 def system_call(number: int, *arguments: object) -> int:
@@ -173,7 +173,7 @@ def _inherits(folder: str, victim: str) -> None:
         with contextlib.suppress(OSError):
             if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
                 return
-    raise OSError(errno.EPERM, "none is open")
+    raise OSError(errno.EPERM, "no pipe is open")
 
 
 #: Attack -> function of the worker's folder and a file outside; it raises if the jail refuses.

@@ -78,7 +78,7 @@ def run_confined(
             child.communicate(json.dumps(spec).encode(), timeout=limits.seconds)
         except subprocess.TimeoutExpired:
             raise CompileError(
-                f"the compiler takes over {limits.seconds:g} s", "a text that compiles in time", "make it simpler",
+                f"the compiler took over {limits.seconds:g} s", "a source that compiles in time", "simplify it",
                 _read(said),
             ) from None  # fmt: skip
         finally:

@@ -165,9 +165,9 @@ def lines(files: bool, calls: bool, version: int) -> list[ConfinementLine]:
         ConfinementLine(
             "files",
             files,
-            f"landlock ABI {version}: reads the system, Python and CUDA, writes its own folder"
+            f"landlock ABI {version}: reads the system, Python and CUDA; writes only its own folder"
             if files
-            else "no landlock: a worker reads and writes what its user may; run it in a container",
+            else "no landlock: a worker reads and writes everything that its user can; run it in a container",
         ),
         ConfinementLine(
             "signals and abstract sockets",
@@ -177,23 +177,23 @@ def lines(files: bool, calls: bool, version: int) -> list[ConfinementLine]:
         ConfinementLine(
             "calls",
             calls,
-            "seccomp: no new socket, program, process, trace, mount or signal; no limits of others; no modes, owners "
-            f"or attributes of files; no call that Linux {CHECKED_RELEASE} has not"
+            "seccomp: no new socket, program, process, trace, mount or signal; no limits of other processes; no file "
+            f"modes, owners or attributes; no system calls newer than Linux {CHECKED_RELEASE}"
             if calls
-            else "no seccomp: sockets, programs and processes are not refused; run it in a container",
+            else "no seccomp: sockets, programs and processes are not blocked; run it in a container",
         ),
         ConfinementLine("environment", True, "scrubbed before CUDA starts: no keys, no tokens"),
         ConfinementLine(
-            "limits", True, "processor time, file size, threads (not for root), no core; memory and folder watched"
+            "limits", True, "CPU time, file size, threads (not for root), no core dumps; memory and folder watched"
         ),
-        ConfinementLine("descriptors", True, "none of those that it was started with, but its pipe to the driver"),
-        ConfinementLine("answers", True, "cross to the driver as JSON, never as pickles"),
+        ConfinementLine("descriptors", True, "a worker inherits only its pipe to the driver"),
+        ConfinementLine("answers", True, "reach the driver as JSON, never as pickles"),
         ConfinementLine(
-            "older threads", False, "CUDA's own open what the user may: host code could make one run its code"
+            "older threads", False, "CUDA's threads can open the user's files: host code could run code in one"
         ),
-        ConfinementLine("names", False, "which files there are, their sizes, times and owners, is told (stat)"),
+        ConfinementLine("names", False, "file names, sizes, times and owners are visible (stat)"),
         ConfinementLine("address space", False, "not limited: CUDA maps all of the GPU's memory"),
-        ConfinementLine("GPU memory", False, "that of other processes is kept apart by the driver alone"),
+        ConfinementLine("GPU memory", False, "only the driver separates it from other processes"),
         ConfinementLine(
             "the judge", False, "host code shares the process that proves and times it: it could forge an answer"
         ),

@@ -52,7 +52,7 @@ def sections(image: bytes, at: int = 0) -> list[Section]:
     """
     try:
         if image[at : at + 6] != _MAGIC:
-            raise ValueError("no ELF file")
+            raise ValueError("not an ELF file")
         (table,) = struct.unpack_from("<Q", image, at + 0x28)
         entry, count, names = struct.unpack_from("<HHH", image, at + 0x3A)
         raw = [struct.unpack_from("<IIQQQQI", image, at + table + i * entry) for i in range(count)]
@@ -99,7 +99,7 @@ def _symbols(image: bytes, kind: int) -> tuple[list[str], list[str]]:
             if section.kind != kind or section.link >= len(found):
                 continue
             if section.size > 24 * _SYMBOLS:
-                raise ValueError(f"over {_SYMBOLS} symbols")
+                raise ValueError(f"more than {_SYMBOLS} symbols")
             for at in range(section.offset, section.offset + section.size - 23, 24):
                 name, _, other, index = struct.unpack_from("<IBBH", image, at)
                 where = asked if index == _UNDEFINED else offered
@@ -122,7 +122,7 @@ def cubins(image: bytes) -> list[bytes]:
             found.append(image[at : at + _extent(image, at)])
             total += len(found[-1])
             if total > len(image) or len(found) > _IMAGES:
-                raise _unreadable("device images that overlap, or too many")
+                raise _unreadable("overlapping or too many device images")
         at = image.find(_MAGIC, at + 1)
     return found
 
@@ -198,4 +198,4 @@ def _name(image: bytes, at: int) -> str:
 
 
 def _unreadable(why: object) -> CompileError:
-    return CompileError(f"the object cannot be read ({why})", "a 64-bit ELF file", "compile it anew")
+    return CompileError(f"the object cannot be read ({why})", "a 64-bit ELF file", "recompile it")

@@ -75,12 +75,12 @@ def load(path: str | Path) -> RecordedEvaluations:
     except (ValueError, RecursionError):
         head = None
     if not (isinstance(head, dict) and head.get("format") == FORMAT and isinstance(head.get("provenance") or {}, dict)):
-        raise _refused(path, f"is no recording of free kernels ({FORMAT})")
+        raise _refused(path, f"is not a recording of free kernels ({FORMAT})")
     *whole, rest = lines[1:] or [b""]  # what follows the last end of line is whole only if it is nothing
     evaluations = tuple(_evaluation(path, number, line) for number, line in enumerate(whole, 2) if line.strip())
     gpu = gpu_of_product(str(head.get("gpu")))
     if gpu is None:
-        raise _refused(path, f"is of the GPU {head.get('gpu')!r}")
+        raise _refused(path, f"is for GPU {head.get('gpu')!r}")
     return RecordedEvaluations(gpu, dict(head.get("provenance") or {}), evaluations)
 
 

@@ -105,7 +105,7 @@ class _Loaded:
 
     def _workspace(self, nbytes: int, device: Any) -> GuardedWorkspace | None:
         if not 0 <= nbytes <= self._max_workspace:
-            raise DeviceError(f"a workspace of {nbytes} bytes", f"at most {self._max_workspace}", "use less")
+            raise DeviceError(f"the workspace has {nbytes} bytes", f"at most {self._max_workspace}", "shrink it")
         if nbytes:
             self._workspaces.append(GuardedWorkspace(nbytes, device))
             return self._workspaces[-1]
@@ -196,9 +196,7 @@ class HostKernel(_Loaded):
             library_handle = ctypes.CDLL(str(path), mode=ctypes.RTLD_LOCAL | os.RTLD_LAZY)
             self._function = library_handle.outblas_launch
         except (OSError, AttributeError) as error:
-            raise DeviceError(
-                f"the library cannot be loaded ({error})", "a shared object", "compile it anew"
-            ) from error
+            raise DeviceError(f"the library cannot be loaded ({error})", "a shared object", "recompile it") from error
         finally:
             path.unlink(missing_ok=True)
         self._function.restype = ctypes.c_int
@@ -240,7 +238,7 @@ class HostCall:
     def __call__(self, stream: int) -> None:
         status = self._function(*self._fixed, stream)
         if status:
-            raise DeviceError(f"outblas_launch returned {status}", "0", "look at its launch")
+            raise DeviceError(f"outblas_launch returned {status}", "0", "check its launches")
 
 
 def load(

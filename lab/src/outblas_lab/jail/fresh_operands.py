@@ -76,8 +76,8 @@ class FreshOperands:
                 values.normal_()  # a place that was not dealt yet looks like any other
             except RuntimeError as error:  # torch.OutOfMemoryError is one
                 raise DeviceError(
-                    f"{places} places of {size * ELEMENT_BYTES} bytes for {problem.key} do not fit on {device}",
-                    "that much free memory",
+                    f"{places} buffers of {size * ELEMENT_BYTES} bytes for {problem.key} do not fit on {device}",
+                    "enough free memory",
                     "free memory or use a smaller problem",
                 ) from error
             pool = []
@@ -131,20 +131,18 @@ class FreshOperands:
         for index, (changed, ratio, inexact, special) in enumerate(found):
             where = f"in call {index + 1} of {len(places)} on fresh operands"
             if changed:
-                raise GateFailed(Status.MEMORY_VIOLATION, f"A or B was changed, or a canary, {where}")
+                raise GateFailed(Status.MEMORY_VIOLATION, f"A, B or a canary was changed {where}")
             if special:
-                raise GateFailed(
-                    Status.WRONG, f"{int(special)} elements are not the Inf or NaN that they have to be {where}"
-                )
+                raise GateFailed(Status.WRONG, f"{int(special)} elements are not Inf or NaN as required {where}")
             if not ratio <= 1.0:
                 raise GateFailed(Status.WRONG, f"{wrong_result_text(ratio)} {where}", finite_or_none(ratio))
             if inexact:
-                raise GateFailed(Status.WRONG, f"{int(inexact)} sums of integers are not exact {where}")
+                raise GateFailed(Status.WRONG, f"{int(inexact)} integer sums are not exact {where}")
         if kind == "twins":
             first: dict[int, Any] = {}
             for place in places:
                 if not equal_bits(first.setdefault(place.seed, place.c), place.c):
-                    raise GateFailed(Status.NOT_REPEATABLE, "two calls on equal operands differ in some bit")
+                    raise GateFailed(Status.NOT_REPEATABLE, "two calls on equal operands differ bitwise")
         return max(ratio for _, ratio, _, _ in found)
 
     def _compare(self, place: Place, kind: Kind) -> Any:

@@ -158,7 +158,7 @@ class JailedEvaluator:
             return failed(value.status, value.detail)
         evaluation, baselines = value
         if evaluation is None or evaluation.problem != problem or evaluation.config != kernel:
-            return failed(Status.RULE_BROKEN, "the worker answered what it was not asked")
+            return failed(Status.RULE_BROKEN, "the worker answered a different question")
         detail = evaluation.detail[:_DETAIL]
         log = built.log if evaluation.timing is not None else f"{evaluation.status}: {detail}"
         return replace(evaluation, config=kernel, detail=detail, counters=counters, log=log), baselines
@@ -250,9 +250,9 @@ def _ratio(verdict: Verdict) -> float | None:
     if ratio is None:
         return None
     if isinstance(ratio, bool) or not isinstance(ratio, (int, float)) or ratio < 0:
-        raise ValueError("an error of another kind")
+        raise ValueError("an error that is not a number of 0 or more")
     if verdict.status is Status.PASSED and not ratio <= 1.0:
-        raise ValueError(f"passed with an error of {ratio:.3g} bounds")
+        raise ValueError(f"passed with an error {ratio:.3g} times the bound")
     return float(ratio) if isinstance(ratio, float) and math.isfinite(ratio) or ratio < _LARGE else None
 
 
@@ -264,7 +264,7 @@ def _positive(timing: Timing) -> Timing:
         _number(us, "us", 0.0)
     _number(timing.spread, "as a spread", -1e-9)
     if any(type(count) is not int or not 1 <= count < _LARGE for count in (timing.repeats, timing.operand_sets)):
-        raise ValueError("a timing of another kind")
+        raise ValueError("a timing with invalid counts")
     return replace(timing, mode=_text(timing.mode, _NAME))
 
 
@@ -272,12 +272,12 @@ def _number(found: object, what: str, above: float) -> None:
     if isinstance(found, bool) or not isinstance(found, (int, float)):
         raise ValueError(f"{str(found)[:40]!r} {what}")
     if not (abs(found) < _LARGE and found > above):
-        raise ValueError(f"{found:.6g} {what}" if isinstance(found, float) else f"a number of that size {what}")
+        raise ValueError(f"{found:.6g} {what}" if isinstance(found, float) else f"an out-of-range number {what}")
 
 
 def _text(found: object, limit: int) -> str:
     if not isinstance(found, str):
-        raise ValueError("words that are none")
+        raise ValueError("a text that is not a string")
     return clean_text(found, limit)
 
 

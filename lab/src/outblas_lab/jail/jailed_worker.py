@@ -120,7 +120,7 @@ class FreeHandler(Handler):
 
     def _why_illegal(self, problem: Any, config: Any) -> str | None:
         if not isinstance(config, FreeKernel):
-            return "a worker of free kernels takes no others"
+            return "this worker runs only free kernels"
         return config.launch.why_not(problem, self._options.gpu)
 
     def _kernel_of(self, item: WorkItem) -> tuple[Any, dict[str, float]]:
@@ -180,7 +180,7 @@ class FreeHandler(Handler):
             raise UsageError(
                 f"a free kernel in mode {self._options.mode}",
                 "mode offline, in which each replay is judged",
-                "change it",
+                "use mode offline",
             )
         bench, options = bench_cell.bench, self._options
         operands = FreshOperands(bench.problem, bench.repeats, f"cuda:{bench.gpu_index}")
@@ -202,7 +202,7 @@ class FreeHandler(Handler):
         least = least_us(bench_cell.problem, self._options.gpu)
         if suspicion := why_too_fast(timing.median_us, known, least):
             return Verdict(Status.RULE_BROKEN, (), suspicion)
-        return replace(new, detail=f"within error of the floor of {least:.3f} us" if timing.median_us < least else "")
+        return replace(new, detail=f"within noise of the floor of {least:.3f} us" if timing.median_us < least else "")
 
 
 def _no_words() -> None:
@@ -369,7 +369,7 @@ def check_launches(call: Callable[[int], Any], stream: int) -> None:
     once, twice = _programmatic([call], stream, check_nodes), _programmatic([call, call], stream)
     if twice > 2 * once:
         raise GateFailed(
-            Status.RULE_BROKEN, "it starts before the work in front of it has ended (programmatic dependent launch)"
+            Status.RULE_BROKEN, "it starts before the preceding work has ended (programmatic dependent launch)"
         )
 
 

@@ -152,7 +152,7 @@ class JudgedClock:
                 # The host's clock, which is independent of the GPU's events, has to confirm the time.
                 entry, claimed = entries[name], found[name].median_us * found[name].repeats
                 if entry.host_us > _CLOCKS * claimed + _CLOCKS_US:
-                    detail = f"the host sees {entry.host_us:.1f} us where the events say {claimed:.1f} us"
+                    detail = f"the host measures {entry.host_us:.1f} us, but the events report {claimed:.1f} us"
                     entry.failure = Verdict(Status.RULE_BROKEN, (), detail)
         return found
 
@@ -268,7 +268,7 @@ class JudgedClock:
             self._bench.synchronize()
             places = replayed
         if not same_bits(*results):
-            raise GateFailed(Status.NOT_REPEATABLE, "two launches on the same operands differ in some bit")
+            raise GateFailed(Status.NOT_REPEATABLE, "two launches on the same operands differ bitwise")
         begin = perf_counter()
         check("cuGraphLaunch", driver().cuGraphLaunch(graph, self._bench.stream))
         self._bench.synchronize()
@@ -278,7 +278,7 @@ class JudgedClock:
         if first > _KEEPS * later + _KEEPS_US:
             raise GateFailed(
                 Status.RULE_BROKEN,
-                f"{first:.1f} us on operands not seen before, {later:.1f} us on the same again: it keeps answers",
+                f"{first:.1f} us on new operands, {later:.1f} us on the same again: it caches results",
             )
         return first
 

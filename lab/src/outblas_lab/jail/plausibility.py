@@ -39,8 +39,8 @@ def why_too_fast(median_us: float, baselines_us: Mapping[str, float], least: flo
     A time is plausible from 0.97 times the least plausible one. If a baseline is faster than that, the fastest baseline
     takes its place.
 
-    Example: ``why_too_fast(0.9, {}, 1.0)`` is ``"faster than the floor: 0.900 us, the machine needs 1.000 us: suspected
-    cheat"``.
+    Example: ``why_too_fast(0.9, {}, 1.0)`` is ``"faster than the floor: 0.900 us, but at least 1.000 us is needed:
+    suspected cheat"``.
 
     Args:
         median_us: the time, microseconds per call. NaN counts as too fast: a text is returned.
@@ -50,7 +50,7 @@ def why_too_fast(median_us: float, baselines_us: Mapping[str, float], least: flo
     known = min([least, *baselines_us.values()])
     if median_us >= PLAUSIBLE_SHARE * known:
         return ""
-    return f"faster than the floor: {median_us:.3f} us, the machine needs {known:.3f} us: suspected cheat"
+    return f"faster than the floor: {median_us:.3f} us, but at least {known:.3f} us is needed: suspected cheat"
 
 
 def is_below_floor(evaluation: Evaluation, gpu: Gpu) -> bool:

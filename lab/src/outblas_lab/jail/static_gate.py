@@ -67,7 +67,7 @@ def check_built(built: BuiltKernel) -> str | None:
 
     Matrix instructions must be dense ones of 16 bits and accumulate as claimed. Having none is allowed: the numeric
     gates judge plain arithmetic. Memory that outlives a launch is limited, and so are the names left to the driver.
-    Spills are allowed and counted. Example: ``the SASS accumulates in fp16, the kernel claims fp32``.
+    Spills are allowed and counted. Example: ``the SASS accumulates in fp16, but the kernel claims fp32``.
 
     Raises:
         CompileError: the object cannot be read.
@@ -77,30 +77,28 @@ def check_built(built: BuiltKernel) -> str | None:
     for image in device:
         if other := other_products(image):
             counts = ", ".join(f"{count} {name}" for name, count in sorted(other.items()))
-            return f"the SASS has {counts}; matrix products of 16-bit values need dense HMMA or HGMMA only"
+            return f"the SASS has {counts}; only dense HMMA and HGMMA matrix instructions are allowed"
     if facts.accumulators and facts.accumulators != (claimed,):
-        return f"the SASS accumulates in {' and '.join(facts.accumulators)}, the kernel claims {claimed}"
+        return f"the SASS accumulates in {' and '.join(facts.accumulators)}, but the kernel claims {claimed}"
     kept = sum(map(kept_bytes, device))
     if kept > MAX_KEPT_BYTES:
         return (
-            f"it keeps {kept} bytes of __device__ and __constant__ variables from launch to launch, at most "
-            f"{MAX_KEPT_BYTES} are allowed: put state into the workspace"
+            f"it keeps {kept} bytes of __device__ and __constant__ variables between launches; at most "
+            f"{MAX_KEPT_BYTES} are allowed: keep state in the workspace"
         )
     stack = max(map(stack_bytes, device), default=0)
     if stack > MAX_STACK_BYTES:
         return (
-            f"it takes {stack} bytes of local memory for each thread, which live from launch to launch; at most "
+            f"it uses {stack} bytes of local memory per thread, which persist between launches; at most "
             f"{MAX_STACK_BYTES} are allowed"
         )
     open_names = {name for image in device for name in called_on_gpu(image) if not _LEFT_OPEN.fullmatch(name)}
     if open_names:
-        return (
-            f"it calls {', '.join(sorted(open_names)[:5])} on the GPU; only printf and assert may be left to the driver"
-        )
+        return f"it calls {', '.join(sorted(open_names)[:5])} on the GPU; the driver may resolve only printf and assert"
     if built.kernel.launch.form == "host":
         hidden = fat_binaries(built.cubin.image)
         if hidden:
-            return f"{hidden} device images hidden in its data"
+            return f"its data has {hidden} hidden device images"
         return why_refused(*dynamic_symbols(built.cubin.image))
     return None
 
@@ -153,17 +151,17 @@ def why_refused(asked: Iterable[str], offered: Iterable[str]) -> str | None:
     """Return why a library with these dynamic symbols is not loaded; None if it may be.
 
     A version after ``@`` is ignored. ``offered`` must contain ``outblas_launch``. Example: ``why_refused(["system"],
-    ["outblas_launch"])`` returns ``"it calls system, which a launch has no need of"``.
+    ["outblas_launch"])`` returns ``"it calls system, which a launch does not need"``.
     """
     strange = sorted({name for name in (each.split("@")[0] for each in asked) if not allowed(name)})
     if strange:
-        return f"it calls {', '.join(strange[:5])}, which a launch has no need of"
+        return f"it calls {', '.join(strange[:5])}, which a launch does not need"
     offered = list(offered)
     if "outblas_launch" not in offered:
-        return 'no extern "C" function outblas_launch'
+        return 'it has no extern "C" function outblas_launch'
     stands_in = sorted(name for name in offered if name not in _ENTRIES and _STANDS_IN.fullmatch(name))
     if stands_in:
-        return f"it offers {', '.join(stands_in[:5])} in place of the real one"
+        return f"it defines {', '.join(stands_in[:5])}, which would replace real functions"
     return None
 
 

@@ -42,7 +42,7 @@ class TaskHandler(FreeHandler):
 
     def _why_illegal(self, problem: Any, config: Any) -> str | None:
         if isinstance(config, FreeKernel) and config.launch.form != "device":
-            return "a kernel of form host: a task takes form device only"
+            return "the kernel has form host; tasks accept only form device"
         return super()._why_illegal(problem, config)
 
     def _verdict(self, item: WorkItem) -> Verdict:
@@ -56,7 +56,7 @@ class TaskHandler(FreeHandler):
             verdict = prove_task(fitting, partial(run_on_gpu, kernel, self._options.gpu_index))
             return self._guarded(kernel, verdict)
         except OutOfBounds:
-            return Verdict(Status.MEMORY_VIOLATION, ("static",), "it wrote outside of C")
+            return Verdict(Status.MEMORY_VIOLATION, ("static",), "it wrote outside C")
         except (OutblasError, RuntimeError) as error:  # the candidate's own failure, unless the context is lost
             return Verdict(Status.LAUNCH_ERROR, (), faults.first_line(faults.raise_if_context_lost(error)))
 
@@ -90,7 +90,7 @@ def run_on_gpu(kernel: DeviceKernel, gpu_index: int, problem: Problem, a: Any, b
     stream.synchronize()
     bits = whole.view(torch.int16)
     if bool((bits[:_GUARD] != _CANARY).any()) or bool((bits[_GUARD + size :] != _CANARY).any()):
-        raise OutOfBounds("a guard around C was overwritten", "writes inside of C", "check the bounds of the stores")
+        raise OutOfBounds("a guard around C was overwritten", "writes inside C only", "check the bounds of the stores")
     return TaskRun(c.cpu().numpy(), on_a.cpu().numpy(), on_b.cpu().numpy())
 
 

@@ -27,24 +27,24 @@ _LITERALS = {
     "int $0x80": "assembly that calls the system",
     "sysenter": "assembly that calls the system",
     "svc #0": "assembly that calls the system",
-    ".mri": "an assembler's other syntax (.mri)",
-    ".macro": "an assembler's macro (.macro)",
-    ".altmacro": "an assembler's macro (.altmacro)",
-    ".irp": "an assembler's loop (.irp)",
-    ".rep": "an assembler's loop (.rept)",
+    ".mri": "alternative assembler syntax (.mri)",
+    ".macro": "an assembler macro (.macro)",
+    ".altmacro": "an assembler macro (.altmacro)",
+    ".irp": "an assembler loop (.irp)",
+    ".rep": "an assembler loop (.rept)",
 }
 #: An assembler takes a comment out of the middle of a word.
-_IN_ASSEMBLY = {**_LITERALS, "/*": "a comment in assembly, which can stand within a word"}
+_IN_ASSEMBLY = {**_LITERALS, "/*": "a comment in assembly, which can split a word"}
 #: Characters by number: a reader of the text does not see the word that they spell.
 _BY_NUMBER = re.compile(r"\\(?:[uU][0-9a-fA-F{]|[Nxo]\{)")
 #: Ends of lines, continued ones and literals that compilers do not all read alike.
 _ODD_LINES = {
-    re.compile(r"\r(?!\n)"): "a return without a new line",
-    re.compile(r"\\[ \t]*[\v\f][ \t\v\f]*\r?\n"): "a backslash, a form feed and the end of the line",
+    re.compile(r"\r(?!\n)"): "a carriage return without a line feed",
+    re.compile(r"\\[ \t]*[\v\f][ \t\v\f]*\r?\n"): "a backslash and a form feed at the end of a line",
     re.compile(r"\?\?/"): "a trigraph",
     re.compile(
         r'R"(?=(?s:.*)\\[ \t\v\f]*\r?\n)|\\[ \t\v\f]*\r?\n(?=(?s:.*)R")'
-    ): "a raw literal beside a continued line",
+    ): "a raw literal together with a continued line",
 }
 _PRAGMA_WORD = re.compile(r'\b_?_pragma\b(?!\s*\(\s*"(?:no)?unroll(?:\s+\w+)?"\s*\))', re.IGNORECASE)
 _HAS_WORD = re.compile(r"__has_(?:include|embed)\w*(?!\w)(?!\s*\()")
@@ -88,7 +88,7 @@ def refusal(text: str, host: bool = True) -> str | None:
             return reason
     for found in (_INTERNAL.search(code + " " + literals), _DRIVER.search(code + " " + literals)):
         if found:
-            return f"it names {found[0]}, which loads code that nobody has looked at"
+            return f"it names {found[0]}, which can load unchecked code"
     return None
 
 
@@ -98,19 +98,19 @@ def _unreadable(text: str) -> str | None:
     plain = without_comments(text).replace("\\\\", "")
     for odd, what in _ODD_LINES.items():
         if odd.search(text):
-            return f"{what}, which compilers read in several ways"
+            return f"{what}, which compilers interpret differently"
     if found := _BY_NUMBER.search(plain):
-        return f"it spells characters by number ({found[0]}...)"
+        return f"it writes characters as numeric escapes ({found[0]}...)"
     if _PRAGMA_WORD.search(plain):
-        return "_Pragma: write #pragma on a line of its own"
+        return "_Pragma is not allowed: write #pragma on its own line"
     if found := _HAS_WORD.search(code):
         return f"{found[0]} without a header in parentheses"
     pasted = re.sub(r"[\s(),#%:]", "", code) if _PASTES.search(code) else ""  # macros may make the word of its parts
     if _ASSEMBLY.search(code) or _PASTED_ASSEMBLY.search(pasted):
         if any(_QUOTES.search(line) for line in _directives(text)) or _QUOTING.search(code):
-            return "a macro that makes literals (#), beside assembly: write the literal"
+            return "a macro that makes literals (#) together with assembly: write the literal"
         if any(_CALL.search(found[1]) for found in _TEMPLATE.finditer(code)):
-            return "assembly that a macro writes: write it as literals"
+            return "assembly from a macro: write it as literals"
     return None
 
 
@@ -122,10 +122,10 @@ def _spliced(text: str) -> str | None:
     joined = join_continued_lines(text)
     macros = literal_macros(_directives(text), _plain)
     if _BARE.search(code):
-        return "assembly that is not written where it is named: asm, then its literals in parentheses"
+        return "asm without its literals: write asm, then its literals in parentheses"
     for template in _TEMPLATE.finditer(code):
         if strange := next((word for word in _WORD.findall(template[1]) if word not in macros), None):
-            return f"assembly that a macro writes ({strange[:40]}): write it as literals"
+            return f"assembly from a macro ({strange[:40]}): write it as literals"
     runs = runs_of(joined, _plain)
     return next((reason for what, reason in _IN_ASSEMBLY.items() if can_say(what, runs, macros)), None)
 
@@ -154,18 +154,18 @@ def _directive(line: str) -> str | None:
     name, rest = match[1], match[2].strip()
     for asked in _HAS.findall(rest):
         if not (_HEADER.fullmatch(asked.strip()) and _inside(asked.strip())):
-            return f"it asks whether {asked.strip()[:60]} exists"
+            return f"it tests whether {asked.strip()[:60]} exists"
     if name == "line" or name.isdigit():
-        return "#line: a text does not name other files' lines"
+        return "#line is not allowed"
     if name == "embed":
-        return "#embed reads files"
+        return "#embed is not allowed: it reads files"
     if name in ("include", "include_next", "import"):
         if not _HEADER.fullmatch(rest):
-            return f'#{name} {rest[:60]}: a header is named as it is, <name> or "name"'
+            return f'#{name} {rest[:60]}: write the header as <name> or "name"'
         if not _inside(rest):
-            return f"#{name} {rest[:60]}: only headers that are given"
+            return f"#{name} {rest[:60]}: only the provided headers are allowed"
     if name == "pragma" and any(word in rest for word in _FILE_PRAGMAS):
-        return f"#pragma {rest[:60]} asks for files"
+        return f"#pragma {rest[:60]} reads files"
     return None
 
 

@@ -48,7 +48,7 @@ def include_folders() -> tuple[Path, ...]:
     for root in (*whole, *found):  # a wheel alone may lack what the next place has
         return tuple(_headers(root))
     raise ToolchainMissing(
-        "CUDA's headers (cuda_fp16.h) not found", "the wheels nvidia-cuda-runtime, -cccl and -crt", _DO
+        "the CUDA headers (cuda_fp16.h) were not found", "the wheels nvidia-cuda-runtime, -cccl and -crt", _DO
     )
 
 
@@ -60,7 +60,7 @@ def find_nvcc() -> Nvcc:
         ToolchainMissing: no nvcc starts, libcudart is not beside it, or its host code has no C++ compiler.
     """
     if shutil.which("g++") is None and shutil.which("c++") is None:
-        raise ToolchainMissing("no C++ compiler", "g++ on PATH", "install g++: nvcc compiles host code with it")
+        raise ToolchainMissing("no C++ compiler", "g++ on PATH", "install g++, which nvcc needs for host code")
     for root in _roots():
         program = root / "bin" / "nvcc"
         if not os.access(program, os.X_OK):
@@ -69,7 +69,7 @@ def find_nvcc() -> Nvcc:
             names = sorted((each.name for each in folder.glob("libcudart.so.*")), key=len)
             if names:
                 return Nvcc(program, _version(program), folder, names[0])
-    raise ToolchainMissing("nvcc or libcudart not found", "the wheels nvidia-cuda-nvcc and nvidia-cuda-runtime", _DO)
+    raise ToolchainMissing("nvcc or libcudart is missing", "the wheels nvidia-cuda-nvcc and nvidia-cuda-runtime", _DO)
 
 
 def _roots() -> list[Path]:
@@ -94,9 +94,9 @@ def _version(program: Path) -> str:
     try:
         done = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise ToolchainMissing(f"{program} does not start ({error})", "an nvcc that runs here", _DO) from error
+        raise ToolchainMissing(f"{program} cannot be run ({error})", "a working nvcc", _DO) from error
     if done.returncode:
-        raise ToolchainMissing(f"{program} fails ({done.returncode})", "an nvcc that runs here", _DO)
+        raise ToolchainMissing(f"{program} --version failed with status {done.returncode}", "a working nvcc", _DO)
     return done.stdout.strip().splitlines()[-1]
 
 
@@ -115,11 +115,11 @@ def _located_cutlass(directory: str | None) -> tuple[Path, str]:
             text = (include / "cutlass" / "version.h").read_text(errors="replace")
             parts = [re.search(rf"#define\s+CUTLASS_{name}\s+(\d+)", text) for name in ("MAJOR", "MINOR", "PATCH")]
             if None in parts:
-                wrong = f"{include}/cutlass/version.h names no version"
+                wrong = f"{include}/cutlass/version.h defines no version"
                 raise ToolchainMissing(wrong, "CUTLASS_MAJOR, _MINOR, _PATCH", _DO_CUTLASS)
             return include.resolve(), ".".join(part[1] for part in parts if part)
     where = f"CUTLASS_DIR={directory}" if directory else "the package nvidia-cutlass"
-    raise ToolchainMissing(f"CUTLASS's headers not found in {where}", "include/cutlass/version.h there", _DO_CUTLASS)
+    raise ToolchainMissing(f"CUTLASS headers were not found in {where}", "include/cutlass/version.h there", _DO_CUTLASS)
 
 
 def locate_cutlass() -> tuple[Path, str]:
@@ -131,7 +131,7 @@ def locate_cutlass() -> tuple[Path, str]:
     include, version = _located_cutlass(os.environ.get("CUTLASS_DIR") or None)
     numbers = tuple(int(part) for part in version.split(".")[:2])
     if not OLDEST_CUTLASS <= numbers < NEWEST_CUTLASS:
-        raise ToolchainMissing(f"CUTLASS {version} in {include}", "3.5 or later, before 5", _DO_CUTLASS)
+        raise ToolchainMissing(f"CUTLASS {version} in {include} is unsupported", "3.5 or later, before 5", _DO_CUTLASS)
     return include, version
 
 

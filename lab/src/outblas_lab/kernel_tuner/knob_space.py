@@ -56,7 +56,7 @@ def config_at(values: Mapping[str, Any]) -> KernelConfig:
     unknown = sorted(set(values) - set(PARAMETERS))
     if unknown:
         raise ConfigError(
-            f"tunable parameters {unknown}", f"some of {', '.join(PARAMETERS)}", "read a file on OutBLAS's kernels"
+            f"unknown parameters {unknown}", f"names from {', '.join(PARAMETERS)}", "use a file for OutBLAS kernels"
         )
     return template_from_json({name: value for name, value in values.items() if value != ABSENT})
 
@@ -75,7 +75,7 @@ def tunable(configs: Sequence[KernelConfig], parameters: Sequence[str] = PARAMET
         UsageError: there are no configs.
     """
     if not configs:
-        raise UsageError("a search space of no configs", "at least one", "pass the candidates of a problem")
+        raise UsageError("the search space has no configs", "at least one", "pass the candidates of a problem")
     columns = zip(*(point(config, parameters) for config in configs), strict=True)
     return {name: sorted(dict.fromkeys(column), key=_order) for name, column in zip(parameters, columns, strict=True)}
 
@@ -120,7 +120,7 @@ def need_kernel_tuner() -> None:
     Raises:
         ToolchainMissing: it cannot.
     """
-    needed("kernel_tuner", "Kernel Tuner, package kernel_tuner from 1.5 on", "kernel-tuner")
+    needed("kernel_tuner", "Kernel Tuner, package kernel_tuner 1.5 or later", "kernel-tuner")
 
 
 def _order(value: Value) -> tuple[bool, str, int]:

@@ -141,7 +141,7 @@ def task_of(recording: Recording, problem: Problem, launch: Launch) -> T4Task:
         cells[config] = T4Entry(status, median, spread, int(recording.rounds[row, column]))
     if not cells:
         raise UsageError(
-            f"nothing of launch option {launch} was recorded on {problem.key}", " or ".join(LAUNCHES), "choose another"
+            f"launch option {launch} was not recorded on {problem.key}", " or ".join(LAUNCHES), "use another one"
         )
     gpu = str(recording.provenance.get("gpu", ""))
     return T4Task(problem, cells, gpu, recording.baselines_of(problem), dict(recording.provenance))
@@ -216,15 +216,15 @@ def read_task(path: Path, problem: Problem | None = None) -> T4Task:
     try:
         data = json.loads(_closed(read_plain_file(path).decode()))
     except (OSError, ValueError, RecursionError) as error:
-        raise RecordError(f"cannot read {path} ({error})", "JSON of Kernel Tuner", "export or copy it again") from error
+        raise RecordError(f"{path} cannot be read ({error})", "JSON from Kernel Tuner", "export it again") from error
     try:
         return _from_cache(data, problem) if "cache" in data else _from_t4(data, problem)
     except OutblasError:
         raise
     except (AttributeError, KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
         raise RecordError(
-            f"{path} is no T4 results file or cache ({type(error).__name__}: {error})",
-            f"one as Kernel Tuner 1.5 writes them (T4 {T4_VERSION})",
+            f"{path} is not a T4 results file or cache ({type(error).__name__}: {error})",
+            f"a file written by Kernel Tuner 1.5 (T4 {T4_VERSION})",
             "export it again",
         ) from error
 
@@ -232,11 +232,11 @@ def read_task(path: Path, problem: Problem | None = None) -> T4Task:
 def _from_t4(data: Mapping[str, Any], problem: Problem | None) -> T4Task:
     version = str(data["schema_version"])
     if version.partition(".")[0] != T4_VERSION.partition(".")[0]:
-        raise RecordError(f"a T4 file of version {version}", T4_VERSION, "use a newer release")
+        raise RecordError(f"T4 version {version} is not supported", T4_VERSION, "use a newer release")
     metadata = data.get("metadata", {})
     unit = metadata.get("timeunit", "milliseconds")
     if unit != "milliseconds":
-        raise RecordError(f"a T4 file with times in {unit}", "milliseconds", "convert it")
+        raise RecordError(f"the times are in {unit}", "milliseconds", "convert them")
     pairs = []
     for result in data["results"]:
         measured = {one["name"]: one["value"] for one in result["measurements"]}
@@ -269,18 +269,18 @@ def _task(
     if "problem" in about:
         named = Problem.from_key(about["problem"])
     if named is not None and given is not None and named != given:
-        raise UsageError(f"the file is on {named.key}", f"{given.key}, as given", "leave the problem out")
+        raise UsageError(f"the file is for {named.key}", f"{given.key}, as given", "omit the problem")
     problem = named or given
     if problem is None:
-        raise UsageError("the file does not name its problem", "M, N and K of it", "pass it, e.g. --mnk 64_4096_64")
+        raise UsageError("the file does not name its problem", "its M, N and K", "pass it, e.g. --mnk 64_4096_64")
     cells: dict[KernelConfig, T4Entry] = {}
     for config, cell in pairs:  # a strategy asks for some configs again and again
         if cells.setdefault(config, cell) != cell:
             raise RecordError(
-                f"{config_name(config)} is there twice, with different figures", "one measurement", "correct the file"
+                f"{config_name(config)} occurs twice with different figures", "one measurement", "correct the file"
             )
     if not cells:
-        raise RecordError("the file has no result", "one or more", "export it again")
+        raise RecordError("the file has no results", "one or more", "export it again")
     baselines = {str(name): _microseconds(ms) for name, ms in about.get("baselines_ms", {}).items()}
     return T4Task(problem, cells, str(about.get("gpu", gpu)), baselines, dict(about.get("provenance", {})))
 
@@ -310,15 +310,15 @@ def _cell(error: str, measured: Mapping[str, Any]) -> T4Entry:
     """Inverse of :func:`_figures`; ``error`` decides where the status is not written."""
     status = Status(measured["status"]) if "status" in measured else _STATUS[error]
     if (status is Status.PASSED) != (_STATUS[error] is Status.PASSED) or status is Status.LEFT_OUT:
-        raise RecordError(f"a result with status {status} and error {error}", "one outcome", "correct the file")
+        raise RecordError(f"a result has status {status} and error {error}", "a consistent pair", "correct the file")
     rounds = measured.get("rounds", 0)
     if type(rounds) is not int or rounds < 0:
-        raise RecordError(f"a result over {rounds!r} rounds", "an integer of 0 or more", "correct the file")
+        raise RecordError(f"a result has {rounds!r} rounds", "an integer of 0 or more", "correct the file")
     if status is not Status.PASSED:
         return T4Entry(status, rounds=rounds)
     spread = measured.get("spread")
     if spread is not None and not (math.isfinite(spread) and spread >= 0):
-        raise RecordError(f"a result with spread {spread!r}", "a number of 0 or more", "correct the file")
+        raise RecordError(f"a result has spread {spread!r}", "a number of 0 or more", "correct the file")
     return T4Entry(status, _microseconds(measured["time"]), None if spread is None else float(spread), rounds)
 
 
@@ -326,7 +326,7 @@ def _microseconds(ms: Any) -> float:
     """Microseconds as recordings hold them, in single precision, so that a time comes back as it went."""
     us = math.nan if isinstance(ms, bool) or not isinstance(ms, int | float) else float(np.float32(ms * 1000))
     if not (math.isfinite(us) and us > 0):
-        raise RecordError(f"a time of {ms!r} ms", "a number above 0", "correct the file")
+        raise RecordError(f"a time is {ms!r} ms", "a number above 0", "correct the file")
     return us
 
 

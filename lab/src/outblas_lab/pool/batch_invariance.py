@@ -53,7 +53,7 @@ def check_batch_invariance(
     import torch
 
     if len(set(batches)) < 2:
-        raise UsageError(f"batches {sorted(set(batches))}", "two different ones at least", "name more numbers of rows")
+        raise UsageError(f"batches {sorted(set(batches))}", "at least two different sizes", "pass more batch sizes")
     generator = torch.Generator(device).manual_seed(seed)
     dtype, most = torch_dtype(weight), max(batches)
     a = torch.randn(most, weight.k, device=device, generator=generator).to(dtype)
@@ -66,8 +66,8 @@ def check_batch_invariance(
         if count:
             place = int(differs.nonzero()[0, 0])
             detail = (
-                f"in a batch of {rows} rows, {count} differ from the same rows among {most}; "
-                f"the first is at place {place}, at place {int(chosen[place])} there"
+                f"in a batch of {rows} rows, {count} differ from the same rows in a batch of {most}; "
+                f"the first is row {place}, which is row {int(chosen[place])} there"
             )
             return Verdict(Status.NOT_REPEATABLE, (), detail)
     return Verdict(Status.PASSED, ("batch_invariance",), "")

@@ -23,7 +23,7 @@ def read_counters(path: Path) -> dict[str, Any]:
     Raises:
         RecordError: it cannot be read, is damaged or of another version.
     """
-    do = "make it again: python benchmarks/profile_regimes.py"
+    do = "recreate it with: python benchmarks/profile_regimes.py"
     data = read_object(path, f"counters of format {FORMAT}", do, format=FORMAT)
     try:
         _check(data)
@@ -36,16 +36,16 @@ def _check(data: Mapping[str, Any]) -> None:
     """Raise one of the builtin errors unless all that the table shows is there; a ProblemError is a ValueError, too."""
     for part in ("gpu", "driver", "date", "commit", "ncu"):
         if not isinstance(data["provenance"][part], str):
-            raise TypeError(f"provenance.{part} is no text")
+            raise TypeError(f"provenance.{part} is not a string")
     for row in data["rows"]:
         Problem.from_key(row["problem"])
         missing = set(_KEYS) - set(row)
         if missing or not row["kernels"]:
             raise ValueError(f"a row lacks {sorted(missing) or 'kernels'}")
         if not isinstance(row["name"], str):
-            raise TypeError("the name of a row is no text")
+            raise TypeError("the name of a row is not a string")
         for kernel in row["kernels"]:
             figures = [kernel[name] for name in FIGURE_METRICS if kernel[name] is not None]
             numbers = figures + [ratio for _, ratio in kernel["stalls"]]
             if not all(isinstance(value, (int, float)) for value in numbers):
-                raise TypeError(f"a counter of {kernel['kernel']} is no number")
+                raise TypeError(f"a counter of {kernel['kernel']} is not a number")

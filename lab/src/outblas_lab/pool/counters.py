@@ -46,22 +46,22 @@ def _count(name: str, unit: str, meaning: str) -> Counter:
 
 #: Every counter, in the order of display.
 COUNTERS: tuple[Counter, ...] = (
-    _share("tensor_pipe", "tensor_pct", "cycles in which the tensor pipe is busy, of those in which an SM is active"),
-    _share("dram", "dram_pct", "throughput of HBM, of what it could sustain"),
-    _share("l2_hit_rate", "l2_hit_pct", "sectors asked of L2 that were in it"),
-    _share("occupancy", "occupancy_pct", "warps resident on an active SM, of the most there may be"),
-    _count("instructions", "warp instructions", "executed, all SMs"),
-    _count("cycles", "SM cycles", "elapsed, the slowest SM"),
+    _share("tensor_pipe", "tensor_pct", "busy cycles of the tensor pipe, as a share of the active cycles of an SM"),
+    _share("dram", "dram_pct", "HBM throughput, as a share of the sustainable peak"),
+    _share("l2_hit_rate", "l2_hit_pct", "requested L2 sectors that hit, as a share of all"),
+    _share("occupancy", "occupancy_pct", "resident warps of an active SM, as a share of the maximum"),
+    _count("instructions", "warp instructions", "executed on all SMs"),
+    _count("cycles", "SM cycles", "elapsed on the slowest SM"),
     _count("dram_read_bytes", "bytes", "read from HBM"),
     _count("dram_write_bytes", "bytes", "written to HBM"),
-    _count("l2_bytes", "bytes", "all traffic of L2"),
+    _count("l2_bytes", "bytes", "total L2 traffic"),
     *(
         Counter(
             STALL_PREFIX + reason,
             "warps per instruction issued",
             (STALL_METRIC.format(reason),),
             1.0,
-            f"that wait: {reason}",
+            f"stalled: {reason}",
         )
         for reason in STALL_REASONS
     ),
@@ -82,7 +82,7 @@ def counters_of(launch: ProfiledLaunch) -> dict[str, float]:
             found[counter.name] = value * counter.scale
     if not found:
         raise RecordError(
-            f"ncu told no counter of {launch.kernel}", f"any of {', '.join(PROFILED_COUNTERS[:4])}", "profile again"
+            f"ncu gave no counter for {launch.kernel}", f"any of {', '.join(PROFILED_COUNTERS[:4])}", "profile again"
         )
     return found
 

@@ -27,11 +27,11 @@ def read_kernel(path: Path) -> FreeKernel:
         with path.open("rb") as file:
             data = file.read(MAX_TEXT_BYTES + 1)
     except OSError as error:
-        raise UsageError(f"--file {path} ({error.strerror})", "a readable CUDA C++ file", "check the path") from error
+        raise UsageError(f"cannot read --file {path} ({error.strerror})", "a CUDA C++ file", "check it") from error
     try:
         return FreeKernel.parse(data.decode())
     except UnicodeDecodeError as error:
-        raise ContractError(f"{path} is no UTF-8", "CUDA C++ as text", "convert it") from error
+        raise ContractError(f"{path} is not UTF-8", "CUDA C++ text", "convert it to UTF-8") from error
 
 
 def eval_file(problem: Problem, path: Path, gpu_index: int | None, base_dir: Path) -> dict[str, Any]:

@@ -251,17 +251,17 @@ class PoolEvaluator(Evaluator):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise UsageError("the pool was closed", "an open one", "open another one")
+            raise UsageError("the pool is closed", "an open pool", "open a new pool")
 
     def _ready(self, event: Event) -> None:
         about: WorkerAbout = event.value
         for other in self._about.values():
             if (other.gpu, other.build) != (about.gpu, about.build):
                 raise UsageError(
-                    f"workers differ: {other.gpu.name} with OutBLAS {other.build} at {other.place}, "
+                    f"the workers differ: {other.gpu.name} with OutBLAS {other.build} at {other.place}, "
                     f"{about.gpu.name} with OutBLAS {about.build} at {about.place}",
-                    "GPUs of one kind and one OutBLAS in a run, whose figures are compared",
-                    "choose GPUs of one kind, and install the same OutBLAS everywhere",
+                    "the same GPU model and the same OutBLAS everywhere, so that figures are comparable",
+                    "use GPUs of one model, and install the same OutBLAS on every host",
                 )
         self._about[event.worker] = about
         self._slots[event.worker].state = "idle"
@@ -295,8 +295,8 @@ class PoolEvaluator(Evaluator):
         if all(slot.state == "gone" for slot in self._slots):
             raise DeviceError(
                 f"no worker is left ({'; '.join(self._reasons[-len(self._slots) :])})",
-                "at least one that answers",
-                "what was recorded is kept: see to the workers and run the same command again, it resumes",
+                "at least one responding worker",
+                "recorded results are kept: fix the workers and rerun the command; it resumes",
             )
         with self._phase_timer.phase("waiting"):
             events = self._transport.wait(timeout_s)
@@ -335,7 +335,7 @@ class PoolEvaluator(Evaluator):
             units.put_back(unit)
             return
         status = Status.HANG if event == _hang(event.worker) else Status.EXITED
-        detail = f"{len(unit.lost_by)} workers were lost with it, the last one: {self._reasons[-1]}"
+        detail = f"{len(unit.lost_by)} workers were lost while running it, the last one: {self._reasons[-1]}"
         for problem, config in unit.pairs:
             yield Evaluation(problem, config, status, detail, Verdict(status, (), detail))
 
@@ -346,7 +346,7 @@ class PoolEvaluator(Evaluator):
             self._ready(event)
         elif event.kind == "end":
             if slot.unit is not None and slot.unit.pairs:
-                self._reasons.append(f"worker {event.worker}: it left candidates unanswered")
+                self._reasons.append(f"worker {event.worker}: it did not evaluate all candidates")
             slot.state, slot.unit, slot.losses = "idle", None, 0
             self._accounts[event.worker][-1] = event.value or {}
         elif event.kind == "error":
@@ -401,10 +401,10 @@ class PoolEvaluator(Evaluator):
 
 
 def _hang(index: int) -> Event:
-    return Event(index, "lost", "it said nothing for too long")
+    return Event(index, "lost", "it stopped responding")
 
 
 def _cannot_start(index: int, why: str) -> DeviceError:
     return DeviceError(
-        f"worker {index} cannot start: {why}", "a worker process with a free GPU", "run outblas doctor where it runs"
+        f"worker {index} cannot start: {why}", "a worker process with a free GPU", "run outblas doctor on its host"
     )

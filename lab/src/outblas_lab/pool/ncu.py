@@ -103,7 +103,7 @@ def find_ncu(named: str | None = None) -> str:
         raise ToolchainMissing(
             f"{named or 'ncu'} is not installed",
             "NVIDIA Nsight Compute",
-            "install it with the CUDA toolkit, or name it: --ncu PATH",
+            "install it with the CUDA toolkit, or pass --ncu PATH",
         )
     return there
 
@@ -117,7 +117,7 @@ def version(ncu: str) -> str:
     try:
         said = subprocess.run([ncu, "--version"], capture_output=True, text=True).stdout
     except OSError as error:
-        raise ToolchainMissing(f"{ncu} cannot be run", "NVIDIA Nsight Compute", "name it: --ncu PATH") from error
+        raise ToolchainMissing(f"{ncu} cannot be run", "NVIDIA Nsight Compute", "pass --ncu PATH") from error
     found = re.search(r"Version (\S+)", said)
     return found[1] if found else "unknown"
 
@@ -161,7 +161,7 @@ def profile(
         raise DeviceError(
             f"ncu does not know {', '.join(unknown)}",
             "metrics of this GPU",
-            "leave them out (outblas_lab.pool.ncu.known_metrics)",
+            "omit them (outblas_lab.pool.ncu.known_metrics lists the known ones)",
         )
     return parse(text)
 
@@ -220,18 +220,18 @@ def parse(output: str) -> list[ProfiledLaunch]:
     lines = output.splitlines()
     begin = next((i for i, line in enumerate(lines) if line.startswith('"ID",')), None)
     if begin is None:
-        raise RecordError("ncu wrote no table", 'a line that begins with "ID"', "run ncu by hand and see what it says")
+        raise RecordError("ncu wrote no table", 'a line that begins with "ID"', "run ncu by hand and check its output")
     table = [line for line in lines[begin:] if line and not line.startswith("==")]
     head, *rows = csv.reader(io.StringIO("\n".join(table)))
     if "Kernel Name" not in head or "Metric Name" in head:
-        raise RecordError("ncu's table is of another page", "a column per metric", "pass --csv --page raw")
+        raise RecordError("ncu's table is from another page", "a column per metric", "pass --csv --page raw")
     for number, row in enumerate(rows, begin + 2):
         if len(row) != len(head):
             raise RecordError(
-                f"row {number} of ncu's table has {len(row)} fields", f"{len(head)} as in its head", "profile again"
+                f"row {number} of ncu's table has {len(row)} fields", f"{len(head)}, as in its header", "profile again"
             )
     if not rows or rows[0][0]:
-        raise RecordError("ncu's table has no line of units", "it below the head", "profile again")
+        raise RecordError("ncu's table has no row of units", "one below the header", "profile again")
     units = dict(zip(head, rows[0], strict=True))
     if len(rows) == 1:
         raise _no_kernels()
@@ -245,13 +245,13 @@ def refusal(output: str) -> OutblasError | None:
     """
     if "ERR_NVGPUCTRPERM" in output:
         return DeviceError(
-            "ncu may not read the performance counters of this GPU (ERR_NVGPUCTRPERM)",
-            "the right to, which administrators have",
-            "run as root (a container: with --cap-add=SYS_ADMIN), or load the nvidia module with"
+            "ncu is not allowed to read the performance counters of this GPU (ERR_NVGPUCTRPERM)",
+            "administrator permissions",
+            "run as root (in a container: with --cap-add=SYS_ADMIN), or load the nvidia module with"
             " NVreg_RestrictProfilingToAdminUsers=0",
         )
     if "not compatible with Nsight Compute" in output:
-        return DeviceError("this ncu does not support the driver", "one that does", "install a newer Nsight Compute")
+        return DeviceError("ncu does not support this driver", "an ncu that does", "install a newer Nsight Compute")
     errors = re.findall(r"^==ERROR== (.*)$", output, flags=re.MULTILINE)
     if errors:
         return DeviceError(f"ncu failed: {errors[0].strip()}", "a profile", "run its command by hand")
@@ -273,7 +273,7 @@ def between_marks(launches: Iterable[ProfiledLaunch]) -> list[list[ProfiledLaunc
         elif groups:
             groups[-1].append(launch)
         else:
-            raise RecordError(f"{launch.kernel} came before any mark", f"a {MARK_KERNEL} first", "profile again")
+            raise RecordError(f"{launch.kernel} ran before any mark", f"{MARK_KERNEL} first", "profile again")
     return groups
 
 
@@ -313,7 +313,7 @@ def _number(name: str, text: str) -> float | None:
     except ValueError:
         if name.startswith(_DESCRIBED):
             return None
-        raise RecordError(f"ncu says {text!r} of {name}", "a number", "profile again") from None
+        raise RecordError(f"ncu reports {text!r} for {name}", "a number", "profile again") from None
     return value if math.isfinite(value) else None
 
 
@@ -326,7 +326,7 @@ def _scale(unit: str) -> float:
 
 
 def _no_kernels() -> DeviceError:
-    return DeviceError("ncu profiled no kernels", "launches while the profiler is on", "see that the target has any")
+    return DeviceError("ncu profiled no kernels", "launches while the profiler is on", "check the profiled program")
 
 
 def _run(
@@ -341,7 +341,7 @@ def _run(
         except subprocess.TimeoutExpired:
             if log is not None:  # it says how far ncu came
                 write_atomic(log, file.read_bytes() if file.exists() else b"")
-            raise DeviceError(f"ncu was not done after {timeout_s:g} s", "a profile", "profile less at once") from None
+            raise DeviceError(f"ncu did not finish in {timeout_s:g} s", "a profile", "profile fewer kernels") from None
         status, said = done.returncode, done.stdout.decode(errors="replace")
         text = file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
     # The target's own output is no part of the table.
@@ -353,6 +353,6 @@ def _run(
     reason = refusal(text)
     if reason is None or "application returned an error" in str(reason):
         own = [line for line in said.splitlines() if line.strip() and not line.startswith("==")]
-        last = own[-1] if own else "it said nothing"
+        last = own[-1] if own else "no output"
         raise DeviceError(f"the program under ncu ended with {status}: {last}", "exit status 0", "run it without ncu")
     raise reason

@@ -111,7 +111,7 @@ class Profiler:
                 if len(groups) != expected or not all(groups):
                     raise RecordError(
                         f"the profile has {len(groups)} entries, {sum(map(bool, groups))} of them with kernels",
-                        f"{expected} with one at least",
+                        f"{expected}, each with at least one kernel",
                         "profile again",
                     )
                 left = iter(groups)

@@ -101,8 +101,8 @@ def run_profile(request: ProfileRequest, progress: Progress | None = None) -> Pr
             about = {**collect_provenance(request.command, gpu_index), "ncu": ncu.version(tool)}
             was, product = measured_on(path), about["gpu"]
             if was is not None and product is not None and product not in was:  # its counters would pass for those
-                wrong = f"{path} was measured on {', '.join(was)}, and this GPU is {product}"
-                raise UsageError(wrong, "the same GPU", "use that")
+                wrong = f"{path} was measured on {', '.join(was)}, but this GPU is {product}"
+                raise UsageError(wrong, "the same GPU", "profile on that GPU")
             for problem, config in missing:
                 reason = why_illegal(problem, config, gpu)
                 if reason is not None:
@@ -142,7 +142,7 @@ def select_pairs(
         first.setdefault((e.problem, e.template), e)
     odd = sorted(asked - {problem.mnk for problem, _ in first})
     if odd:
-        raise UsageError(f"{odd[0]} is no problem of this run", "one that it tuned", "leave out --mnk for all of them")
+        raise UsageError(f"{odd[0]} is not a problem of this run", "a tuned problem", "omit --mnk to profile all")
     passed: dict[Problem, list[tuple[float, KernelConfig]]] = {}
     for (problem, tried), e in first.items():
         if e.status is Status.PASSED and e.timing is not None and (not asked or problem.mnk in asked):
@@ -152,8 +152,8 @@ def select_pairs(
         order = [one for _, one in sorted(times, key=lambda pair: (pair[0], config_name(pair[1])))]
         pairs += [(problem, one) for one in (order[:top] if config is None else order) if config in (None, one)]
     if not pairs:
-        what = "any candidate" if config is None else config_name(config)
-        raise UsageError(f"{what} passed on none of the problems", "a candidate that did", "see `outblas report`")
+        what = "every candidate" if config is None else config_name(config)
+        raise UsageError(f"{what} failed on every problem", "a candidate that passed", "see `outblas report`")
     return pairs
 
 

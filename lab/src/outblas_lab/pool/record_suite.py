@@ -76,7 +76,7 @@ class RecordSettings:
     def __post_init__(self) -> None:
         if self.near_rounds < 0 or not 0 <= self.near < math.inf:
             raise UsageError(
-                f"{self.near_rounds} rounds within {self.near:g} of the best",
+                f"--rounds-near-best is {self.near_rounds} and --near is {self.near:g}",
                 "numbers of 0 or more",
                 "correct --rounds-near-best or --near",
             )
@@ -129,7 +129,7 @@ def run_record(
     path = out_dir / f"{stem}_record.jsonl"
     if (out_dir / f"{stem}{CELLS}").exists() and not path.exists():
         raise UsageError(
-            f"a recording {stem} is in {out_dir} without its journal", "a folder without it", "choose another --out"
+            f"{out_dir} has recording {stem} without its journal", "a folder without it", "pass another --out"
         )
     journal = Journal(path, settings)
     done = {entry["problem"] for entry in journal.entries}
@@ -304,9 +304,9 @@ class CandidateDraw:
 
     def __post_init__(self) -> None:
         if self.count < 1:
-            raise UsageError(f"{self.count} candidates", "1 or more", "pass a larger --candidates")
+            raise UsageError(f"--candidates is {self.count}", "1 or more", "pass a larger --candidates")
         if not 0 <= self.random <= self.count:
-            raise UsageError(f"{self.random} random ones of {self.count} candidates", "0 to all", "correct --random")
+            raise UsageError(f"--random is {self.random}", f"0 to {self.count} (--candidates)", "correct --random")
 
 
 def choose_candidates(

@@ -97,9 +97,9 @@ def run_bench(request: BenchRequest, progress: Progress | None = None) -> Path:
     problems, gpu = request.problems, gpu_of_device(request.gpu_indices[0])
     if kinds := sorted({gpu_of_device(index).name for index in request.gpu_indices} - {gpu.name}):
         raise UsageError(
-            f"GPUs of several kinds: {', '.join((gpu.name, *kinds))}",
-            "one kind, for the figures of a file are compared",
-            "choose GPUs of one kind as --gpus",
+            f"GPUs of different models: {', '.join((gpu.name, *kinds))}",
+            "one model, because the figures in a file are compared",
+            "pass GPUs of one model as --gpus",
         )
     library = Library.packaged(gpu.name) if request.library is None else request.library
     library = library if isinstance(library, Library) else Library.load(library)

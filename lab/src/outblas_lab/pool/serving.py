@@ -154,9 +154,9 @@ def prove_calls(ours: Mapping[str, PublicApi], clock: Any, calls: Mapping[str, S
         verdict = prover.call(calls[name][0])
         if verdict.status is not Status.PASSED:
             raise DeviceError(
-                f"{name} of {clock.problem.key}: {verdict.status}, {verdict.detail}",
+                f"{name} fails on {clock.problem.key}: {verdict.status}, {verdict.detail}",
                 "a call that computes the product",
-                "report it: no figure of it counts",
+                "report this bug; the timing does not count",
             )
 
 

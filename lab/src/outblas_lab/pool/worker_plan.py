@@ -144,20 +144,20 @@ def make_plan(
     if kind not in WORKER_KINDS:
         raise unknown_name("workers", kind, WORKER_KINDS, "pass one of them as --workers")
     if count is not None and count < 1:
-        raise UsageError(f"--worker-count is {count}", "1 or more", "pass a larger one")
+        raise UsageError(f"--worker-count is {count}", "1 or more", "pass a larger --worker-count")
     if ray_address is not None and kind != "ray":
-        raise UsageError(f"--ray-address with --workers {kind}", "it with --workers ray only", "leave it out")
+        raise UsageError(f"--ray-address with --workers {kind}", "--ray-address only with --workers ray", "omit it")
     if device is not None and not device.startswith("replay:"):
         how = "--gpus" if kind == "local" else "--worker-count"
-        raise UsageError(f"--device {device} with --workers", f"GPUs chosen by {how}, or replay:NAME", "leave it out")
+        raise UsageError(f"--device {device} with --workers", f"GPUs chosen by {how}, or replay:NAME", "omit --device")
     live = device is None and (kind == "ray" or gpus is not None or gpu_count() > 0)
     if not live and count is not None and count > MAX_REPLAYS:
-        raise UsageError(f"--worker-count is {count}", f"at most {MAX_REPLAYS} of a replay", "pass a smaller one")
+        raise UsageError(f"--worker-count is {count}", f"at most {MAX_REPLAYS} for a replay", "pass a smaller one")
     if gpus is not None and (kind == "ray" or not live):
-        raise UsageError("--gpus", "it with --workers local on GPUs only", "use --worker-count instead")
+        raise UsageError("--gpus without local GPU workers", "--workers local and a GPU", "use --worker-count instead")
     if kind == "local" and live:
         if count is not None:
-            raise UsageError("--worker-count with local GPUs", "one worker per GPU", "name the GPUs as --gpus")
+            raise UsageError("--worker-count with local GPUs", "one worker per GPU", "pass the GPUs as --gpus")
         indices = tuple(gpus) if gpus is not None else tuple(range(gpu_count()))
         return WorkerPlan(kind, Device(gpu_index=indices[0] if indices else 0), require_gpus(indices))
     where = Device(gpu_index=0) if live else parse_device(device)
@@ -249,7 +249,7 @@ class RayTransport:
                 there = int(self._ray.cluster_resources().get("GPU", 0))
                 if there == 0:
                     do = "start Ray on hosts with a GPU (`ray start`)"
-                    raise DeviceError("the Ray cluster has no GPU", "one or more", do)
+                    raise DeviceError("the Ray cluster has no GPU", "at least one", do)
                 if size is not None and size > there:
                     expected = f"at most {there}, the GPUs of the cluster"
                     raise UsageError(f"--worker-count is {size}", expected, "pass a smaller one")
@@ -303,7 +303,7 @@ class RayTransport:
             kind, value = self._ray.get(word)
         except self._ray.exceptions.RayError as error:  # the actor died, or its host is gone
             self.stop(worker)
-            return Event(worker, "lost", f"its actor is gone: {(str(error).split(chr(10)) or [''])[0][:200]}")
+            return Event(worker, "lost", f"its actor died: {(str(error).split(chr(10)) or [''])[0][:200]}")
         if kind == "answer":
             self.send(worker, None)
         return Event(worker, kind, value)
@@ -318,8 +318,8 @@ def _join(ray: Any, address: str) -> bool:
         ray.init(address=address, log_to_driver=False, **own)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise DeviceError(
-            f"no Ray cluster answers at {address!r} ({str(error).splitlines()[0][:200]})",
-            "a running one",
+            f"no Ray cluster responds at {address!r} ({str(error).splitlines()[0][:200]})",
+            "a running cluster",
             "start it with `ray start --head`, or pass --ray-address local",
         ) from error
     return True

@@ -107,9 +107,9 @@ class RecipeRequest:
             if getattr(self, name) < 1:
                 raise UsageError(f"--{name} is {getattr(self, name)}", "1 or more", f"pass a larger --{name}")
         if not 0 <= self.faulty < 1:
-            raise UsageError(f"a share of faulty kernels of {self.faulty:g}", "0 to below 1", "e.g. --faulty 0.05")
+            raise UsageError(f"--faulty is {self.faulty:g}", "a share from 0 to below 1", "pass e.g. --faulty 0.05")
         if self.out.is_dir():
-            raise UsageError(f"--out {self.out} is a folder", "a result file", "name a file in it")
+            raise UsageError(f"--out {self.out} is a folder", "a result file", "pass a file in it")
 
     def ppo(self, preset: str, seed: int) -> PpoSettings:
         """Return the settings of a training under a preset of the reward."""
@@ -189,7 +189,7 @@ def recipe_problems(request: RecipeRequest) -> RecipeProblems:
     kept = [p for p in whole.problems if p.layout == request.layout]
     if not kept:
         layouts = ", ".join(sorted({p.layout for p in whole.problems}))
-        raise UsageError(f"layout {request.layout} of recording {request.recording}", layouts, "pass another --layout")
+        raise UsageError(f"{request.recording} has no layout {request.layout}", layouts, "pass another --layout")
     recording = whole.restricted_to(kept)
     budgets = tuple(dict.fromkeys([*(b for b in JUDGED_AFTER if b < request.budget), request.budget]))
     split, tasks = held_out_tasks(Plan(request.recording, budgets, sample=request.judged), recording, "shapes")
@@ -301,13 +301,13 @@ def read_hit_rates(path: Path) -> dict[tuple[Problem, KernelConfig], float]:
         ]
         bad = [rate for _, _, rate in rows if not (math.isfinite(rate) and 0 <= rate <= MOST_MEASURED)]
         if bad:
-            raise ValueError(f"a hit rate of {bad[0]:g} where 0 to 1 is needed")
+            raise ValueError(f"a hit rate is {bad[0]:g}, not from 0 to 1")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, OutblasError) as error:
-        wrong, expected = f"hit rates {path} cannot be read ({error})", "JSON of benchmarks/profile_regimes.py"
+        wrong, expected = f"hit rates {path} cannot be read ({error})", "JSON from benchmarks/profile_regimes.py"
         raise RecordError(wrong, expected, "correct the file") from error
     rates = {(problem, config): min(rate, 1.0) for problem, config, rate in rows}
     if len(rates) != len(rows) or not rows:
-        what = "a cell twice" if rows else "no cell"
+        what = "a duplicate cell" if rows else "no cells"
         raise RecordError(f"hit rates {path} have {what}", "one row per problem and kernel", "correct the file")
     return rates
 

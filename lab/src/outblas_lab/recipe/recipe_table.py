@@ -25,7 +25,7 @@ def read_recipe(path: Path) -> dict[str, Any]:
     Raises:
         RecordError: it cannot be read, is of another kind or version, or lacks a field.
     """
-    do = "make it again: outblas recipe"
+    do = "recreate it with: outblas recipe"
     data = read_object(path, f"a file of kind {KIND}, format {FORMAT}", do, kind=KIND, format=FORMAT)
     missing = [name for name in _FIELDS if name not in data]
     if missing:
@@ -62,8 +62,8 @@ def recipe_notes(result: Mapping[str, Any]) -> list[str]:
         f"Trained on {problems['trained']} problems ({problems['layout']}), {settings['episodes']} episodes of each, "
         f"{settings['budget']} measurements an episode, {times}.",
         f"Judged on {problems['judged']} problems with other (M, N, K), {problems['tasks']} tasks with launch options.",
-        "Regret: time that the choice loses against the fastest right kernel. In brackets: its 95% interval.",
-        "Wrong choices failed a gate. Choices not faster are right, and not significantly faster than the fastest "
+        "Regret: time that the choice loses to the fastest correct kernel. In brackets: its 95% interval.",
+        "Wrong choices failed a gate. Choices not faster are correct, but not significantly faster than the fastest "
         "baseline. Both are shares of the choices after the last number of measurements.",
         _hit_rate_note(result["hit_rates"]),
         _fault_note(result),
@@ -72,10 +72,10 @@ def recipe_notes(result: Mapping[str, Any]) -> list[str]:
 
 def _hit_rate_note(rates: Mapping[str, Any]) -> str:
     if not rates["measured"]:
-        return "L2 hit rates are modelled (traffic model of the cost model), none is measured."
+        return "All L2 hit rates are modelled (traffic model of the cost model)."
     return (
-        f"L2 hit rates: {rates['measured']} cells are measured, all others are modelled. On the measured cells the "
-        f"model is off by {100 * rates['error']:.1f} points in the mean."
+        f"L2 hit rates: {rates['measured']} cells are measured; all others are modelled. On the measured cells the "
+        f"mean error of the model is {100 * rates['error']:.1f} points."
     )
 
 

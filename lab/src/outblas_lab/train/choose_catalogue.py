@@ -181,9 +181,9 @@ def write_catalogue(
     gpu = reference_gpu()
     known = time_matrix([row for row in rows if len(row.times)], gpu)
     present = list(dict.fromkeys(c.with_knobs(pdl=False) for c in catalogue(gpu.name)))
-    report(report_gaps("the present catalogue", known, present))
+    report(report_gaps("the current catalogue", known, present))
     chosen = choose_kernels(known, limit)
-    report(report_gaps("the new one", known, chosen))
+    report(report_gaps("the new catalogue", known, chosen))
     sources = ", ".join(dict.fromkeys(row.source for row in rows))
     candidates = [config_name(kernel.with_knobs(pdl=pdl)) for kernel in chosen for pdl in (False, True)]
     data = {

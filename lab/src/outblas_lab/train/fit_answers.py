@@ -86,7 +86,7 @@ def fit_answers(paths: Sequence[Path], folder: Path, report: Callable[[str], Non
         slower = int((taken < math.log(SLOW)).sum())
         best = np.array([max(0.0, each.max(initial=0.0)) for each in own])
         words = (
-            f"kept out: {math.exp(taken.mean()):.4f} over the first answer, the best answers "
+            f"held out: {math.exp(taken.mean()):.4f} over the first answer, the best answers "
             f"{math.exp(best.mean()):.4f}, {slower} of {len(taken)} below {SLOW}"
         )
         where = f"{provenance['gpu']}, driver {provenance['driver']}, {provenance['date'][:10]}"
@@ -151,7 +151,7 @@ def choose_answer_rule(
         if len(sures) == len(MAX_SLOWER):
             found.append((float(taken.mean()), Rule(sures[0], margin, sures[1]), taken))
     if not found:
-        raise OutblasError("no margin keeps the answers of cuBLASLt fast", "surer predictions", "record more problems")
+        raise OutblasError("no margin keeps cuBLASLt's answers fast", "better predictions", "record more problems")
     return max(found, key=lambda one: one[0])[1:]
 
 

@@ -137,7 +137,7 @@ def read_problems(
     import pyarrow as pa
 
     if not path.is_file():
-        raise RecordError(f"no file {path}", what, f"make them: outblas fit any-shape {step}")
+        raise RecordError(f"{path} does not exist", what, f"create it with: outblas fit any-shape {step}")
     try:
         table = read_whole(path)
         by_problem: dict[str, list[dict[str, Any]]] = {}
@@ -147,8 +147,8 @@ def read_problems(
         gpu = gpu_of_product(str(provenance["gpu"])) or reference_gpu()
         return [of_rows(Problem.from_key(key), gpu, rows) for key, rows in by_problem.items()], provenance
     except (pa.ArrowException, OSError, ValueError, LookupError, TypeError, OutblasError) as error:
-        wrong, do = f"{path} cannot be read ({error})", f"make it again: outblas fit any-shape {step}"
-        raise RecordError(wrong, f"a whole table of {what}", do) from error
+        wrong, do = f"{path} cannot be read ({error})", f"recreate it with: outblas fit any-shape {step}"
+        raise RecordError(wrong, f"a complete table of {what}", do) from error
 
 
 def cells_of_recording(recording: Recording, gpu: Gpu, seed: int = 0) -> list[OfferedCells]:
@@ -445,7 +445,7 @@ def choose_rule(guesses: Sequence[Guess]) -> Rule:
         if best is None or gain > best[0]:
             best = gain, Rule(aligned[1], margin, unaligned[1])
     if best is None:
-        raise OutblasError("no margin keeps products from getting slower", "a few problems", "record more problems")
+        raise OutblasError("no margin keeps matmuls from getting slower", "more problems", "record more problems")
     return best[1]
 
 

@@ -181,7 +181,7 @@ def fit_all(files: Sequence[Path], proved: Path, folder: Path, report: Callable[
         rule = choose_rule(same)
         taken = [outcome(guess, rule, "plain") or 0.0 for guess in same]
         slower = sum(gain < math.log(SLOW) for gain in taken)
-        words = f"kept out: {math.exp(np.mean(taken)):.3f} over torch.matmul, {slower} of {len(taken)} below {SLOW}"
+        words = f"held out: {math.exp(np.mean(taken)):.3f} over torch.matmul, {slower} of {len(taken)} below {SLOW}"
         kernels, path = _kernels_for_any_shape(data, proved, folder, gpu), folder / f"{gpu.name}.npz"
         AnyShapeModel(nets, rule.margin, rule.sure, rule.sure_unaligned, f"{about}; {words}", kernels).save(path)
         bound = f"bound {rule.sure:g} or {rule.sure_unaligned:g} (unaligned) deviations below, margin {rule.margin}"
@@ -195,7 +195,7 @@ def _kernels_for_any_shape(data: FitData, proved: Path, folder: Path, gpu: Gpu) 
     Without both, they are those that were recorded, then those for unaligned rows. Kernels that failed a proof are left
     out.
     """
-    do = "make it again: outblas fit any-shape prove"
+    do = "recreate it with: outblas fit any-shape prove"
     failed = read_object(proved, "proved kernels", do)["failed"] if proved.exists() else {}
     left_out = {name.split(" ", 1)[1] for name in failed}
     before = [folder / f"{name}.npz" for name in (gpu.name, reference_gpu().name)]

@@ -85,12 +85,12 @@ class Policy:
         packaged = packaged_data("policies") / f"{text}.npz"
         path = packaged if packaged.is_file() else Path(text)
         if not path.is_file():
-            raise UsageError(f"no policy {text!r}", "a packaged name or an .npz file", "train one: outblas train")
+            raise UsageError(f"unknown policy {text!r}", "a packaged name or an .npz file", "train one: outblas train")
         try:
             arrays = read_arrays(path.read_bytes())
             version, inputs = int(single(arrays, "format")), str(single(arrays, "inputs"))
             if version != FORMAT or inputs != input_names():
-                raise ValueError(f"format or inputs {version}")
+                raise ValueError(f"it has format {version} or other inputs")
             regressor = Regressor.from_arrays(arrays, "regressor_")
             scorer = {name.removeprefix("scorer_"): a for name, a in arrays.items() if name.startswith("scorer_")}
             policy = cls(regressor, scorer, str(arrays["about"]))
@@ -98,7 +98,7 @@ class Policy:
             return policy
         except DAMAGED as error:
             raise RecordError(
-                f"policy {text} cannot be read ({error})", f"format {FORMAT}", "train it again: outblas train"
+                f"policy {text} cannot be read ({error})", f"format {FORMAT}", "train it again with: outblas train"
             ) from error
 
     def _try(self) -> None:
@@ -109,7 +109,7 @@ class Policy:
         view = CandidateView(about, nothing, guess, spread, knob_columns(nothing))
         scores = self.scores(view, (), (), ()) if self.scorer else ()  # a regressor that is kept alone has no scorer
         if not np.isfinite([*guess, *spread, *scores]).all():
-            raise ValueError("its networks say no finite number")
+            raise ValueError("its networks predict non-finite numbers")
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write an .npz file that :meth:`load` reads. The write is atomic and replaces an existing file.

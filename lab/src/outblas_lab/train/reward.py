@@ -60,7 +60,7 @@ def additive_reward(evaluation: Evaluation) -> float:
 
 def _speedup(evaluation: Evaluation) -> Speedup:
     if evaluation.speedup is None:
-        raise UsageError("an evaluation without a speed-up", "baselines timed in the same rounds", "time them too")
+        raise UsageError("the evaluation has no speed-up", "baselines timed in the same rounds", "time them too")
     return evaluation.speedup
 
 
@@ -76,5 +76,5 @@ def reward(evaluation: Evaluation, preset: str = "gated") -> float:
     if preset not in PRESETS:
         raise unknown_name("reward", preset, PRESETS, "pass one of them")
     if evaluation.status is Status.LEFT_OUT:
-        raise UsageError("a candidate that was left out", "one that was tried", "offer recorded candidates only")
+        raise UsageError("the candidate was left out", "an evaluated candidate", "offer recorded candidates only")
     return PRESETS[preset](evaluation)

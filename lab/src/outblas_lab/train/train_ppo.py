@@ -152,7 +152,7 @@ def train(
     settings, run = settings or PpoSettings(), run or TrainingRun()
     count = sum(len(part.problems) for part in parts)
     if count < 10:
-        raise UsageError(f"{count} problems to train on", "10 or more", "name more problems")
+        raise UsageError(f"only {count} problems to train on", "10 or more", "pass more problems")
     with contextlib.nullcontext() if run.path is None else lock_folder(run.path), one_thread():
         return _train(parts, settings, run, progress)
 
@@ -246,8 +246,8 @@ def load_checkpoint(path: Path, **arguments: Any) -> Any:
     try:
         return MaskablePPO.load(path, **arguments)
     except (*DAMAGED, AssertionError) as error:  # Stable-Baselines3 asserts that a file has its parts
-        wrong, do = f"checkpoint {path} cannot be read ({error})", "remove it to begin anew, or choose another --run"
-        raise RecordError(wrong, "a whole checkpoint", do) from error
+        wrong, do = f"checkpoint {path} cannot be read ({error})", "remove it to start over, or pass another --run"
+        raise RecordError(wrong, "a complete checkpoint", do) from error
 
 
 class _Checkpoints(BaseCallback):
@@ -270,7 +270,7 @@ class _Checkpoints(BaseCallback):
 
     def best(self) -> Policy:
         if self._best is None:  # judged before any update, so only where its file was taken away
-            raise RecordError(f"{self._run.path} holds no policy", "the file policy.npz", "choose another --run")
+            raise RecordError(f"{self._run.path} has no policy", "the file policy.npz", "pass another --run")
         return self._best
 
     def _on_step(self) -> bool:
@@ -316,7 +316,7 @@ class _Checkpoints(BaseCallback):
             save_checkpoint(self.model, kept)
         if self._progress is not None:
             said = ", ".join(f"{q:.2%} after {b}" for b, q in at.items())
-            words = f"speed on held-out problems, of the best: {said} measurements"
+            words = f"speed on held-out problems, relative to the best: {said} measurements"
             self._progress(self.num_timesteps, self._settings.steps, words)
 
 
@@ -337,8 +337,8 @@ def claim_folder(run: TrainingRun, settings: Any, parts: Sequence[TrainingPart])
     wanted = {**asdict(settings), "problems": problems, "inputs": input_names()}
     wanted.pop("steps")  # a training may be prolonged
     if path.exists():
-        what, do = f"{run.path} holds a training with other settings", "repeat those settings, or choose another --run"
-        was = read_object(path, "the settings of a training", "choose another --run")
+        what, do = f"{run.path} was trained with other settings", "repeat those settings, or pass another --run"
+        was = read_object(path, "the settings of a training", "pass another --run")
         check_same_settings(what, was, json.loads(json_text(wanted)), do)
         return
     write_json(path, wanted)

@@ -79,7 +79,7 @@ def settled_us(samples_us: Sequence[float]) -> float:
         UsageError: no sample, or one that is not above 0.
     """
     if not samples_us or min(samples_us) <= 0:
-        raise UsageError(f"invalid times {list(samples_us)[:4]}", "one or more positive times", "report this")
+        raise UsageError(f"invalid times {list(samples_us)[:4]}", "one or more positive times", "report this bug")
     return statistics.median(samples_us[len(samples_us) // 2 :])
 
 

@@ -221,7 +221,7 @@ def search_ranges(
                 finished.add(asked, settings, evaluator.gpu.name, found, counter.done)
         else:
             found, done = before
-            counter.tell(done, done, "done before")
+            counter.tell(done, done, "already done")
         intervals += found.intervals
         rows += found.rows
         if found.stopped:

@@ -39,7 +39,7 @@ def example(name: str) -> FreeKernel:
         UsageError: no such example.
     """
     if name not in example_names():
-        raise UsageError(f"no example {name!r}", "one of " + ", ".join(example_names()), "name one of them")
+        raise UsageError(f"unknown example {name!r}", "one of " + ", ".join(example_names()), "pass one of them")
     if name in FILLED_TEMPLATES:
         return FILLED_TEMPLATES[name].kernel()
     return FreeKernel.parse((resources.files(__package__) / f"{name}.cu").read_text(encoding="utf-8"))

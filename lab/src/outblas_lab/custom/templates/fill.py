@@ -37,13 +37,13 @@ class Template(ABC):
         reason = self.why_not()
         if reason is not None:
             wrong, _, expected = reason.partition(", ")
-            raise ConfigError(f"the template cannot be filled so: {wrong}", expected or "another choice", "change it")
+            raise ConfigError(f"invalid template values: {wrong}", expected or "other values", "change them")
 
     @abstractmethod
     def why_not(self) -> str | None:
         """Return why the values are impossible, with the possible ones; None if they are possible.
 
-        A reason reads, e.g., ``100 rows a tile, a multiple of 64 up to 256``.
+        A reason reads, e.g., ``100 rows per tile, a multiple of 64 up to 256``.
         """
 
     @abstractmethod
@@ -103,16 +103,16 @@ class CutlassSm90(Template):
             return f"scheduler {self.scheduler!r}, persistent or stream_k"
         groups = 2 if self.schedule == "cooperative" else 1  # warpgroups that share a tile
         if m not in (64, 128, 192, 256) or m % (64 * groups):
-            return f"{m} rows a tile, a multiple of {64 * groups} up to 256"
+            return f"{m} rows per tile, a multiple of {64 * groups} up to 256"
         if not 32 <= n <= 256 or n % 32:
-            return f"{n} columns a tile, a multiple of 32 up to 256"
+            return f"{n} columns per tile, a multiple of 32 up to 256"
         if k not in (32, 64, 128):
-            return f"{k} of K a step, 32, 64 or 128"
+            return f"{k} of K per step, 32, 64 or 128"
         if m * n > _ACCUMULATORS * 128 * groups:
-            return f"{m * n // (128 * groups)} accumulators a thread, at most {_ACCUMULATORS}"
+            return f"{m * n // (128 * groups)} accumulators per thread, at most {_ACCUMULATORS}"
         if any(size not in (1, 2, 4) for size in self.cluster) or self.cluster[0] * self.cluster[1] > _PORTABLE_CLUSTER:
             return (
-                f"a cluster of {self.cluster[0]} x {self.cluster[1]}, 1, 2 or 4 a side and {_PORTABLE_CLUSTER} together"
+                f"a cluster of {self.cluster[0]} x {self.cluster[1]}, 1, 2 or 4 per side and {_PORTABLE_CLUSTER} in all"
             )
         if self.swizzle not in (1, 2, 4, 8):
             return f"swizzle {self.swizzle}, 1, 2, 4 or 8"
@@ -202,12 +202,12 @@ class CutlassSm80(Template):
         m, n, k = self.tile
         rows, columns = self.warp
         if k not in (32, 64):
-            return f"{k} of K a step, 32 or 64"
+            return f"{k} of K per step, 32 or 64"
         if rows < 16 or columns < 16 or rows % 16 or columns % 16 or m % rows or n % columns:
-            return f"a warp's {rows} x {columns} of {m} x {n}, multiples of 16 that divide the tile"
+            return f"{rows} x {columns} per warp of a {m} x {n} tile, multiples of 16 that divide the tile"
         warps = (m // rows) * (n // columns)
         if warps > 8 or rows * columns > 128 * 32:
-            return f"{warps} warps with {rows * columns // 32} accumulators a thread, at most 8 and 128"
+            return f"{warps} warps with {rows * columns // 32} accumulators per thread, at most 8 and 128"
         if m * k % (warps * 32 * 8) or n * k % (warps * 32 * 8):
             return f"a tile of {m} x {n} x {k}, one that {32 * warps} threads copy in equal shares of 16 bytes"
         if type(self.stages) is not int or self.stages < 3:
@@ -249,7 +249,7 @@ class CuteSm80(Template):
         tile: (rows of C, columns of C, K per step) of a CTA, elements. Rows and columns: multiples of 32 up to 256, and
             of 16 per warp. K: 32 or 64. Rows times columns is at most 128 times the threads.
         stages: stages of the ring, 2 to 8.
-        warps: warps along M and N, 1, 2 or 4 a side and 2 to 8 together. Each computes tile / warps of C.
+        warps: warps along M and N, 1, 2 or 4 per side and 2 to 8 in total. Each computes tile / warps of C.
 
     Raises:
         ConfigError: values that the text or the GPU cannot handle (:meth:`why_not`).
@@ -273,13 +273,13 @@ class CuteSm80(Template):
         m, n, k = self.tile
         across, along = self.warps
         if any(size not in (1, 2, 4) for size in self.warps) or not 2 <= across * along <= 8:
-            return f"{across} x {along} warps, 1, 2 or 4 a side and 2 to 8 together"
+            return f"{across} x {along} warps, 1, 2 or 4 per side and 2 to 8 in total"
         if m % (16 * across) or n % (16 * along) or m % 32 or n % 32 or not (32 <= m <= 256 and 32 <= n <= 256):
             return f"a tile of {m} x {n}, multiples of 32 and of 16 per warp up to 256"
         if k not in (32, 64):
-            return f"{k} of K a step, 32 or 64"
+            return f"{k} of K per step, 32 or 64"
         if m * n > 128 * self.threads:
-            return f"{m * n // self.threads} accumulators a thread, at most 128"
+            return f"{m * n // self.threads} accumulators per thread, at most 128"
         # Each thread copies whole vectors of 8, and all threads copy the same number.
         spans = [(m, k), (n, k), (k, 64 if n % 64 == 0 else 32)]
         if any(rows % (self.threads // (min(span, 64) // 8)) for rows, span in spans):
@@ -305,7 +305,7 @@ def template_text(name: str) -> str:
     """
     found = resources.files(__package__) / name
     if not re.fullmatch(r"\w+\.cu", name) or not found.is_file():
-        raise ConfigError(f"template {name!r}", "cutlass_sm90.cu, cutlass_sm80.cu or cute_sm80.cu", "name one of them")
+        raise ConfigError(f"unknown template {name!r}", "cutlass_sm90.cu, cutlass_sm80.cu or cute_sm80.cu", "pass one")
     return found.read_text(encoding="utf-8")
 
 
@@ -315,8 +315,8 @@ def _filled(name: str, **values: object) -> str:
     placeholders = set(_PLACE.findall(text))
     if placeholders != set(values):
         raise ConfigError(
-            f"{name} has other places than values are given for: {', '.join(sorted(placeholders ^ set(values)))}",
-            "a value for each place",
+            f"the placeholders and values of {name} differ: {', '.join(sorted(placeholders ^ set(values)))}",
+            "one value per placeholder",
             "correct the template",
         )
     return _PLACE.sub(lambda place: str(values[place[1]]), text)

@@ -124,7 +124,7 @@ class AnswerJudge:
         key = _key(problem, found)
         evaluation = self._known.get(key)
         if evaluation is None:
-            return JudgedAnswer(key[1], "unjudged", f"the batch was out of its {self._batch_seconds:g} s")
+            return JudgedAnswer(key[1], "unjudged", f"the batch exceeded its {self._batch_seconds:g} s")
         paid = reward_parts(evaluation, self._timed, gpu)
         kind, words = kind_of(evaluation, gpu), feedback_text(evaluation, gpu)
         if is_below_floor(evaluation, gpu):
@@ -158,7 +158,7 @@ def evaluator_of(device: str, proof: str = "full") -> Iterator[Evaluator]:
         RecordError: the file is no recording.
     """
     if proof not in get_args(ProofLevel):
-        raise UsageError(f"--proof {proof!r}", " or ".join(get_args(ProofLevel)), "pass one of them")
+        raise UsageError(f"unknown --proof {proof!r}", " or ".join(get_args(ProofLevel)), "pass one of them")
     place = parse_evaluator(device)
     if place.workers is not None:
         from outblas.tune.judged_workers import Judging

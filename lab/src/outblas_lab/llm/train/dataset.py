@@ -89,7 +89,7 @@ def supervised_rows(path: str | Path, language: Language, chat: bool) -> list[di
         raise UsageError(
             f"archive {path} has no training data in language {language.name}",
             "passed evaluations of kernels that the language can express",
-            "pass another archive",
+            "pass another --archive",
         )
     return rows
 
@@ -155,7 +155,7 @@ def _readable(path: Path, number: int) -> Iterator[None]:
         raise RecordError(
             f"archive {path} has a line {number} that cannot be read ({error})",
             "a prompt and completion, a problem and answer, or an evaluation",
-            "remove the line or pass another archive",
+            "remove the line, or pass another --archive",
         ) from error
 
 

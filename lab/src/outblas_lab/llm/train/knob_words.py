@@ -64,7 +64,7 @@ class KnobWords:
         self.record, known = FAMILIES[first].config, numbers[first]
         for knob, values in knobs.items():
             if knob not in known or not values:
-                raise UsageError(f"knob {knob!r} with {len(values)} values", f"values of {sorted(known)}", "use those")
+                raise UsageError(f"knob {knob!r} with {len(values)} values", f"values of {sorted(known)}", "correct it")
         self.knobs = {knob: tuple(values) for knob, values in knobs.items()}
 
     @property

@@ -103,14 +103,14 @@ class TrainSettings:
             (self.group < 2 and not supervised, f"--group {self.group}", "2 or more answers", "pass a larger --group"),
             (self.prompts < 1, f"--prompts {self.prompts}", "1 or more", "pass a larger --prompts"),
             (self.turns < 1, f"--turns {self.turns}", "1 or more", "pass a larger --turns"),
-            (self.lora < 0, f"--lora {self.lora}", "a rank of 0 or more", "pass one"),
-            (self.save_every < 1, f"--save-every {self.save_every}", "1 or more", "pass a larger one"),
+            (self.lora < 0, f"--lora {self.lora}", "a rank of 0 or more", "pass a larger --lora"),
+            (self.save_every < 1, f"--save-every {self.save_every}", "1 or more", "pass a larger value"),
             *(
-                (not value > 0, f"--{name} {value:g}", "above 0", "pass a larger one")
+                (not value > 0, f"--{name} {value:g}", "above 0", f"pass a larger --{name}")
                 for name, value in positive.items()
                 if value is not None
             ),
-            (not self.kl >= 0, f"--kl {self.kl:g}", "0 or more", "pass one"),
+            (not self.kl >= 0, f"--kl {self.kl:g}", "0 or more", "pass a larger --kl"),
             (not 0 < self.memory_fraction <= 1, f"--memory-fraction {self.memory_fraction:g}", "0 to 1", "pass 0.7"),
             (
                 self.vllm is not None and self.language == "knobs",
@@ -118,7 +118,7 @@ class TrainSettings:
                 "--language cuda; the toy grammar works only in the training process",
                 "omit --vllm",
             ),
-            (supervised and not self.archive, "no archive to learn from", "--archive FILE", "name one"),
+            (supervised and not self.archive, "no archive to learn from", "a training archive", "pass --archive FILE"),
         )
         for broken, wrong, expected, do in rules:
             if broken:
@@ -148,7 +148,7 @@ def claim_folder(folder: Path, settings: TrainSettings, resume: bool, begun: boo
         begun: whether the folder holds a checkpoint or a trained model.
 
     Raises:
-        UsageError: it holds a training and ``resume`` is False, or it was begun with other settings.
+        UsageError: it holds a training and ``resume`` is False, or it was started with other settings.
         RecordError: the file cannot be read or written.
     """
     path = folder / "settings.json"
@@ -160,7 +160,7 @@ def claim_folder(folder: Path, settings: TrainSettings, resume: bool, begun: boo
     if path.exists() and resume:
         was = read_object(path, "the settings of a stage", "pass another --run")
         was, asked = ({key: one[key] for key in one if key not in _FREE} for one in (was, wanted))
-        what = f"{folder} was begun with other settings"
+        what = f"{folder} was started with other settings"
         check_same_settings(what, was, asked, "repeat those settings, or pass another --run")
         return
     write_json(path, wanted)

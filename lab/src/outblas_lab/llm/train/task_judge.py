@@ -43,10 +43,10 @@ def tasks_on(problems: Sequence[Problem]) -> list[SmallTask]:
     """
     odd = [problem.key for problem in problems if problem.dtype != "fp16"]
     if odd:
-        raise UsageError(f"tasks of {odd[0]}", "dtype fp16, as in the reference results", "pass --dtype fp16")
+        raise UsageError(f"tasks on {odd[0]}", "dtype fp16, as in the reference results", "pass --dtype fp16")
     large = [problem.key for problem in problems if max(problem.m, problem.k) > MAX_EXTENT]
     if large:
-        wrong = f"tasks of {large[0]}"
+        wrong = f"tasks on {large[0]}"
         raise UsageError(wrong, f"M and K up to {MAX_EXTENT}, for the reference on the host", "pass smaller extents")
     return [SmallTask.of(name, problem) for problem in problems for name in TASK_NAMES]
 
@@ -149,4 +149,4 @@ class FreeKernelsOnly:
         found = self._language.read(problem, answer)
         if isinstance(found, (RefusedAnswer, FreeKernel)):
             return found
-        return RefusedAnswer("a configuration of a kernel family, where a kernel is asked for", "contract")
+        return RefusedAnswer("a kernel configuration, but a CUDA kernel is required", "contract")
