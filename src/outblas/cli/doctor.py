@@ -14,15 +14,14 @@ from outblas.cli.common import EXIT_ERROR, out, print_document, wants_json
 from outblas.core.install_hint import install_hint, lab_hint
 from outblas.runtime.device import default_recording
 
-#: Check.ok -> word at the start of its line.
-_WORDS = {True: "ok", False: "WRONG", None: "absent"}
 LINE_WIDTH = 120
 
 
 def doctor() -> None:
-    """Check the installation, and suggest a fix for each missing or broken part.
+    """Check the installation, and suggest a fix for each broken part; optional parts that are missing come last.
 
-    The last line summarizes the capabilities of this machine. The exit status is 2 if nothing can run.
+    The last line summarizes the capabilities of this machine. Exit status: 2 if a line says WRONG (nothing can run);
+    a line that says fix costs speed or a feature.
     """
     checks = health.diagnose()
     verdict = verdict_of(checks)
@@ -40,11 +39,14 @@ def doctor() -> None:
 
 
 def _lines(checks: Sequence[Check]) -> list[str]:
-    """Return the checks as text, wrapped below their own column."""
+    """Return the checks as text, wrapped below their own column; optional parts that are missing come last."""
     width = max(len(check.name) for check in checks)
-    lines = []
-    for check in checks:
-        head = f"{_WORDS[check.ok]:<6} {check.name:<{width}}  "
+    lines, missing = list[str](), [check for check in checks if check.ok is None]
+    for check in [check for check in checks if check not in missing] + missing:
+        if missing and check is missing[0]:
+            lines.append("not here, and optional:")
+        word = {True: "ok", False: "WRONG" if check.required else "fix", None: ""}[check.ok]
+        head = f"{word:<6} {check.name:<{width}}  "
         text = f"{check.found}{f'; {check.do}' if check.do else ''}"
         lines += textwrap.wrap(
             text, LINE_WIDTH, initial_indent=head, subsequent_indent=" " * len(head), break_long_words=False,
@@ -70,7 +72,7 @@ class MachineVerdict:
 
     @property
     def line(self) -> str:
-        parts = [f"can: {', '.join(self.can) or 'nothing yet'}"]
+        parts = [f"can: {', '.join(self.can)}"]
         parts += [f"cannot: {', '.join(self.cannot)}"] if self.cannot else []
         return "; ".join([*parts, f"next: {self.next}"])
 
@@ -78,7 +80,7 @@ class MachineVerdict:
 def verdict_of(checks: Sequence[Check]) -> MachineVerdict:
     """Return what a machine with these checks can do.
 
-    Only ``ok=True`` counts as working. Without checks, the machine can do nothing, and it cannot run kernels.
+    Only ``ok=True`` counts as working. Every machine can use what needs neither a GPU nor a compiler.
     """
     state = {check.name: check for check in checks}
 
@@ -86,8 +88,10 @@ def verdict_of(checks: Sequence[Check]) -> MachineVerdict:
         return name in state and state[name].ok is True
 
     replays, compiles = works("recording"), works("nvrtc")
-    can = (["replay recordings"] if replays else []) + (["export kernels"] if compiles else [])
-    cannot = [] if replays else [f"replay recordings ({state['recording'].found})"] if "recording" in state else []
+    can = ["replay recordings"] if replays else []
+    can += ["list and explain", "export kernels" if compiles else "export kernels as CUDA and C++"]
+    why_not = state["recording"].found if "recording" in state else "no outblas-lab"
+    cannot = [f"replay recordings ({why_not})"] if not replays and ("recording" in state or not works("gpu")) else []
     if not works("gpu"):
         cannot.append("run or time kernels (no NVIDIA GPU)")
         for_recordings = install_hint("tune") if "recording" in state else lab_hint()
