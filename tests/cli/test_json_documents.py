@@ -147,7 +147,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("name", CASES)
 def test_stdout_has_the_document_alone(name: str, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if name in ("bench", "record"):
+    if name in ("bench", "record", "try"):
         monkeypatch.setattr(device, "gpu_count", lambda: 1)
     if name == "train-llm":
         pytest.importorskip("trl", reason="needs trl (pip install './lab[train-llm]')")
