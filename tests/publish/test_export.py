@@ -7,16 +7,19 @@ import re
 import shlex
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from outblas.cli import export as export_command
 from outblas.cli.main import app
 from outblas.core.config import config_name
 from outblas.core.errors import ToolchainMissing, UsageError
 from outblas.core.problem import Problem
+from outblas.core.roofline import Gpu
 from outblas.dispatch.unlisted_shapes import any_shape_chooser
 from outblas.export import exported_files
 from outblas.export.cpp import checking_program, launch_header
@@ -33,7 +36,7 @@ from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow
 from outblas.runtime.nvrtc import compile_source
 from outblas.runtime.sass import _code_sections
-from support.gpus.known import H200
+from support.gpus.known import H100, H200
 
 pytestmark = pytest.mark.long
 PACKAGED = Library.packaged("h200")
@@ -243,6 +246,23 @@ def test_a_packaged_library_is_named_by_its_gpu(tmp_path: Path) -> None:
     assert any(line.startswith("// Compile: nvcc ") and line.endswith(f" {file.name}") for line in head)
     wrong = outblas(*where, "--library", "h1000")
     assert wrong.exit_code == 2 and "h1000 cannot be read" in wrong.stderr
+
+
+@pytest.mark.parametrize(
+    ("gpu", "line"),
+    [
+        (H100, "h100 (this machine's GPU)"),
+        (replace(H100, name="h100-nvl"), "h200 (none is packaged for h100-nvl; --library names another)"),
+        (None, "h200 (no GPU here; --library names another)"),
+    ],
+)
+def test_the_default_library_is_that_of_this_machine(
+    gpu: Gpu | None, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export_command, "gpu_count", lambda: int(gpu is not None))
+    monkeypatch.setattr(export_command, "gpu_of_device", lambda index: gpu)
+    result = outblas("--mnk", "64_4096_4096", "--format", "cu", "--out", str(tmp_path))
+    assert result.exit_code == 0 and result.stderr.endswith(f"\nlibrary: {line}\n"), result.output
 
 
 def test_a_row_that_falls_back_names_the_algorithm(tmp_path: Path) -> None:
