@@ -230,6 +230,7 @@ def test_eval_takes_the_spelling_of_cuda_l2() -> None:
     words = ["--warmup_seconds", "1", "--benchmark_seconds", "0", "--base_dir", ".", "--gpu_device_id", "0"]
     result = outblas("eval", "--mnk", "64_64_64", *words, "--target_qps", "5", "--mode", "server")
     assert_refused(result, "--benchmark-seconds is 0")
+    assert "_seconds" not in outblas("eval", "--help").stdout, "a spelling of each option is enough"
 
 
 @pytest.mark.parametrize("name", ["COLUMNS", "LINES"])

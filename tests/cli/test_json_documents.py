@@ -109,7 +109,7 @@ def test_a_device_is_named_in_one_way() -> None:
         options = {word: each for each in one.params for word in each.opts if word.startswith("-")}
         named = {word for word in options if ("gpu" in word or "device" in word) and word != "--gpu-seconds"}
         hidden = {word for word in named if options[word].hidden}
-        assert hidden == ({"--gpu_device_id"} if name == "eval" else set()), "CUDA-L2's spelling, of eval alone"
+        assert hidden == ({"--gpu-device-id"} if name == "eval" else set()), "CUDA-L2's spelling, of eval alone"
         assert named - hidden <= {"--device", "--gpus"}, name
 
 

@@ -40,6 +40,11 @@ def main(
         logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(name)s: %(message)s")
 
 
+def _with_hyphens(word: str) -> str:
+    """Return the name of an option or command as this package spells it; CUDA-L2 and others use underscores."""
+    return word.replace("_", "-")
+
+
 #: The commands of this package by name.
 OWN = {name: command for part in PARTS for name, command in part.commands.items()}
 
@@ -51,7 +56,9 @@ def app_of(names: Iterable[str]) -> typer.Typer:
         names: names of :func:`outblas.cli.command_table.commands`; others are left out.
     """
     app = typer.Typer(
-        name="outblas", cls=OutblasGroup, context_settings={"help_option_names": ["-h", "--help"]},
+        name="outblas", cls=OutblasGroup, context_settings={
+            "help_option_names": ["-h", "--help"], "token_normalize_func": _with_hyphens,
+        },
         no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None,
     )  # fmt: skip
     app.callback()(main)
