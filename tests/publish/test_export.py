@@ -252,8 +252,8 @@ def test_a_packaged_library_is_named_by_its_gpu(tmp_path: Path) -> None:
     ("gpu", "line"),
     [
         (H100, "h100 (this machine's GPU)"),
-        (replace(H100, name="h100-nvl"), "h200 (none is packaged for h100-nvl; --library names another)"),
-        (None, "h200 (no GPU here; --library names another)"),
+        (replace(H100, name="h100-nvl"), "h200 (no GPU with a packaged one here; --library names another)"),
+        (None, "h200 (no GPU with a packaged one here; --library names another)"),
     ],
 )
 def test_the_default_library_is_that_of_this_machine(
@@ -272,7 +272,7 @@ def test_a_row_that_falls_back_names_the_algorithm(tmp_path: Path) -> None:
     result = outblas("--mnk", p.mnk, *where)
     assert result.exit_code == 2 and row.fallback in result.stderr and row.baseline in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1 and not (tmp_path / "x").exists()
-    with pytest.raises(UsageError, match=r"a call uses torch\.matmul"):
+    with pytest.raises(UsageError, match=r"call torch\.matmul, as outblas\.matmul does"):
         find_target(p, "plain", Library("h200", (LibraryRow(p, "torch"),)))
 
 
@@ -290,7 +290,7 @@ def test_formats_may_be_separated_by_commas(tmp_path: Path) -> None:
 
 def test_other_errors_are_one_line(tmp_path: Path) -> None:
     for arguments, word in (
-        (("--mnk", "63_65_67"), "or --predicted for the kernel that outblas.matmul would choose"),
+        (("--mnk", "63_65_67"), "add --predicted for the kernel that outblas.matmul would choose, or"),
         (("--mnk", "17_6144_4096", "--predicted"), "none is predicted to be faster than torch"),
         (("--mnk", "64_64_64", "--launch", "fast"), "unknown launch option"),
         (("--mnk", "64_64_64", "--layout", "nn", "--format", "exe"), "format 'exe'"),

@@ -29,9 +29,7 @@ def doctor() -> None:
         from outblas.cli.documents import DoctorCheck, DoctorDocument
 
         entries = [DoctorCheck(**asdict(check)) for check in checks]
-        print_document(
-            DoctorDocument(checks=entries, can=list(verdict.can), cannot=list(verdict.cannot), next=verdict.next)
-        )
+        print_document(DoctorDocument(checks=entries, **asdict(verdict)))
     out.print("\n".join(_lines(checks)), markup=False)
     out.print(f"\n{verdict.line}", markup=False)
     if any(check.required and check.ok is False for check in checks):
@@ -41,10 +39,9 @@ def doctor() -> None:
 def _lines(checks: Sequence[Check]) -> list[str]:
     """Return the checks as text, wrapped below their own column; optional parts that are missing come last."""
     width = max(len(check.name) for check in checks)
-    lines, missing = list[str](), [check for check in checks if check.ok is None]
-    for check in [check for check in checks if check not in missing] + missing:
-        if missing and check is missing[0]:
-            lines.append("not here, and optional:")
+    lines, optional = list[str](), "not here, and optional:"
+    for check in sorted(checks, key=lambda check: check.ok is None):
+        lines += [optional] if check.ok is None and optional not in lines else []
         word = {True: "ok", False: "WRONG" if check.required else "fix", None: ""}[check.ok]
         head = f"{word:<6} {check.name:<{width}}  "
         text = f"{check.found}{f'; {check.do}' if check.do else ''}"

@@ -95,13 +95,10 @@ def _library(named: Path | None) -> tuple[Library, str]:
     if named is not None:
         is_file = named.exists() or not is_packaged(str(named))
         return (Library.load(named) if is_file else Library.packaged(str(named))), ""
-    here = ""
     with contextlib.suppress(DeviceError):  # it is older than sm_80
-        here = gpu_of_device(0).name if gpu_count() else ""
-    if is_packaged(here):
-        return Library.packaged(here), " (this machine's GPU)"
-    why = f"none is packaged for {here}" if here else "no GPU here"
-    return Library.packaged(common.DEFAULT_RECORDING), f" ({why}; --library names another)"
+        if gpu_count() and is_packaged(here := gpu_of_device(0).name):
+            return Library.packaged(here), " (this machine's GPU)"
+    return Library.packaged(common.DEFAULT_RECORDING), " (no GPU with a packaged one here; --library names another)"
 
 
 def _captured(file: Path, kind: tuple[str, str, str]) -> list[Problem]:

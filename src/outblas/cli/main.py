@@ -40,11 +40,6 @@ def main(
         logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(name)s: %(message)s")
 
 
-def _with_hyphens(word: str) -> str:
-    """Return the name of an option or command as this package spells it; CUDA-L2 and others use underscores."""
-    return word.replace("_", "-")
-
-
 #: The commands of this package by name.
 OWN = {name: command for part in PARTS for name, command in part.commands.items()}
 
@@ -57,7 +52,8 @@ def app_of(names: Iterable[str]) -> typer.Typer:
     """
     app = typer.Typer(
         name="outblas", cls=OutblasGroup, context_settings={
-            "help_option_names": ["-h", "--help"], "token_normalize_func": _with_hyphens,
+            "help_option_names": ["-h", "--help"],
+            "token_normalize_func": lambda word: word.replace("_", "-"),  # CUDA-L2's options have underscores
         },
         no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None,
     )  # fmt: skip
