@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -100,20 +100,8 @@ def _print_text(result: TrialResult, metric: str | None, library: Path | None) -
 def _print_document(result: TrialResult, library: Path | None) -> None:
     from outblas.cli.documents import TryDocument, TryFigure
 
-    figures = [
-        TryFigure(median=median, low=low, high=high)
-        for median, low, high in (result.without, result.with_outblas, result.speedup)
-    ]
-    common.print_document(
-        TryDocument(
-            keep=result.keep,
-            without=figures[0],
-            with_outblas=figures[1],
-            speedup=figures[2],
-            pairs=result.pairs,
-            ours=result.ours,
-            torchs=result.torchs,
-            reason=result.reason,
-            library=None if library is None else str(library),
-        )
-    )
+    kept = ("keep", "pairs", "ours", "torchs", "reason")
+    found: dict[str, Any] = {name: getattr(result, name) for name in kept}
+    for name in ("without", "with_outblas", "speedup"):
+        found[name] = TryFigure(**dict(zip(("median", "low", "high"), getattr(result, name), strict=True)))
+    common.print_document(TryDocument(library=None if library is None else str(library), **found))
