@@ -36,7 +36,7 @@ MIN_PYTHON = (3, 11)
 MIN_FREE_BYTES = 1 << 30
 _GPU_EXTRA = install_hint("gpu")
 #: In place of a remedy where there is no GPU.
-_FOR_GPU = "needed with a GPU only"
+_FOR_GPU = "calls on a GPU need it"
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76  # CUdevice_attribute
 
 
