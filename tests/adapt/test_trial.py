@@ -55,7 +55,7 @@ RATE = r"(\S+) tokens/s"
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", SOURCE_PATH)
     monkeypatch.setenv("OUTBLAS_DISABLE", "1")  # of the user; runs with OutBLAS do not have it
-    monkeypatch.setattr(device, "gpu_count", lambda: 0)
+    monkeypatch.setattr(device, "gpu_count", lambda: 1)
 
 
 def command(folder: Path, name: str) -> list[str]:
@@ -70,22 +70,26 @@ def attempt(folder: Path, name: str, *options: str) -> Any:
 
 
 def test_a_program_that_gains_is_kept(tmp_path: Path) -> None:
-    result = attempt(tmp_path, "gains")
+    result = attempt(tmp_path, "gains", "--tune", "0")
     assert result.exit_code == 0, (result.stdout, result.stderr, result.exception)
     assert "keep: call outblas.enable()" in result.stdout and "do not keep" not in result.stdout
-    assert "not tuned: no CUDA GPU" in result.stderr
     assert "matmuls   3 of 4 ran in OutBLAS" in result.stdout
+
+
+def test_without_a_gpu_the_program_never_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "gpu_count", lambda: 0)
+    monkeypatch.setattr(Program, "_run", lambda *_: pytest.fail("it ran"))
+    assert_refused(attempt(tmp_path, "gains", "--tune", "0"), "no CUDA GPU was found", "use a machine with a GPU")
 
 
 def test_a_program_that_gains_nothing_is_not_kept(tmp_path: Path) -> None:
     result = attempt(tmp_path, "gains nothing", "--tune", "0")
     assert result.exit_code == 1, (result.stdout, result.stderr, result.exception)
     assert "do not keep: the speedup's 95% interval" in result.stdout
-    assert "not tuned" not in result.stderr
 
 
 def test_a_rate_of_the_program_decides_by_its_last_match(tmp_path: Path) -> None:
-    result = attempt(tmp_path, "rate", "--metric", RATE, "--json")
+    result = attempt(tmp_path, "rate", "--metric", RATE, "--tune", "0", "--json")
     assert result.exit_code == 0, (result.stderr, result.exception)
     document = json.loads(result.stdout)
     TryDocument.model_validate({("schema_" if key == "schema" else key): value for key, value in document.items()})
@@ -111,12 +115,12 @@ def test_the_last_match_is_found_however_long_the_lines_are(output: str, figure:
 
 
 def test_a_figure_of_time_counts_the_other_way(tmp_path: Path) -> None:
-    result = attempt(tmp_path, "latency", "--metric", RATE, "--less-is-better")
+    result = attempt(tmp_path, "latency", "--metric", RATE, "--less-is-better", "--tune", "0")
     assert result.exit_code == 1 and "speedup   0.400x" in result.stdout
 
 
 def test_a_program_without_torch_is_never_kept(tmp_path: Path) -> None:
-    result = attempt(tmp_path, "no torch", "--metric", RATE)
+    result = attempt(tmp_path, "no torch", "--metric", RATE, "--tune", "0")
     assert result.exit_code == 1
     assert f"OutBLAS was not on: {NO_TORCH}" in result.stdout and "do not keep: OutBLAS was not on" in result.stdout
 
@@ -228,7 +232,6 @@ def test_a_gpu_tunes_the_captured_products_before_the_runs(tmp_path: Path, monke
         tuned.append((file.name, str(where), seconds))
         return tmp_path / "tuned.json", "1 products left out: too small"
 
-    monkeypatch.setattr(device, "gpu_count", lambda: 1)
     monkeypatch.setattr(tune_captured, "tune_captured", tune)
     monkeypatch.setattr(Program, "capture", lambda self, file: file.write_text("{}"))
     libraries: list[Path | None] = []
@@ -313,7 +316,9 @@ def test_the_program_ends_with_a_command_that_is_ended(tmp_path: Path, number: s
     told = tmp_path / "told"
     told.touch()
     program = f"import os, time; open({str(told)!r}, 'w').write(f'{{os.getpid()}}\\n'); time.sleep(600)"
-    command = [sys.executable, "-m", "outblas", "try", "--", sys.executable, "-c", program]
+    start = "import sys; from outblas.runtime import device; device.gpu_count = lambda: 1\n"
+    start += "from outblas.__main__ import main; sys.exit(main())"
+    command = [sys.executable, "-c", start, "try", "--tune", "0", "--", sys.executable, "-c", program]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as run:
         while not (text := told.read_text()).endswith("\n"):
             assert run.poll() is None

@@ -183,11 +183,12 @@ GPU, TORCH, NVRTC = (
         ([Check("recording", True, "h200")], "replay", "no NVIDIA GPU", REPLAY),
         (
             [Check("recording", None, "pyarrow is absent")],
-            "nothing yet",
+            "export kernels as CUDA",
             "pyarrow is absent",
             "pip install 'outblas[tune]'",
         ),
-        ([GPU], "nothing yet", "torch: absent", "pip install 'outblas[gpu]'"),
+        ([NVRTC], "list and explain, export kernels;", "(no outblas-lab), run or time", "pip install ./lab"),
+        ([GPU], "export kernels as CUDA and C++", "torch: absent", "pip install 'outblas[gpu]'"),
         ([GPU, TORCH], "torch through", "neither NVRTC nor", "pip install 'outblas[gpu]'"),
         ([GPU, TORCH, NVRTC], "torch through", "no library for this GPU", TUNE),
         ([GPU, TORCH, NVRTC, Check("gpu library", None, "none", TUNE)], "tune", "no library for this GPU", TUNE),
@@ -202,13 +203,15 @@ def test_the_verdict_says_what_works_and_the_next_command(
     assert verdict.line.endswith(f"next: {verdict.next}")
 
 
-def test_doctor_ends_with_the_verdict_and_wraps_its_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_ends_with_optional_parts_and_the_verdict_and_wraps_its_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     from outblas.cli.checks import health
 
-    monkeypatch.setattr(health, "diagnose", lambda: [Check("jail", True, "word " * 200)])
+    checks = [Check("gpu", None, "none"), Check("jail", True, "word " * 200), Check("disk", False, "full", "clear")]
+    monkeypatch.setattr(health, "diagnose", lambda: checks)
     lines = outblas("doctor").stdout.splitlines()
     assert lines[-1].startswith("can: ") and "next: " in lines[-1]
     assert all(len(line) <= 120 for line in lines[:-1])
+    assert lines[-5:-1] == ["fix    disk  full; clear", "not here, and optional:", "       gpu   none", ""]
 
 
 def test_list_says_what_each_thing_is() -> None:
@@ -227,6 +230,7 @@ def test_eval_takes_the_spelling_of_cuda_l2() -> None:
     words = ["--warmup_seconds", "1", "--benchmark_seconds", "0", "--base_dir", ".", "--gpu_device_id", "0"]
     result = outblas("eval", "--mnk", "64_64_64", *words, "--target_qps", "5", "--mode", "server")
     assert_refused(result, "--benchmark-seconds is 0")
+    assert "_seconds" not in outblas("eval", "--help").stdout, "a spelling of each option is enough"
 
 
 @pytest.mark.parametrize("name", ["COLUMNS", "LINES"])

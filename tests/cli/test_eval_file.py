@@ -70,7 +70,8 @@ def test_bad_input_is_one_line(tmp_path, data, more, words):
 def test_doctor_says_what_is_missing_for_free_kernels_and_what_the_jail_holds(monkeypatch):
     checks = {check.name: check for check in health.diagnose()}
     assert {"nvcc", "cutlass", "jail"} <= set(checks)
-    assert "Not covered" in checks["jail"].found and "environment" in checks["jail"].found
+    assert "environment" in checks["jail"].found and len(checks["jail"].found) < 250
+    assert "not covered: older threads" in checks["jail"].found
 
     def missing():
         raise ToolchainMissing("none", "one", "pip install './lab[free]'")

@@ -38,7 +38,14 @@ def test_each_product_has_its_way_and_a_step_its_gain(file: str) -> None:
     (down,) = [line for line in lines if line.startswith("down 4096_14336_TN_fp16_fp32 (32 times): ")]
     assert f"M 1: kernel {row.plain.speedup:.3f}" in down and "M 4096: " in down
     assert sum(line.startswith("matmuls of a step with M = ") for line in lines) == 2
-    assert lines[-1] == f"to tune the missing sizes: outblas tune --model {file} --tp 1"
+    assert lines[-1] == f"to tune the missing sizes on a GPU: outblas tune --model {file} --tp 1"
+    assert result.stderr == "library: h200\n"
+
+
+def test_without_a_gpu_it_names_the_library(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "gpu_count", lambda: 0)
+    result = outblas("explain", "--model", file, "--rows", "1")
+    assert result.stderr == "library: h200 (no GPU here; --device names another)\n"
 
 
 def test_a_gate_is_a_kernel_where_one_was_measured_to_be_faster(file: str, monkeypatch: pytest.MonkeyPatch) -> None:

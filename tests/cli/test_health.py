@@ -27,8 +27,6 @@ NAMES = {
     "free disk (here)",
     "driver",
     "gpu",
-    "gpu record",
-    "gpu library",
     "torch",
     "cuda.bindings",
     "nvrtc",
@@ -68,9 +66,11 @@ def machine(monkeypatch: pytest.MonkeyPatch, gpus: list[Any], cuda: tuple[int, i
     return {check.name: check for check in diagnose()}
 
 
-def test_every_check_is_one_line_and_says_what_to_do() -> None:
+@pytest.mark.parametrize(("gpus", "more"), [([], set()), ([H200], {"gpu record", "gpu library"})])
+def test_every_check_is_one_line_and_says_what_to_do(gpus: list[Any], more: set[str], monkeypatch: Any) -> None:
+    monkeypatch.setattr(health, "_driver", lambda: (gpus, (13, 0) if gpus else None))
     checks = diagnose()
-    assert {c.name for c in checks} == NAMES and len(checks) == len(NAMES)
+    assert {c.name for c in checks} == NAMES | more and len(checks) == len(NAMES | more)
     for check in checks:
         assert check.found and "\n" not in check.found + check.do
         assert bool(check.do) != (check.ok is True), check
@@ -80,7 +80,7 @@ def test_without_a_gpu_the_tool_chain_is_optional(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(health, "_version", lambda package: None)
     found = machine(monkeypatch, [], None)
     for name in ("driver", "gpu", "torch", "cuda.bindings", "nvidia-matmul-heuristics"):
-        assert found[name].ok is None, found[name]
+        assert found[name].ok is None and "pip install" not in found[name].do, found[name]
     assert "replay" in found["gpu"].do
 
 

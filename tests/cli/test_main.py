@@ -119,7 +119,7 @@ def test_list_prints_the_names_that_commands_take() -> None:
         ([*EVAL, "--warmup-seconds", "-1"], ["--warmup-seconds is -1"]),
         ([*EVAL, "--device", "cuda:-1"], ["device 'cuda:-1'", "cuda:N"]),
         ([*EVAL, "--device", "replay:h200"], ["--device replay:h200", "a GPU"]),
-        ([*EVAL, "--gpu_device_id", "one"], ["--gpu_device_id", "a valid integer", "outblas eval --help"]),
+        ([*EVAL, "--gpu_device_id", "one"], ["--gpu-device-id", "a valid integer", "outblas eval --help"]),
         ([*EVAL, "--colour"], ["--colour"]),
         (["eval"], ["--mnk"]),
         (["evaluate"], ["evaluate"]),

@@ -17,7 +17,7 @@ from support.base_packages import base_dependencies, isolated, link_packages
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 OWN = [name for part in PARTS for name in part.commands]
 LABS = [name for part in lab_commands.PARTS for name in part.commands]
-INSTALL = "pip install outblas-lab"
+INSTALL = "pip install ./lab in an outblas checkout, or the outblas-lab wheel"
 #: Calls the command line once for each argument.
 EACH = """
 import sys
@@ -93,8 +93,10 @@ def test_doctor_and_list_run(run: Run) -> None:
     done = run("-m", "outblas", "doctor")
     assert done.returncode == 0 and "jail" not in done.stdout
     assert INSTALL in " ".join(done.stdout.split())
+    assert "can: list and explain, export kernels as CUDA and C++; cannot: replay" in done.stdout
     done = run("-m", "outblas", "list")
     assert done.returncode == 0 and "heuristic" in done.stdout and "regressor" not in done.stdout
+    assert "recordings are in outblas-lab" in done.stdout and f"counters: {INSTALL}" in done.stdout
 
 
 def test_a_kernel_is_exported(run: Run, tmp_path: Path) -> None:

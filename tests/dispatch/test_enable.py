@@ -346,7 +346,10 @@ def test_the_environment_keeps_it_out(on: Switch, monkeypatch: pytest.MonkeyPatc
 def test_the_reason_is_what_this_machine_lacks(monkeypatch: pytest.MonkeyPatch, served: Served) -> None:
     served.library = type(served.library)("h200", ())
     monkeypatch.setattr(torch.version, "cuda", None)
-    assert "not built for CUDA" in enable.why_not()
+    monkeypatch.setattr(enable, "gpu_count", lambda: 1)
+    assert enable.why_not().endswith("is not built for CUDA; install a CUDA build")
+    monkeypatch.setattr(enable, "gpu_count", lambda: 0)
+    assert enable.why_not().endswith("is not built for CUDA, and no CUDA GPU was found; run outblas doctor")
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert "no CUDA GPU" in enable.why_not()

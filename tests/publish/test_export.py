@@ -7,16 +7,19 @@ import re
 import shlex
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from outblas.cli import export as export_command
 from outblas.cli.main import app
 from outblas.core.config import config_name
 from outblas.core.errors import ToolchainMissing, UsageError
 from outblas.core.problem import Problem
+from outblas.core.roofline import Gpu
 from outblas.dispatch.unlisted_shapes import any_shape_chooser
 from outblas.export import exported_files
 from outblas.export.cpp import checking_program, launch_header
@@ -33,7 +36,7 @@ from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow
 from outblas.runtime.nvrtc import compile_source
 from outblas.runtime.sass import _code_sections
-from support.gpus.known import H200
+from support.gpus.known import H100, H200
 
 pytestmark = pytest.mark.long
 PACKAGED = Library.packaged("h200")
@@ -245,6 +248,23 @@ def test_a_packaged_library_is_named_by_its_gpu(tmp_path: Path) -> None:
     assert wrong.exit_code == 2 and "h1000 cannot be read" in wrong.stderr
 
 
+@pytest.mark.parametrize(
+    ("gpu", "line"),
+    [
+        (H100, "h100 (this machine's GPU)"),
+        (replace(H100, name="h100-nvl"), "h200 (no GPU with a packaged one here; --library names another)"),
+        (None, "h200 (no GPU with a packaged one here; --library names another)"),
+    ],
+)
+def test_the_default_library_is_that_of_this_machine(
+    gpu: Gpu | None, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export_command, "gpu_count", lambda: int(gpu is not None))
+    monkeypatch.setattr(export_command, "gpu_of_device", lambda index: gpu)
+    result = outblas("--mnk", "64_4096_4096", "--format", "cu", "--out", str(tmp_path))
+    assert result.exit_code == 0 and result.stderr.endswith(f"\nlibrary: {line}\n"), result.output
+
+
 def test_a_row_that_falls_back_names_the_algorithm(tmp_path: Path) -> None:
     row = next(row for row in PACKAGED.rows if row.plain is None and row.fallback)
     p = row.problem
@@ -252,7 +272,7 @@ def test_a_row_that_falls_back_names_the_algorithm(tmp_path: Path) -> None:
     result = outblas("--mnk", p.mnk, *where)
     assert result.exit_code == 2 and row.fallback in result.stderr and row.baseline in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1 and not (tmp_path / "x").exists()
-    with pytest.raises(UsageError, match=r"a call uses torch\.matmul"):
+    with pytest.raises(UsageError, match=r"call torch\.matmul, as outblas\.matmul does"):
         find_target(p, "plain", Library("h200", (LibraryRow(p, "torch"),)))
 
 
@@ -270,7 +290,7 @@ def test_formats_may_be_separated_by_commas(tmp_path: Path) -> None:
 
 def test_other_errors_are_one_line(tmp_path: Path) -> None:
     for arguments, word in (
-        (("--mnk", "63_65_67"), "or --predicted for the kernel that outblas.matmul would choose"),
+        (("--mnk", "63_65_67"), "add --predicted for the kernel that outblas.matmul would choose, or"),
         (("--mnk", "17_6144_4096", "--predicted"), "none is predicted to be faster than torch"),
         (("--mnk", "64_64_64", "--launch", "fast"), "unknown launch option"),
         (("--mnk", "64_64_64", "--layout", "nn", "--format", "exe"), "format 'exe'"),

@@ -127,10 +127,14 @@ def test_a_problem_that_is_not_recorded_is_a_clear_error() -> None:
 
 def test_a_suite_that_is_not_recorded_is_named() -> None:
     layer = next(problem for problem in suite("llm") if problem not in suite("grid1000"))
-    with pytest.raises(UsageError, match=f"suite llm is not recorded .{layer.key}.*another suite or a live GPU"):
+    with pytest.raises(
+        UsageError, match=f"suite llm needs a GPU: it is not recorded .{layer.key}.*another suite or a live GPU"
+    ):
         synthetic_recording().recorded_mask(layer)
     named = other(synthetic_recording(), suite="grid1000+llm")
-    with pytest.raises(UsageError, match=f"problem {layer.key} is not in the recording.*a recorded problem"):
+    with pytest.raises(
+        UsageError, match=f"problem {layer.key} needs a GPU: it is not in the recording.*a recorded problem"
+    ):
         named.recorded_mask(layer)
 
 

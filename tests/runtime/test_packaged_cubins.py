@@ -83,7 +83,7 @@ def test_without_a_pack_kernels_are_compiled_and_nothing_is_said(
     path.unlink()
     assert silently(device) and len(compiled) == 1
     assert not packaged_cubins.PACKAGED.damaged
-    assert "outblas_lab.build.cubin_build" in packaged_cubins.PACKAGED.why_not()
+    assert "make build packs them" in packaged_cubins.PACKAGED.why_not()
 
 
 def broken_table(data: bytes) -> bytes:
@@ -203,7 +203,7 @@ def test_the_doctor_without_a_pack_that_can_be_used(path: Path, monkeypatch: pyt
             damaged.ok is False and "cannot be used" in damaged.found and "outblas_lab.build.cubin_build" in damaged.do
         )
         path.unlink()
-        assert doctors_line(None).ok is None and "outblas_lab.build.cubin_build" in doctors_line(None).do
+        assert doctors_line(None).ok is None and "make build" in doctors_line(None).do
 
 
 def test_the_driver_that_is_needed_is_known_before_the_first_kernel(path: Path, tmp_path: Path) -> None:

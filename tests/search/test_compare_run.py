@@ -315,6 +315,7 @@ def test_the_command_prints_every_figure_and_writes_the_file(folder: str, tmp_pa
     lines = [line.split() for line in result.stdout.splitlines()]
     assert sum(line[:1] == ["random"] and len(line) == 9 for line in lines) == 2
     assert "no agent is significantly best: " in result.stdout, "with three problems, intervals overlap"
+    assert result.stdout.endswith(f"\nshow it: outblas report {out}\n"), "a command has no label of a file"
     assert "budget 16: " in result.stdout
     mean = math.exp(
         np.log(comparison.quality[(comparison.split == 0) & (comparison.agent == 0) & (comparison.budget == 2)]).mean()

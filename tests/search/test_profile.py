@@ -234,7 +234,7 @@ def test_a_refusal_is_one_line_and_records_nothing(
     before = evaluations(run)
     with pytest.raises(DeviceError, match=words):
         profiled(run, tool=tool.path)
-    result = CliRunner().invoke(app, ["profile", "--run", str(run), "--ncu", tool.path])
+    result = CliRunner().invoke(app, ["profile", str(run), "--ncu", tool.path])
     assert result.exit_code == 2 and words in result.stderr and len(result.stderr.strip().splitlines()) == 1
     assert evaluations(run) == before
 
@@ -249,7 +249,7 @@ def test_without_ncu_or_a_gpu_or_on_another_gpu_it_says_so(
         profiled(run, tool=tool.path)
     monkeypatch.setattr(device, "gpu_count", lambda: 0)
     for words, named in (("no CUDA GPU was found", "cuda:0"), ("expected a GPU", "replay:h200")):
-        result = CliRunner().invoke(app, ["profile", "--run", str(run), "--device", named])
+        result = CliRunner().invoke(app, ["profile", str(run), "--device", named])
         assert result.exit_code == 2 and words in result.stderr and len(result.stderr.strip().splitlines()) == 1
 
 
@@ -282,7 +282,7 @@ def test_the_command_prints_a_line_for_each_and_the_report_shows_them(
 ) -> None:
     assert "Hardware counters" not in write_report(run, run / "before.html").read_text()
     monkeypatch.setattr(device, "gpu_count", lambda: 1)
-    arguments = ["profile", "--run", str(run), "--top", "1", "--ncu", tool.path]
+    arguments = ["profile", str(run), "--top", "1", "--ncu", tool.path]
     monkeypatch.setattr(common.out, "width", 240)
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.stderr

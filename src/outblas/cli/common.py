@@ -86,8 +86,6 @@ RecordingNameOption = Annotated[str, typer.Option("--recording", help="Packaged 
 QpsOption = Annotated[
     float | None,
     typer.Option(
-        "--target-qps",
-        "--target_qps",
         help="Request rate in requests per second (Poisson arrivals). Required in server mode, invalid in others. "
         "Lowered if the slowest entry would be busy more than 25% of the time.",
     ),

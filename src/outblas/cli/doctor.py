@@ -14,15 +14,14 @@ from outblas.cli.common import EXIT_ERROR, out, print_document, wants_json
 from outblas.core.install_hint import install_hint, lab_hint
 from outblas.runtime.device import default_recording
 
-#: Check.ok -> word at the start of its line.
-_WORDS = {True: "ok", False: "WRONG", None: "absent"}
 LINE_WIDTH = 120
 
 
 def doctor() -> None:
-    """Check the installation, and suggest a fix for each missing or broken part.
+    """Check the installation, and suggest a fix for each broken part; optional parts that are missing come last.
 
-    The last line summarizes the capabilities of this machine. The exit status is 2 if nothing can run.
+    The last line summarizes the capabilities of this machine. Exit status: 2 if a line says WRONG (nothing can run);
+    a line that says fix costs speed or a feature.
     """
     checks = health.diagnose()
     verdict = verdict_of(checks)
@@ -30,9 +29,7 @@ def doctor() -> None:
         from outblas.cli.documents import DoctorCheck, DoctorDocument
 
         entries = [DoctorCheck(**asdict(check)) for check in checks]
-        print_document(
-            DoctorDocument(checks=entries, can=list(verdict.can), cannot=list(verdict.cannot), next=verdict.next)
-        )
+        print_document(DoctorDocument(checks=entries, **asdict(verdict)))
     out.print("\n".join(_lines(checks)), markup=False)
     out.print(f"\n{verdict.line}", markup=False)
     if any(check.required and check.ok is False for check in checks):
@@ -40,11 +37,13 @@ def doctor() -> None:
 
 
 def _lines(checks: Sequence[Check]) -> list[str]:
-    """Return the checks as text, wrapped below their own column."""
+    """Return the checks as text, wrapped below their own column; optional parts that are missing come last."""
     width = max(len(check.name) for check in checks)
-    lines = []
-    for check in checks:
-        head = f"{_WORDS[check.ok]:<6} {check.name:<{width}}  "
+    lines, optional = list[str](), "not here, and optional:"
+    for check in sorted(checks, key=lambda check: check.ok is None):
+        lines += [optional] if check.ok is None and optional not in lines else []
+        word = {True: "ok", False: "WRONG" if check.required else "fix", None: ""}[check.ok]
+        head = f"{word:<6} {check.name:<{width}}  "
         text = f"{check.found}{f'; {check.do}' if check.do else ''}"
         lines += textwrap.wrap(
             text, LINE_WIDTH, initial_indent=head, subsequent_indent=" " * len(head), break_long_words=False,
@@ -70,7 +69,7 @@ class MachineVerdict:
 
     @property
     def line(self) -> str:
-        parts = [f"can: {', '.join(self.can) or 'nothing yet'}"]
+        parts = [f"can: {', '.join(self.can)}"]
         parts += [f"cannot: {', '.join(self.cannot)}"] if self.cannot else []
         return "; ".join([*parts, f"next: {self.next}"])
 
@@ -78,7 +77,7 @@ class MachineVerdict:
 def verdict_of(checks: Sequence[Check]) -> MachineVerdict:
     """Return what a machine with these checks can do.
 
-    Only ``ok=True`` counts as working. Without checks, the machine can do nothing, and it cannot run kernels.
+    Only ``ok=True`` counts as working. Every machine can use what needs neither a GPU nor a compiler.
     """
     state = {check.name: check for check in checks}
 
@@ -86,8 +85,10 @@ def verdict_of(checks: Sequence[Check]) -> MachineVerdict:
         return name in state and state[name].ok is True
 
     replays, compiles = works("recording"), works("nvrtc")
-    can = (["replay recordings"] if replays else []) + (["export kernels"] if compiles else [])
-    cannot = [] if replays else [f"replay recordings ({state['recording'].found})"] if "recording" in state else []
+    can = ["replay recordings"] if replays else []
+    can += ["list and explain", "export kernels" if compiles else "export kernels as CUDA and C++"]
+    why_not = state["recording"].found if "recording" in state else "no outblas-lab"
+    cannot = [f"replay recordings ({why_not})"] if not replays and ("recording" in state or not works("gpu")) else []
     if not works("gpu"):
         cannot.append("run or time kernels (no NVIDIA GPU)")
         for_recordings = install_hint("tune") if "recording" in state else lab_hint()

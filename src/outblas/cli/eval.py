@@ -22,17 +22,11 @@ def evaluate(
     mode: Annotated[
         str, typer.Option(help="Timing mode: offline (GPU time per call) or server (latency under Poisson arrivals).")
     ] = "offline",
-    warmup_seconds: Annotated[
-        float, typer.Option("--warmup-seconds", "--warmup_seconds", help="Warm-up time in seconds.")
-    ] = 5.0,
-    benchmark_seconds: Annotated[
-        float, typer.Option("--benchmark-seconds", "--benchmark_seconds", help="Measurement time in seconds.")
-    ] = 10.0,
-    base_dir: Annotated[Path, typer.Option("--base-dir", "--base_dir", help="Directory of the JSON result.")] = Path(
-        "./results"
-    ),
+    warmup_seconds: Annotated[float, typer.Option(help="Warm-up time in seconds.")] = 5.0,
+    benchmark_seconds: Annotated[float, typer.Option(help="Measurement time in seconds.")] = 10.0,
+    base_dir: Annotated[Path, typer.Option(help="Directory of the JSON result.")] = Path("./results"),
     device: GpuOption = "cuda:0",
-    gpu_device_id: Annotated[int | None, typer.Option("--gpu_device_id", hidden=True)] = None,  # as CUDA-L2 spells it
+    gpu_device_id: Annotated[int | None, typer.Option(hidden=True)] = None,  # CUDA-L2 has it
     target_qps: QpsOption = None,
     file: Annotated[
         Path | None,

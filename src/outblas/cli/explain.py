@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from outblas.cli.common import integers, out, print_result
+from outblas.cli.common import err, integers, out, print_result
 from outblas.core.errors import UsageError
 from outblas.runtime.device import gpu_of_device, parse_device
 
@@ -64,7 +64,10 @@ def explain(
     command = None
     if any(one.lacking for one in weights):
         command = _tune_command(model, tp, dtype, device if where.recording is None else None)
-        out.print(f"to tune the missing sizes: {command}", markup=False)
+        where_to = "" if where.recording is None else " on a GPU"
+        out.print(f"to tune the missing sizes{where_to}: {command}", markup=False)
+    note = "" if device or where.recording is None else " (no GPU here; --device names another)"
+    err.print(f"library: {library.gpu}{note}", markup=False)
     print_result("explain", {}, rows_found, library=library.gpu, step_speedups=gains, tune=command)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +12,10 @@ import typer
 
 from outblas.cli import common
 from outblas.cli.common import AccOption, DtypeOption, LaunchOption, LayoutOption, err, out
-from outblas.core.errors import UsageError
+from outblas.core.errors import DeviceError, UsageError
 from outblas.core.gpu_records import has_data, packaged_gpu
 from outblas.core.problem import Problem
+from outblas.runtime.device import gpu_count, gpu_of_device
 
 if TYPE_CHECKING:
     from outblas.core.config import Launch
@@ -35,7 +37,8 @@ def export(
     acc: AccOption = "fp32",
     launch: LaunchOption = "plain",
     library: Annotated[
-        Path | None, typer.Option(help="Library file, or GPU of a packaged library: h200 or h100 (default: h200).")
+        Path | None,
+        typer.Option(help="Library file, or GPU of a packaged one: h200 or h100 (default: GPU 0, else h200)."),
     ] = None,
     predicted: Annotated[
         bool, typer.Option(help="For problems not in the library, export the kernel that outblas.matmul would choose.")
@@ -68,7 +71,7 @@ def export(
         problems = _captured(captured, (layout.upper(), dtype.lower(), acc.lower()))
     else:
         problems = common.suite_problems(suite or "", (layout,), dtype, acc)
-    rows = _library(library)
+    rows, note = _library(library)
     if predicted:
         rows = _with_predictions(rows, problems, chosen)
     if mnk is not None:
@@ -78,18 +81,24 @@ def export(
         targets = find_targets(problems, chosen, rows)
         err.print(f"{len(targets)} of {len(problems)} problems have a kernel; torch computes the rest", markup=False)
         paths = _write_set(targets, "captured" if captured else suite or "", out_dir)
-    err.print(f"library: {rows.gpu}", markup=False)
+    err.print(f"library: {rows.gpu}{note}", markup=False)
     common.print_result("export", {"written": paths}, kernels=len(targets), gpu=rows.gpu)
 
 
-def _library(named: Path | None) -> Library:
-    """Return the library of a file, or the packaged one of a GPU that is named in its place."""
+def _library(named: Path | None) -> tuple[Library, str]:
+    """Return the library of a file, or the packaged one of a GPU, by default this machine's; and a remark on it."""
     from outblas.records.library import Library
 
-    gpu = str(named or common.DEFAULT_RECORDING)
-    if named is not None and (named.exists() or not has_data(gpu, "libraries", ".json")):
-        return Library.load(named)
-    return Library.packaged(gpu)
+    def is_packaged(gpu: str) -> bool:
+        return has_data(gpu, "libraries", ".json")
+
+    if named is not None:
+        is_file = named.exists() or not is_packaged(str(named))
+        return (Library.load(named) if is_file else Library.packaged(str(named))), ""
+    with contextlib.suppress(DeviceError):  # it is older than sm_80
+        if gpu_count() and is_packaged(here := gpu_of_device(0).name):
+            return Library.packaged(here), " (this machine's GPU)"
+    return Library.packaged(common.DEFAULT_RECORDING), " (no GPU with a packaged one here; --library names another)"
 
 
 def _captured(file: Path, kind: tuple[str, str, str]) -> list[Problem]:

@@ -50,12 +50,12 @@ def _suite_words(entry: ListedSuite) -> str:
     from outblas.records.parquet import check_parquet
 
     replay = f"recorded ({'; '.join(entry.recorded)})" if entry.recorded else "not recorded (needs a GPU)"
-    if find_part("recordings") is None:
-        replay = f"for recordings {lab_hint()}"
     try:
         check_parquet()
     except ToolchainMissing:
         replay = f"recordings cannot be read: {install_hint('tune')}"
+    if find_part("recordings") is None:  # it brings pyarrow, too
+        replay = "recordings are in outblas-lab"
     return f"{entry.problems} problems per layout, dtype and accumulator; {replay}"
 
 

@@ -51,7 +51,10 @@ def app_of(names: Iterable[str]) -> typer.Typer:
         names: names of :func:`outblas.cli.command_table.commands`; others are left out.
     """
     app = typer.Typer(
-        name="outblas", cls=OutblasGroup, context_settings={"help_option_names": ["-h", "--help"]},
+        name="outblas", cls=OutblasGroup, context_settings={
+            "help_option_names": ["-h", "--help"],
+            "token_normalize_func": lambda word: word.replace("_", "-"),  # CUDA-L2's options have underscores
+        },
         no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None,
     )  # fmt: skip
     app.callback()(main)

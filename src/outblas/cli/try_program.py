@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -34,18 +34,17 @@ def try_program(
     less_is_better: Annotated[
         bool, typer.Option("--less-is-better", help="Smaller values of --metric are better (default: larger).")
     ] = False,
-    tune: Annotated[
-        float, typer.Option(help="Tuning time in seconds before the comparison; 0: no tuning. Needs a GPU.")
-    ] = 60.0,
+    tune: Annotated[float, typer.Option(help="Tuning time in seconds before the comparison; 0: no tuning.")] = 60.0,
     timeout: Annotated[float | None, typer.Option(help="Time limit per run in seconds (default: none).")] = None,
 ) -> None:
-    """Run a Python program without and with OutBLAS, interleaved, and recommend whether to keep it.
+    """Run a Python program without and with OutBLAS, interleaved, and recommend whether to keep it (GPU).
 
-    Runs with OutBLAS call `outblas.enable()` when the program imports torch; the program itself is unchanged. On a GPU,
-    its matmuls are captured and tuned first. Exit status: 0 to keep OutBLAS, 1 not to keep it.
+    Runs with OutBLAS call `outblas.enable()` when the program imports torch; the program itself is unchanged. Its
+    matmuls are captured and tuned first. Exit status: 0 to keep OutBLAS, 1 not to keep it.
     """
     from outblas.adapt.program_run import Program, run_trial
     from outblas.core.stats import MIN_ROUNDS
+    from outblas.runtime.device import require_gpus
 
     common.at_least("--pairs", pairs, MIN_ROUNDS)
     common.positive("--tune", tune, or_zero=True)
@@ -54,6 +53,7 @@ def try_program(
     if less_is_better and metric is None:
         raise UsageError("--less-is-better without --metric", "both, or none", "leave it out: wall time counts down")
     tried = Program(program, metric, timeout)
+    require_gpus((0,))  # without one, OutBLAS takes no part in any of the runs
     library = _tuned(tried, tune) if tune else None
     with common.progress_bar("try") as progress:
         result = run_trial(tried, pairs, metric is not None and not less_is_better, library, progress)
@@ -64,13 +64,10 @@ def try_program(
 
 
 def _tuned(program: Program, seconds: float) -> Path | None:
-    """Capture and tune the program's products; None if there is no GPU or nothing to tune."""
-    from outblas.runtime.device import Device, gpu_count
+    """Capture and tune the program's products; None if there is nothing to tune."""
+    from outblas.runtime.device import Device
     from outblas.tune.tune_captured import tune_captured
 
-    if not gpu_count():
-        err.print("not tuned: no CUDA GPU", markup=False)
-        return None
     with tempfile.TemporaryDirectory(prefix="outblas-try-") as folder:
         file = Path(folder) / "problems.json"
         program.capture(file)
@@ -103,20 +100,8 @@ def _print_text(result: TrialResult, metric: str | None, library: Path | None) -
 def _print_document(result: TrialResult, library: Path | None) -> None:
     from outblas.cli.documents import TryDocument, TryFigure
 
-    figures = [
-        TryFigure(median=median, low=low, high=high)
-        for median, low, high in (result.without, result.with_outblas, result.speedup)
-    ]
-    common.print_document(
-        TryDocument(
-            keep=result.keep,
-            without=figures[0],
-            with_outblas=figures[1],
-            speedup=figures[2],
-            pairs=result.pairs,
-            ours=result.ours,
-            torchs=result.torchs,
-            reason=result.reason,
-            library=None if library is None else str(library),
-        )
-    )
+    kept = ("keep", "pairs", "ours", "torchs", "reason")
+    found: dict[str, Any] = {name: getattr(result, name) for name in kept}
+    for name in ("without", "with_outblas", "speedup"):
+        found[name] = TryFigure(**dict(zip(("median", "low", "high"), getattr(result, name), strict=True)))
+    common.print_document(TryDocument(library=None if library is None else str(library), **found))

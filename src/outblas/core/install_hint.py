@@ -58,4 +58,4 @@ def needed(module: str, expected: str, extra: str) -> Any:
 
 def lab_hint() -> str:
     """Return the remedy for an error text where outblas-lab is missing."""
-    return "pip install outblas-lab (./lab in an outblas checkout)"
+    return "pip install ./lab in an outblas checkout, or the outblas-lab wheel"

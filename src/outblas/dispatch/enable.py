@@ -35,6 +35,7 @@ from outblas.dispatch.guarantees.guarantee import (
     stronger,
 )
 from outblas.dispatch.inductor_settings import switch_padding_off
+from outblas.runtime.device import gpu_count
 from outblas.runtime.full_precision import begin_full_precision, end_full_precision
 
 
@@ -257,7 +258,7 @@ def status() -> dict[str, dict[str, Any]]:
 def why_not(guarantee: Guarantee = "none") -> str:
     """Return in one line why nothing would be gained here, and the remedy; empty if something may be.
 
-    Example: with a torch for CPUs it ends in ``is not built for CUDA; install a CUDA build``.
+    Example: with a torch for CPUs beside a GPU it ends in ``is not built for CUDA; install a CUDA build``.
 
     Args:
         guarantee: the guarantee that is wanted. With one, no GPU needs a library.
@@ -269,7 +270,8 @@ def why_not(guarantee: Guarantee = "none") -> str:
     except ImportError:
         return f"torch is not installed; {install_hint('gpu')}"
     if torch.version.cuda is None:
-        return f"torch {torch.__version__} is not built for CUDA; install a CUDA build"
+        do = "; install a CUDA build" if gpu_count() else ", and no CUDA GPU was found; run outblas doctor"
+        return f"torch {torch.__version__} is not built for CUDA{do}"
     if not torch.cuda.is_available():
         return "torch sees no CUDA GPU; run outblas doctor"
     if guarantee != GUARANTEES[0]:

@@ -109,9 +109,10 @@ def find_target(problem: Problem, launch: Launch, library: Library) -> Target:
     if row is None:
         raise UsageError(
             f"{problem.key} is not in the {library.gpu} library ({library.size('problems')})",
-            "a tuned problem, or --predicted for the kernel that outblas.matmul would choose",
-            f"tune it on a GPU and pass the run's library.json as --library: outblas tune --mnk {problem.mnk} "
-            f"--layout {problem.layout.lower()} --dtype {problem.dtype} --acc {problem.acc}",
+            "a tuned problem",
+            "add --predicted for the kernel that outblas.matmul would choose, or pass the library.json of a run on a "
+            f"GPU as --library: outblas tune --mnk {problem.mnk} --layout {problem.layout.lower()} --dtype "
+            f"{problem.dtype} --acc {problem.acc}",
         )
     choice = row.choice(launch)
     if choice is None:
@@ -120,9 +121,9 @@ def find_target(problem: Problem, launch: Launch, library: Library) -> Target:
         raise UsageError(
             f"{problem.key} has no kernel for --launch {launch}: none "
             f"{'is predicted to be' if row.source == PREDICTED else 'was proven'} faster than "
-            f"{row.baseline or 'the baseline'}; a call uses {used}",
+            f"{row.baseline or 'the baseline'}",
             "a problem with a kernel",
-            " or ".join((f"call {'that algorithm' if row.fallback else 'that'}", *others)),
+            " or ".join((f"call {used}, as outblas.matmul does", *others)),
         )
     gpu = gpu_of_product(library.gpu)
     if gpu is None:

@@ -117,7 +117,7 @@ class PackagedCubins:
     def _open(self) -> None:
         """Open the pack and check its origin. The caller holds the lock."""
         if not self.path.is_file():
-            self._trouble = f"none in this installation; kernels are compiled at first use; run {BUILD_COMMAND}"
+            self._trouble = "none in this installation; kernels are compiled at first use; make build packs them"
             return
         try:
             pack = CubinPack(self.path)

@@ -71,7 +71,7 @@ def bench(
 
     rows = summarise(path)
     common.print_table(summary_table(rows))
-    out.print(f"result: {path}\nreport: outblas report {path}", markup=False)
+    out.print(f"result:  {path}\nshow it: outblas report {path}", markup=False)
     common.print_result("bench", {"result": path}, rows)
 
 

@@ -73,7 +73,7 @@ def compare(
         )  # fmt: skip
         run_compare(request, _with_estimate(progress), lambda line: err.print(line, markup=False))
     _print_comparison(read_comparison(out_file), out_file)
-    out.print(f"result: {out_file}\npage:   outblas report {out_file}", markup=False)
+    out.print(f"result:  {out_file}\nshow it: outblas report {out_file}", markup=False)
 
 
 def _with_estimate(progress: ProgressFn) -> ProgressFn:

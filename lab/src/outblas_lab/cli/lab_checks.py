@@ -56,13 +56,12 @@ def _cutlass() -> Check:
 
 
 def _jail() -> Check:
-    """Check the limits that would hold a free kernel's worker on this machine."""
+    """Check the limits that would hold a free kernel's worker here. ``outblas eval --file`` says what each one does."""
     lines = report()
-    missing = [line for line in lines if not line.on and line.words.startswith(("no ", "needs"))]
-    found = "; ".join(f"{line.part}: {line.words}" for line in lines if line.on)
-    absent = "; ".join(f"{line.part}: {line.words}" for line in lines if not line.on)
-    do = "" if not missing else "run free kernels in a container: " + "; ".join(line.words for line in missing)
-    return Check("jail", None if missing else True, f"{found}. Not covered: {absent}", do)
+    missing = [line.words for line in lines if not line.on and line.words.startswith(("no ", "needs"))]
+    holds, open_parts = (", ".join(line.part for line in lines if line.on is on) for on in (True, False))
+    do = f"run free kernels in a container: {'; '.join(missing)}" if missing else ""
+    return Check("jail", None if missing else True, f"limits {holds}; not covered: {open_parts}", do)
 
 
 def _canary() -> Check:

@@ -12,7 +12,7 @@ from outblas.cli.common import out
 
 
 def profile(
-    run: Annotated[Path, typer.Option(help="Run directory of `outblas tune`; counters are added to its store.")],
+    run: Annotated[Path, typer.Argument(help="Run directory of `outblas tune`; counters are added to its store.")],
     top: Annotated[int, typer.Option(help="Number of fastest passing candidates per problem.")] = 4,
     mnk: Annotated[list[str] | None, typer.Option(help="Profile only problem M_N_K of the run. Repeatable.")] = None,
     config: Annotated[str | None, typer.Option(help="Profile this candidate, by name, instead of the fastest.")] = None,

@@ -162,9 +162,9 @@ class Recording:
             named = [name for name in SUITES if problem in suite(name, *kind)]
             absent = named[:1] if set(named).isdisjoint(self.suite.split("+")) else []
             raise UsageError(
-                f"suite {absent[0]} is not recorded ({problem.key})"
+                f"suite {absent[0]} needs a GPU: it is not recorded ({problem.key})"
                 if absent
-                else f"problem {problem.key} is not in the recording",
+                else f"problem {problem.key} needs a GPU: it is not in the recording",
                 f"one of its {len(self.problems)} problems (suite {self.suite}; {', '.join(kinds)})",
                 f"pass {'another suite' if absent else 'a recorded problem'} or a live GPU (--device cuda:0)",
             )

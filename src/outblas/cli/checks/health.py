@@ -11,6 +11,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
@@ -34,6 +35,8 @@ MIN_PYTHON = (3, 11)
 #: A recording, a result file and a cache of a few thousand cubins need less.
 MIN_FREE_BYTES = 1 << 30
 _GPU_EXTRA = install_hint("gpu")
+#: In place of a remedy where there is no GPU.
+_FOR_GPU = "calls on a GPU need it"
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76  # CUdevice_attribute
 
 
@@ -67,6 +70,7 @@ def diagnose() -> list[Check]:
     """
     gpus, cuda = _driver()
     need = bool(gpus)
+    of_gpu: dict[str, Callable[[int], GpuPart]] = {"gpu record": gpu_record_part, "gpu library": gpu_library_part}
     looks: list[Callable[[], Check]] = [
         _python,
         _cache_directory,
@@ -74,8 +78,7 @@ def diagnose() -> list[Check]:
         lambda: _free_disk("free disk (here)", Path.cwd()),
         lambda: _driver_check(cuda),
         lambda: _gpu_check(gpus),
-        lambda: _gpu_part("gpu record", gpus, gpu_record_part),
-        lambda: _gpu_part("gpu library", gpus, gpu_library_part),
+        *(partial(_gpu_part, name, look) for name, look in of_gpu.items() if need),
         lambda: _torch(need),
         lambda: _wheel("cuda.bindings", "cuda-bindings", need),
         lambda: _nvrtc(need),
@@ -128,7 +131,7 @@ def _free_disk(name: str, folder: Path) -> Check:
 
 def _driver_check(cuda: tuple[int, int] | None) -> Check:
     if cuda is None:
-        return Check("driver", None, "none (no libcuda)", "none is needed to tune on a recording")
+        return Check("driver", None, "none (no libcuda)", _FOR_GPU)
     found = f"CUDA {cuda[0]}.{cuda[1]}"
     try:
         compiler = int(nvrtc_version().split(".")[0])
@@ -141,7 +144,7 @@ def _driver_check(cuda: tuple[int, int] | None) -> Check:
 
 def _gpu_check(gpus: list[_Gpu]) -> Check:
     if not gpus:
-        return Check("gpu", None, "none", "use --device replay:NAME, or a machine with an NVIDIA GPU")
+        return Check("gpu", None, "none", "recordings stand in for it: --device replay:NAME")
     found = "; ".join(f"{i}: {gpu.name} (sm_{gpu.capability[0]}{gpu.capability[1]})" for i, gpu in enumerate(gpus))
     known = {arch.rstrip("a") for arch in ARCHITECTURES}
     foreign = [gpu for gpu in gpus if "sm_{}{}".format(*gpu.capability) not in known]
@@ -149,10 +152,8 @@ def _gpu_check(gpus: list[_Gpu]) -> Check:
     return Check("gpu", len(foreign) < len(gpus), found, do)
 
 
-def _gpu_part(name: str, gpus: list[_Gpu], look: Callable[[int], GpuPart]) -> Check:
-    """Check a part of the data for GPU 0; without a GPU nothing is missing."""
-    if not gpus:
-        return Check(name, None, "no GPU", "none is needed to tune on a recording")
+def _gpu_part(name: str, look: Callable[[int], GpuPart]) -> Check:
+    """Check a part of the data for GPU 0."""
     try:
         part = look(0)
     except OutblasError as error:
@@ -164,13 +165,13 @@ def _torch(need: bool) -> Check:
     version = _version("torch")
     missing = False if need else None
     if version is None:
-        return Check("torch", missing, "not installed", _GPU_EXTRA)
+        return Check("torch", missing, "not installed", _GPU_EXTRA if need else _FOR_GPU)
     try:
         torch = importlib.import_module("torch")
     except Exception as error:  # a broken installation raises anything, OSError for a library above all
         return Check("torch", False, f"{version}, cannot be imported: {_line(error)}", "install torch afresh")
     if torch.version.cuda is None:
-        do = "install a CUDA build of torch" if need else "none is needed to tune on a recording"
+        do = "install a CUDA build of torch" if need else _FOR_GPU
         return Check("torch", missing, f"{version} without CUDA", do)
     if need and not torch.cuda.is_available():
         return Check("torch", False, f"{version}, cannot use the GPU", "match torch's CUDA version to the driver")
@@ -249,7 +250,7 @@ def _tool(name: str, find: Callable[[], str], users: str) -> Check:
 def _wheel(name: str, package: str, need: bool) -> Check:
     version = _version(package)
     if version is None:
-        return Check(name, False if need else None, "not installed", _GPU_EXTRA)
+        return Check(name, False if need else None, "not installed", _GPU_EXTRA if need else _FOR_GPU)
     return Check(name, True, version)
 
 
