@@ -109,7 +109,7 @@ def find_target(problem: Problem, launch: Launch, library: Library) -> Target:
     if row is None:
         raise UsageError(
             f"{problem.key} is not in the {library.gpu} library ({library.size('problems')})",
-            "a tuned problem, or --predicted for the kernel that outblas.matmul would choose",
+            "a tuned problem, or --predicted to export the kernel that outblas.matmul would choose",
             f"tune it on a GPU and pass the run's library.json as --library: outblas tune --mnk {problem.mnk} "
             f"--layout {problem.layout.lower()} --dtype {problem.dtype} --acc {problem.acc}",
         )
@@ -122,11 +122,12 @@ def find_target(problem: Problem, launch: Launch, library: Library) -> Target:
             f"{'is predicted to be' if row.source == PREDICTED else 'was proven'} faster than "
             f"{row.baseline or 'the baseline'}; a call uses {used}",
             "a problem with a kernel",
-            " or ".join((f"call {'that algorithm' if row.fallback else 'that'}", *others)),
+            " or ".join((f"call {'that algorithm' if row.fallback else 'torch.matmul'}", *others)),
         )
     gpu = gpu_of_product(library.gpu)
     if gpu is None:
-        raise UsageError(f"a library for GPU {library.gpu!r}", "a GPU with a record", "run outblas calibrate there")
+        wrong = f"GPU {library.gpu!r} of the library has no record"
+        raise UsageError(wrong, "a GPU with a record", "run outblas calibrate on that GPU")
     return Target(problem, launch, row, choice, gpu, _provenance(library, problem))
 
 
@@ -139,11 +140,9 @@ def find_targets(problems: Iterable[Problem], launch: Launch, library: Library) 
     rows = [(problem, library.lookup(problem)) for problem in dict.fromkeys(problems)]
     found = [problem for problem, row in rows if row is not None and row.choice(launch) is not None]
     if not found:
-        raise UsageError(
-            f"none of the {len(rows)} problems has a kernel for --launch {launch} in the {library.gpu} library",
-            "a problem with a kernel",
-            "tune them on a GPU and pass the run's library.json as --library",
-        )
+        wrong = f"none of the {len(rows)} problems has a kernel for --launch {launch} in the {library.gpu} library"
+        do = "tune them on a GPU and pass the run's library.json as --library"
+        raise UsageError(wrong, "at least one problem with a kernel", do)
     return [find_target(problem, launch, library) for problem in found]
 
 
