@@ -28,7 +28,7 @@ def evaluate(
     benchmark_seconds: Annotated[
         float, typer.Option("--benchmark-seconds", "--benchmark_seconds", help="Measurement time in seconds.")
     ] = 10.0,
-    base_dir: Annotated[Path, typer.Option("--base-dir", "--base_dir", help="Directory of the JSON result.")] = Path(
+    base_dir: Annotated[Path, typer.Option("--base-dir", "--base_dir", help="Directory for the JSON result.")] = Path(
         "./results"
     ),
     device: GpuOption = "cuda:0",
@@ -36,7 +36,9 @@ def evaluate(
     target_qps: QpsOption = None,
     file: Annotated[
         Path | None,
-        typer.Option(help="Free kernel to evaluate (docs/judge/free-kernels.md); only compiled without a GPU."),
+        typer.Option(
+            help="Free kernel to evaluate (see docs/judge/free-kernels.md). Without a GPU, it is only compiled."
+        ),
     ] = None,
 ) -> None:
     """Prove the kernel for one problem, then time it against all baselines in random interleaved order (GPU)."""
