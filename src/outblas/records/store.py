@@ -445,7 +445,9 @@ def store_failure(path: Path, what: str, error: Exception) -> RecordError:
         return store_refused(path, "is damaged")
     if "locked" in text:
         return RecordError(
-            f"store {path} is in use by another process", "one process per store", "wait for it, or pass another path"
+            f"store {path} is in use by another process",
+            "one process per store",
+            "wait until it ends, or pass another path",
         )
     do = "free some space or pass another path, then run again; earlier records are intact"
     return RecordError(f"store {path} could not be {what} ({text})", "a writable file and free disk space", do)
