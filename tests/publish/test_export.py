@@ -270,7 +270,7 @@ def test_formats_may_be_separated_by_commas(tmp_path: Path) -> None:
 
 def test_other_errors_are_one_line(tmp_path: Path) -> None:
     for arguments, word in (
-        (("--mnk", "63_65_67"), "or --predicted for the kernel that outblas.matmul would choose"),
+        (("--mnk", "63_65_67"), "or --predicted to export the kernel that outblas.matmul would choose"),
         (("--mnk", "17_6144_4096", "--predicted"), "none is predicted to be faster than torch"),
         (("--mnk", "64_64_64", "--launch", "fast"), "unknown launch option"),
         (("--mnk", "64_64_64", "--layout", "nn", "--format", "exe"), "format 'exe'"),
