@@ -29,7 +29,7 @@ class WholeModelsFile:
         data: content of the file.
 
     Raises:
-        RecordError: the file is there and is no result of whole_models.py.
+        RecordError: the file exists but is not a result of whole_models.py.
         UsageError: it has other settings.
     """
 

@@ -18,7 +18,7 @@ def main() -> None:
     except KeyboardInterrupt:  # while still importing; a running command answers Ctrl-C itself
         sys.exit(130)
     except MemoryError:  # as well
-        sys.stderr.write("error: no memory is left to start with; expected more; lift the limit (ulimit -v)\n")
+        sys.stderr.write("error: out of memory at the start; expected more memory; raise the limit (ulimit -v)\n")
         sys.exit(2)
 
 

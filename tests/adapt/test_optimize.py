@@ -74,7 +74,7 @@ def test_a_second_call_starts_anew_and_finds_the_same() -> None:
         (blocks.TwoInputs, ("no layer shares its input",)),
         (blocks.Mixes, ("a slice of a wider matrix",)),
         (blocks.Branches, ("branch",)),
-        (blocks.InPlace, ("calls mul_, which works in place",)),
+        (blocks.InPlace, ("calls mul_, an in-place operation",)),
         (blocks.HiddenInPlace, ("_double may change the input",)),
         (blocks.ChildInPlace, ("self.act may change the input",)),
         (blocks.NestedInPlace, ("self.block may change the input",)),

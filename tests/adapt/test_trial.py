@@ -135,7 +135,7 @@ def test_a_program_without_torch_is_never_kept(tmp_path: Path) -> None:
         ("no torch", ("--metric", "x(.)"), ("printed no match",)),
         ("no torch", ("--metric", "(tok)ens"), ("'tok'", "a number above 0")),
         ("no torch", ("--metric", "("), ("--metric '('", "a regular expression")),
-        ("no torch", ("--less-is-better",), ("--less-is-better without --metric",)),
+        ("no torch", ("--less-is-better",), ("--less-is-better was passed without --metric",)),
         ("no torch", ("--pairs", "2"), ("--pairs is 2", "3 or more")),
         ("no torch", ("--tune", "-1"), ("--tune is -1",)),
     ],

@@ -223,7 +223,7 @@ def test_no_memory_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(listing, "out", type("Full", (), {"print": full}))
     done = CliRunner().invoke(app, ["list", "agents"])
-    assert done.exit_code == 2 and "no memory is left" in done.output
+    assert done.exit_code == 2 and "out of memory" in done.output
 
 
 def test_no_tensors_are_torchs_to_refuse() -> None:

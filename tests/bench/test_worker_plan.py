@@ -80,7 +80,7 @@ def test_an_unknown_recording_is_the_users_error() -> None:
 def test_options_of_workers_need_workers() -> None:
     for option, value in (("--gpus", "0,1"), ("--worker-count", "2"), ("--ray-address", "auto")):
         result = CliRunner().invoke(app, ["tune", option, value])
-        assert result.exit_code == 2 and f"{option} without --workers" in result.stderr
+        assert result.exit_code == 2 and f"{option} needs --workers" in result.stderr
 
 
 def test_a_pooled_run_is_the_single_run(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def test_what_is_packed_passes_the_check(tuned: Path, tmp_path: Path) -> None:
 def test_only_a_contribution_is_replaced(tuned: Path, tmp_path: Path) -> None:
     target = tmp_path / "a100.outblas.zip"
     target.write_bytes(b"PK\x03\x04 of somebody else")
-    assert_refused(outblas("contribute", "--out", str(target)), "is there and is no contribution")
+    assert_refused(outblas("contribute", "--out", str(target)), "exists but is not a contribution")
     target.unlink()
     assert [outblas("contribute", "--out", str(target)).exit_code for _ in range(2)] == [0, 0]
 
@@ -77,7 +77,7 @@ def test_without_a_library_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     monkeypatch.delenv("OUTBLAS_LIBRARY")
     plug_in(monkeypatch, DEVICES["A10"])
-    assert_refused(outblas("contribute"), "no library of a10 is installed", "outblas tune")
+    assert_refused(outblas("contribute"), "no user library for a10 is installed", "outblas tune")
 
 
 def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:

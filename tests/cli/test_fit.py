@@ -52,11 +52,11 @@ def test_help_names_every_option(name: str, options: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["catalogue", "--out", "OUT"], "give a recording, --store or both"),
+        (["catalogue", "--out", "OUT"], "pass --recording, --store or both"),
         (["catalogue", "--out", "OUT", "--store", "missing.sqlite"], "missing.sqlite"),
         (["catalogue", "--out", "OUT", "--recording", "missing"], "missing"),
         (["catalogue", "--out", "OUT", "--recording", "missing", "--kernels", "0"], "--kernels"),
-        (["model"], "give --store, --recording or both"),
+        (["model"], "pass --recording, --store or both"),
         (["model", "--store", "missing.sqlite"], "missing.sqlite"),
         (["model", "--store", "missing.sqlite"], "missing.sqlite"),
         (["model", "--recording", "missing"], "missing"),

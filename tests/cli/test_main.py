@@ -128,7 +128,7 @@ def test_list_prints_the_names_that_commands_take() -> None:
         (["bench", "--mode", "server"], ["--target-qps"]),
         (["bench", "--layout", "tt"], ["layout"]),
         (["bench", "--sample", "0"], ["--sample is 0", "1 to 1000"]),
-        (["tune", "--mnk", "64_64_64", "--sample", "5"], ["--sample with --mnk"]),
+        (["tune", "--mnk", "64_64_64", "--sample", "5"], ["--sample conflicts with --mnk"]),
         (["bench", "--rounds", "3"], ["--rounds is 3", "7 or more"]),
         (["bench", "--gpus", "0,zero"], ["--gpus"]),
         (["bench", "--gpus", "0,0"], ["GPU indices"]),
@@ -232,7 +232,7 @@ def test_an_interrupted_command_without_a_journal_promises_nothing(
             assert result.exit_code == 130 and "interrupted; nothing was kept" in result.stderr
             assert f"run again with: outblas {' '.join(arguments)}" in result.stderr
         else:
-            assert_refused(result, "no memory is left")
+            assert_refused(result, "out of memory")
         assert "resume" not in result.stderr and "is kept" not in result.stderr
 
 
@@ -270,7 +270,7 @@ def test_eval_refuses_a_file_as_its_directory_before_any_work(
     calls = calls_of(monkeypatch, "outblas.tune.eval_problem", "run_eval", {})
     calls_free = calls_of(monkeypatch, "outblas_lab.pool.eval_file", "eval_file", {"status": "passed"})
     (tmp_path / "file").write_text("precious")
-    assert_refused(outblas(*EVAL, *more, "--base-dir", str(tmp_path / base_dir)), "--base-dir", "a folder")
+    assert_refused(outblas(*EVAL, *more, "--base-dir", str(tmp_path / base_dir)), "--base-dir", "a writable folder")
     assert calls == calls_free == [] and (tmp_path / "file").read_text() == "precious"
 
 

@@ -45,7 +45,7 @@ def test_a_file_of_something_else_is_refused_and_kept(name: str, text: str, reco
         (tmp_path / "t4.json").write_text("any")
     out = tmp_path / "settings.json"
     out.write_text(text)
-    assert_refused(written(name, recording, out), "settings.json is there and is no ", "choose another path")
+    assert_refused(written(name, recording, out), "settings.json exists but is not a ", "pass another path")
     assert out.read_text() == text
 
 
@@ -62,7 +62,7 @@ def test_an_earlier_output_is_replaced(name: str, recording: str, tmp_path: Path
 def test_a_report_is_not_written_over_its_own_result(tmp_path: Path) -> None:
     result = tmp_path / "bench.parquet"
     result.write_bytes(b"PAR1 and more")
-    assert_refused(outblas("report", str(result), "--out", str(result)), "is there and is no report")
+    assert_refused(outblas("report", str(result), "--out", str(result)), "exists but is not a report")
     assert result.read_bytes() == b"PAR1 and more"
 
 
@@ -76,7 +76,7 @@ def test_a_folder_or_a_dangling_link_is_no_output(tmp_path: Path) -> None:
         raise RecordError(f"{path} is read", "no reading", "stop")
 
     (tmp_path / "link").symlink_to("nowhere")
-    for path, word in ((tmp_path, "is a folder"), (tmp_path / "link", "is there")):
+    for path, word in ((tmp_path, "is a folder"), (tmp_path / "link", "exists but is not a report")):
         with pytest.raises(UsageError, match=word):
             common.output_file("--out", path, "report", unread)
     assert common.output_file("--out", tmp_path / "new", "report", unread) == tmp_path / "new"
@@ -87,5 +87,5 @@ def test_a_gpu_record_is_replaced_by_one(tmp_path: Path) -> None:
     path.write_text(json.dumps(packaged_records()["h200"].to_json()))
     assert common.output_file("--out", path, "GPU record", read_record) == path
     path.write_text("{}")
-    with pytest.raises(UsageError, match="is no GPU record"):
+    with pytest.raises(UsageError, match="is not a GPU record"):
         common.output_file("--out", path, "GPU record", read_record)

@@ -117,7 +117,7 @@ for call in (outblas.matmul, outblas.explain):
     except ToolchainMissing as error:
         print(error)
 """
-    line = f"torch is not installed; expected torch built for CUDA; {install_hint('gpu')}"
+    line = f"torch is not installed; expected a torch build for CUDA; {install_hint('gpu')}"
     assert run_python(code).splitlines() == [line, line]
 
 

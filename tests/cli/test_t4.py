@@ -53,7 +53,9 @@ def test_another_kind_than_the_file_names_is_refused(device: str, cache: list[st
     assert done.exit_code == 0
     for option, wrong, right in (("--layout", "nn", "tn"), ("--dtype", "bf16", "fp16"), ("--acc", "fp16", "fp32")):
         assert_refused(
-            outblas("import-t4", file, option, wrong), f"{option} {wrong}", f"{right}, as the file is on {key}"
+            outblas("import-t4", file, option, wrong),
+            f"{option} {wrong} contradicts the file",
+            f"{right} for its {key}",
         )
         assert outblas("import-t4", file, option, right).exit_code == 0
 

@@ -114,7 +114,7 @@ def test_a_run_that_another_process_works_in_is_refused_and_can_be_read(recordin
     assert outblas(*tune_arguments(recording, run)).exit_code == 0
     before = (run / "run.json").read_bytes()
     with lock_run_folder(run):
-        assert_refused(outblas(*tune_arguments(recording, run)), "in use by another process", "wait for it")
+        assert_refused(outblas(*tune_arguments(recording, run)), "in use by another process", "wait until it ends")
         assert outblas("report", str(run)).exit_code == 0
     assert (run / "run.json").read_bytes() == before
     assert outblas(*tune_arguments(recording, run)).exit_code == 0

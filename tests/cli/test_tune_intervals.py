@@ -207,16 +207,16 @@ def test_a_recording_is_tuned_for_the_m_that_it_has(recording: str, tmp_path: Pa
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--linear", "128_256", "--mnk", "1_2_3"), "--linear with --mnk, --captured or --sample"),
-        (("--linear", "128_256", "--sample", "4"), "--linear with --mnk, --captured or --sample"),
-        (("--linear", "128_256", "--captured", "p.json"), "--linear with --mnk, --captured or --sample"),
-        (("--m", "1:64"), "--m without --linear; expected a weight N_K"),
-        (("--linear", "128_256", "--points"), "--points with --linear"),
-        (("--intervals", "--mnk", "1_2_3"), "--intervals with --mnk or --sample"),
-        (("--intervals", "--sample", "4"), "--intervals with --mnk or --sample"),
+        (("--linear", "128_256", "--mnk", "1_2_3"), "--linear conflicts with --mnk, --captured and --sample"),
+        (("--linear", "128_256", "--sample", "4"), "--linear conflicts with --mnk, --captured and --sample"),
+        (("--linear", "128_256", "--captured", "p.json"), "--linear conflicts with --mnk, --captured and --sample"),
+        (("--m", "1:64"), "--m needs --linear; expected a weight N_K"),
+        (("--linear", "128_256", "--points"), "--points conflicts with --linear"),
+        (("--intervals", "--mnk", "1_2_3"), "--intervals conflicts with --mnk and --sample"),
+        (("--intervals", "--sample", "4"), "--intervals conflicts with --mnk and --sample"),
         (("--linear", "128"), "--linear '128'; expected two integers N_K"),
-        (("--linear", "128_256", "--m", "9:8"), "M from 9 to 8; expected an ascending positive range"),
-        (("--linear", "128_256", "--m", "0:8"), "--m '0:8'; expected the smallest and largest M, positive integers"),
+        (("--linear", "128_256", "--m", "9:8"), "M is 9:8; expected positive integers in ascending order"),
+        (("--linear", "128_256", "--m", "0:8"), "--m '0:8'; expected the smallest and largest M, as positive integers"),
         (("--linear", "128_256", "--m", "1:1000000000"), "operand A of problem 1000000000x128x256"),
         (("--linear", "128_256", "--m", "all"), "--m 'all'; expected the smallest and largest M"),
         (("--linear", "128_256", "--dtype", "fp64"), "dtype"),
@@ -340,19 +340,19 @@ def test_the_dtype_of_the_command_line_goes_before_the_models(model: Model, tmp_
     file.write_text(json.dumps(TINY))
     result = outblas("tune", "--model", str(file), "--dtype", "bf16", "--device", "replay:h200")
     assert result.exit_code == 2 and "512_256_TN_bf16_fp32" in result.stderr
-    assert "--model with figures of replay:h200" in result.stderr
+    assert "--model cannot be tuned on replay:h200" in result.stderr
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--model", "m", "--mnk", "1_2_3"), "--model with --mnk"),
-        (("--model", "m", "--linear", "8_8"), "--model with --linear"),
-        (("--model", "m", "--layout", "nn"), "--model with --layout"),
+        (("--model", "m", "--mnk", "1_2_3"), "--model conflicts with --mnk"),
+        (("--model", "m", "--linear", "8_8"), "--model conflicts with --linear"),
+        (("--model", "m", "--layout", "nn"), "--model conflicts with --layout"),
         (("--model", "m", "--engine", "tgi"), "--engine tgi"),
-        (("--model", "m", "--suite", "llm"), "--suite with"),
-        (("--tp", "2"), "--tp without --model"),
-        (("--engine", "vllm"), "--engine without --model"),
+        (("--model", "m", "--suite", "llm"), "--suite conflicts with"),
+        (("--tp", "2"), "--tp needs --model"),
+        (("--engine", "vllm"), "--engine needs --model"),
         (("--model", "/no/such"), "a model's config.json"),
     ],
 )

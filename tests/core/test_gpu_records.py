@@ -172,7 +172,7 @@ def test_recorded_times_name_their_gpu() -> None:
     record = derived_record(DEVICES["A100"].attributes)
     assert recorded_gpu({"gpu": record.title, "gpu_record": record.to_json()}) == record.gpu
     assert recorded_gpu({"gpu": "NVIDIA H200"}) == H200
-    with pytest.raises(RecordError, match="for GPU 'NVIDIA A100-SXM4-80GB'"):
+    with pytest.raises(RecordError, match="from GPU 'NVIDIA A100-SXM4-80GB'"):
         recorded_gpu({"gpu": record.title})
 
 

@@ -105,7 +105,7 @@ def test_resident_clusters_of_an_h200_are_what_the_driver_answers(size: int, mos
 
 @pytest.mark.parametrize("size", [0, -1])
 def test_a_cluster_has_a_cta(size: int) -> None:
-    with pytest.raises(UsageError, match=f"clusters of {size} CTAs; expected 1 or more"):
+    with pytest.raises(UsageError, match=f"cluster size is {size} CTAs; expected 1 or more CTAs"):
         H200.most_clusters(size)
 
 

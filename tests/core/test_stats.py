@@ -189,7 +189,7 @@ def test_sequences_of_different_lengths_are_refused_whichever_is_the_longer(one,
 
 @pytest.mark.parametrize(("ours", "baseline"), [([], [1.0]), ([1.0], []), ([], [])])
 def test_an_unpaired_speed_up_of_nothing_is_refused(ours: list[float], baseline: list[float]) -> None:
-    with pytest.raises(UsageError, match=f"{len(ours)} kernel samples over {len(baseline)} baseline samples"):
+    with pytest.raises(UsageError, match=f"{len(ours)} kernel and {len(baseline)} baseline samples"):
         unpaired_speedup(ours, baseline)
 
 

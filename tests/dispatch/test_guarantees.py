@@ -126,7 +126,7 @@ def test_operands_of_more_dimensions_are_one_product(served: Served) -> None:
 def test_what_no_kernel_computes_is_refused(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = numbers(3, 8), numbers(8, 16)
     for x, y in ((a.float(), b.float()), (numbers(2, 3, 8), numbers(2, 8, 16))):
-        with pytest.raises(UsageError, match="batch_invariant for"):
+        with pytest.raises(UsageError, match="batch_invariant is not possible"):
             outblas.matmul(x, y, batch_invariant=True)
     with pytest.raises(UsageError, match="an output of shape"):
         outblas.matmul(a, b, out=torch.empty(0, dtype=torch.half), batch_invariant=True)
@@ -177,7 +177,7 @@ def test_an_argument_never_weakens_the_guarantee_of_the_process(
     monkeypatch.setattr(guarantees, "_process", "batch_invariant")
     batch = numbers(2, 3, 8), numbers(2, 8, 16)
     for accurate in (False, True):
-        with pytest.raises(UsageError, match="batch_invariant for"):
+        with pytest.raises(UsageError, match="batch_invariant is not possible"):
             outblas.matmul(*batch, out=numbers(2, 3, 16), accurate=accurate)
     assert outblas.explain(numbers(3, 8).float(), numbers(8, 16).float()).startswith("torch.matmul: ")
 

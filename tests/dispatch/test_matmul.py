@@ -228,9 +228,9 @@ def test_launch_options_are_opted_into_by_argument_or_environment(monkeypatch: p
         if variable:
             monkeypatch.setenv(variable, "1")
         assert [allowed(*each) for each in asked] == expected, variable
-    with pytest.raises(UsageError, match="weights=True with pdl=False"):
+    with pytest.raises(UsageError, match="weights=True conflicts with pdl=False"):
         call_option(False, True)
-    with pytest.raises(UsageError, match="weights=True with pdl=False"):
+    with pytest.raises(UsageError, match="weights=True conflicts with pdl=False"):
         launch_code(False, True)
     assert launch_code(9, False) == 1, "any truth is True: 2 would promise constant weights"  # type: ignore[arg-type]
 
@@ -261,7 +261,7 @@ def test_another_library_can_be_used(monkeypatch, tmp_path):
     assert device_registry.device_state(0).library.lookup(problem).choice("plain").config == config
     dispatch.use_library(None)
     assert len(device_registry.device_state(0).library.rows) == len(Library.packaged("h200", missing_ok=True).rows)
-    with pytest.raises(UsageError, match="a library for other"):
+    with pytest.raises(UsageError, match="the library is for GPU other"):
         dispatch.use_library(Library("other", mine.rows))
 
     def none(index):

@@ -194,7 +194,7 @@ def test_what_was_torchs_under_a_guarantee_of_the_process_is_asked_anew_without_
     switch.disable()
     assert table.matmul(a, b, None, code) is None
     if guarantee == "batch_invariant":
-        with pytest.raises(UsageError, match="batch_invariant for torch.float32"):
+        with pytest.raises(UsageError, match="batch_invariant is not possible: torch.float32"):
             dispatch.matmul(a, b, batch_invariant=True)
 
 

@@ -252,7 +252,7 @@ def assert_not_run(tmp_path: Path) -> None:
     run = [sys.executable, "-m", "outblas", "capture", "--out", "p.json", "--", sys.executable, "program.py"]
     done = subprocess.run(run, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=120)
     assert done.returncode == 2 and len(done.stderr.strip().splitlines()) == 1
-    assert "--out p.json is there and is no record" in done.stderr and "choose another path" in done.stderr
+    assert "--out p.json exists but is not a record" in done.stderr and "pass another path" in done.stderr
     assert not (tmp_path / "ran").exists()
 
 

@@ -107,7 +107,7 @@ def test_choosing_script_writes_a_catalogue_of_kernels_with_both_launch_options(
 
 def test_choosing_script_wants_a_source(tmp_path: Path) -> None:
     done = run("catalogue", "--out", str(tmp_path / "c.json"))
-    assert done.returncode == 2 and "give a recording, --store or both" in done.stderr
+    assert done.returncode == 2 and "pass --recording, --store or both" in done.stderr
 
 
 def test_fitting_script_reads_stores(tmp_path: Path) -> None:

@@ -98,13 +98,13 @@ def test_models_with_weights_and_prices() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("a, ", "names separated by commas"),
-        (" ,a", "names separated by commas"),
-        (" =2", "names separated by commas"),
-        ("a=-1", "'a=-1' has no weight; expected a positive weight"),
-        ("a=+0", "has no weight"),
-        ("a=nan", "has no weight"),
-        ("a=inf", "has no weight"),
+        ("a, ", "comma-separated names"),
+        (" ,a", "comma-separated names"),
+        (" =2", "comma-separated names"),
+        ("a=-1", "'a=-1' has an invalid weight; expected a weight above 0"),
+        ("a=+0", "has an invalid weight"),
+        ("a=nan", "has an invalid weight"),
+        ("a=inf", "has an invalid weight"),
     ],
 )
 def test_a_model_has_a_name_and_a_weight_above_0(text: str, words: str) -> None:

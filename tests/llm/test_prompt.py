@@ -183,7 +183,8 @@ def test_long_logs_keep_both_ends() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kinds", "words"), [((), "no kind of answer; expected code, config or both"), ((CODE, "prose"), "prose")]
+    ("kinds", "words"),
+    [((), "no kind of answer was passed; expected code, config or both"), ((CODE, "prose"), "prose")],
 )
 def test_an_answer_of_no_known_kind_is_not_asked_for(kinds: tuple[str, ...], words: str) -> None:
     with pytest.raises(UsageError, match=words):

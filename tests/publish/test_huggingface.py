@@ -295,7 +295,7 @@ def test_the_command_packages_captured_problems(own: str, tmp_path: Path) -> Non
     assert "skipped 1 problems with another layout, dtype or accumulator" in result.stderr
     assert "1 of 2 problems have a kernel" in result.stderr
     assert (tmp_path / "out" / "outblas_captured_tn_fp16_fp32_plain_hf" / "gemm" / "gemm.cu").is_file()
-    assert_refused(outblas(*command, "--dtype", "bf16"), "has no TN/bf16/fp32 product", "pass another --layout")
+    assert_refused(outblas(*command, "--dtype", "bf16"), "has no TN/bf16/fp32 matmul", "pass another --layout")
 
 
 @pytest.mark.parametrize(
@@ -303,7 +303,7 @@ def test_the_command_packages_captured_problems(own: str, tmp_path: Path) -> Non
     [
         ((), "0 of --mnk, --suite and --captured are given; expected exactly one"),
         (("--mnk", "64_64_64", "--suite", "llm"), "2 of --mnk, --suite and --captured are given"),
-        (("--suite", "llm", "--format", "cu,hf"), "--format cu,hf of a set of problems; expected hf"),
+        (("--suite", "llm", "--format", "cu,hf"), "--format cu,hf needs --mnk; expected hf"),
         (("--suite", "lm"), "unknown suite 'lm'"),
         (("--captured", "none.json"), "none.json"),
     ],

@@ -131,14 +131,14 @@ def changed(place: int, **fields: Any) -> Callable[[dict[str, Any]], None]:
         (changed(1, last=64), "M 65..64 .* an ascending range of M"),
         (changed(0, first="one"), "intervals.0.first"),
         (changed(0, measured=[1]), "M 1..64 .* were not measured at both ends"),
-        (changed(0, measured=[1, 64, 64]), "ascending M inside it"),
+        (changed(0, measured=[1, 64, 64]), "ascending M inside the interval"),
         (changed(0, measured=[0, 1, 64]), "measured.0"),
-        (changed(1, measured=[64, 65, 512]), "ascending M inside it"),
+        (changed(1, measured=[64, 65, 512]), "ascending M inside the interval"),
         (changed(0, low=None), "without results"),
         (changed(0, config="sm70_gemm:bm=1"), "unknown kernel family"),
         (
             changed(0, config=config_name(Sm80MmaConfig(16, 64, pdl=True, early=True))),
-            "operands that may still change",
+            "operands that may change",
         ),
         (changed(0, weight="128_256"), "N_K_LAYOUT_DTYPE_ACC"),
         (changed(0, weight="128_256_TN_fp16_fp64"), "accumulator"),
@@ -238,7 +238,7 @@ def test_a_weight_has_a_name_that_reads_back() -> None:
     for text in ("", "1-8", "1:", ":8", "-1:8", "0:8", "8:0"):
         with pytest.raises(UsageError, match="--m"):
             parse_range(text)
-    with pytest.raises(UsageError, match="from 9 to 8"):
+    with pytest.raises(UsageError, match="M is 9:8"):
         WeightRange(WEIGHT, 9, 8)
     with pytest.raises(ProblemError, match="M is 0"):
         WeightRange(WEIGHT, 0, 8)

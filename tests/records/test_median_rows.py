@@ -49,7 +49,7 @@ def test_starts_that_do_not_fit_are_refused(tmp_path: Any) -> None:
     first, second, third = starts((1.02, 1.0, 0.95))
     with pytest.raises(UsageError, match="odd number"):
         median_rows([first, second])
-    with pytest.raises(UsageError, match="differ in problems"):
+    with pytest.raises(UsageError, match="have different problems"):
         median_rows([first, second[1:], third])
     wrong = [{**row, "by_start": [1.0, 1.0, 1.0]} for row in first]
     with pytest.raises(RecordError, match="is not the median of"):

@@ -66,7 +66,7 @@ def test_a_second_winner_serves_plain_calls_of_its_workload_only() -> None:
 
 
 def test_a_kernel_that_needs_more_than_a_plain_call_is_no_second_winner() -> None:
-    with pytest.raises(ConfigError, match="because plain calls use it"):
+    with pytest.raises(ConfigError, match="because plain calls use second winners"):
         replace(ROW, single=SecondWinner(PDL, 1.1, 1.05, 1.2))
 
 

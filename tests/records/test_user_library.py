@@ -216,7 +216,7 @@ def test_a_folder_that_may_not_be_read_is_one_warning(home: Path, monkeypatch: p
 def test_a_library_of_another_gpu_is_ignored(home: Path) -> None:
     path = install(tuned(LibraryRow(FIRST, plain=FAST)), PROVENANCE).path
     path.rename(path.with_name("other.json"))
-    with pytest.warns(RuntimeWarning, match="it is for h200, this GPU is other"):
+    with pytest.warns(RuntimeWarning, match="it is for GPU h200, but this GPU is other"):
         assert load("other", 0) is None
 
 
@@ -396,8 +396,8 @@ def test_what_is_not_recorded_is_left_out_and_said(tmp_path: Path) -> None:
 def test_bad_uses_of_captured_are_one_line(tmp_path: Path) -> None:
     file = captured_file(tmp_path / "p.json", (CapturedProduct(64, 256, 128, "TN", "fp16", "cpu", "mm"), 1))
     for arguments, word in (
-        (("--mnk", "64_64_64"), "--captured with"),
-        (("--device", "replay:h200", "--install"), "--install with figures of the recording"),
+        (("--mnk", "64_64_64"), "--captured conflicts with"),
+        (("--device", "replay:h200", "--install"), "--install conflicts with the recording"),
         (("--budget", "soon"), "--budget"),
     ):
         result = outblas("tune", "--captured", file, *arguments)

@@ -75,12 +75,12 @@ def test_a_mistake_is_one_line_that_names_the_file(tmp_path: Path, body: str, sa
 
 
 def test_a_file_has_exactly_one_public_agent(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="defines 2 public agents"):
+    with pytest.raises(UsageError, match="defines 2 public agent classes"):
         proposal(agent_of(tmp_path, "\npass\n", before="class Other(Agent):\n    pass\n"))
     body = "\ndef propose(self, problem, candidates, history, n):\n    return list(candidates[:1])\n"
     assert proposal(agent_of(tmp_path, body, before="class _Helper(Agent):\n    pass\n"))
     (tmp_path / "none.py").write_text("x = 1\n")
-    with pytest.raises(UsageError, match="defines 0 public agents"):
+    with pytest.raises(UsageError, match="defines 0 public agent classes"):
         proposal(FileAgent(tmp_path / "none.py", 0, H200))
 
 

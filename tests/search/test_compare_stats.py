@@ -64,7 +64,7 @@ Rows = list[tuple[Any, ...]]
         (lambda rows: rows[:-1] + [(*rows[-1][:6], math.nan, True)], "outside"),
         (lambda rows: [r for r in rows if r[:2] != ("families", "bad")], "bad was not run on split families"),
         (lambda rows: [(*r[:3], "no problem", *r[4:]) for r in rows], "problem key"),
-        (lambda rows: [r for r in rows if r[1] != "bad"], "agent bad is in the rows or in the metadata"),
+        (lambda rows: [r for r in rows if r[1] != "bad"], "agent bad is only in the rows or only in the metadata"),
         (lambda rows: [], "no rows"),
     ],
 )

@@ -352,7 +352,7 @@ def test_only_finite_numbers_of_pairs_that_were_tried_are_recorded(tmp_path: Pat
         store.append("a", failed_evaluation(problem, config, Status.WRONG))
         with pytest.raises(UsageError, match="a finite number"):
             store.add_counters("a", {(problem, config): {"dram": value}}, {})
-        with pytest.raises(UsageError, match="a pair in run a"):
+        with pytest.raises(UsageError, match="run a has not measured"):
             store.add_counters("a", {(problem, config): {"dram": 1.0}, (problem, other): {"dram": 1.0}}, {})
         assert store.counters_by_pair("a") == {}
 

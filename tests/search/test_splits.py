@@ -50,7 +50,7 @@ def test_the_layout_split_learns_from_tn_only() -> None:
 
 @pytest.mark.parametrize("layout", ["TN", "NN"])
 def test_one_layout_cannot_be_split_by_layout(layout: str) -> None:
-    with pytest.raises(UsageError, match=f"only layout is {layout}"):
+    with pytest.raises(UsageError, match=f"the recording has only {layout}"):
         make_split("layout", [Problem(64, 64, 64, layout)])  # type: ignore[arg-type]
 
 

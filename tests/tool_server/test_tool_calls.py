@@ -71,11 +71,15 @@ def data(answer: ToolAnswer) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("tool", "arguments", "words"),
     [
-        ("compile", {"mnk": "8_8", "config": WGMMA}, "invalid mnk '8_8'\nexpected: three integers M_N_K\ndo: e.g. mnk"),
+        (
+            "compile",
+            {"mnk": "8_8", "config": WGMMA},
+            "invalid mnk '8_8'\nexpected: three integers M_N_K\ndo: pass e.g. mnk",
+        ),
         ("compile", {"mnk": "0_8_8", "config": WGMMA}, "a positive integer"),
         ("compile", {"mnk": "8_8_8", "dtype": "bf16", "acc": "fp16", "config": WGMMA}, "accumulator fp16"),
         ("compile", {"mnk": "8_8_8"}, "neither kernel nor config"),
-        ("compile", {"mnk": "8_8_8", "config": WGMMA, "kernel": device_text()}, "both kernel and config"),
+        ("compile", {"mnk": "8_8_8", "config": WGMMA, "kernel": device_text()}, "kernel and config are both given"),
         ("compile", {"mnk": "8_8_8", "kernel": ""}, "the kernel is empty"),
         ("compile", {"mnk": "8_8_8", "kernel": "int x;"}, "launch block"),
         ("compile", {"mnk": "8_8_8", "kernel": "x" * 300_000}, "at most 262144"),
@@ -84,12 +88,12 @@ def data(answer: ToolAnswer) -> dict[str, Any]:
         ("compile", {"mnk": "8_8_8", "config": "{"}, "error: "),
         ("compile", {"mnk": "8_8_8", "config": "[" * 100_000}, "error: "),
         ("compile", {"mnk": "8_8_8", "config": {"family": "none"}}, "unknown kernel family 'none'"),
-        ("compile", {"mnk": "8_8_8", "config": {"family": "sm90_wgmma_gemm"}}, "knobs ['bm', 'bn'] missing"),
+        ("compile", {"mnk": "8_8_8", "config": {"family": "sm90_wgmma_gemm"}}, "knobs ['bm', 'bn'] are missing"),
         ("compile", {"mnk": "8_8_8", "config": {**WGMMA, "bm": "64"}}, "bm='64'"),
         ("compile", {"mnk": "8_8_8", "config": "no_name:x=1"}, "error: "),
-        ("archive", {"action": "read"}, "action read without a name"),
+        ("archive", {"action": "read"}, "action read was called without a name"),
         ("archive", {"action": "read", "name": "free_0"}, "the archive has no kernel 'free_0'"),
-        ("archive", {"action": "store", "config": WGMMA}, "action store without mnk"),
+        ("archive", {"action": "store", "config": WGMMA}, "action store was called without mnk"),
         ("archive", {"action": "list", "mnk": "8"}, "mnk '8'"),
     ],
 )  # fmt: skip

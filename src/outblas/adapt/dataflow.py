@@ -331,17 +331,17 @@ def _definition(function: Callable[..., Any]) -> tuple[str, Any]:
         code = function.__code__
         current = code in _codes(text).get((code.co_name, code.co_firstlineno), ())
     except (OSError, TypeError, SyntaxError) as error:
-        raise UsageError(f"the source of forward cannot be read ({error})", "a readable source", do) from error
+        raise UsageError(f"the source of forward cannot be read ({error})", "readable Python source", do) from error
     if not isinstance(tree, ast.FunctionDef):
         raise UsageError("forward is not a plain function", "a function defined with def", do)
     if not current:
-        raise UsageError("the source file of forward has changed since it was imported", "an unchanged file", do)
+        raise UsageError("the source file of forward has changed since it was imported", "an unchanged source file", do)
     outer = function.__code__.co_freevars
     if outer:
         raise UsageError(f"forward uses {', '.join(outer)} from an enclosing scope", "module-level names only", do)
     changes = next(_changes(tree), "")
     if changes:
-        raise UsageError(f"forward {changes}", "a function without in-place changes", do)
+        raise UsageError(f"forward {changes}", "no in-place changes, private names or unsupported syntax", do)
     return source, tree
 
 
@@ -369,7 +369,7 @@ def _changes(tree: ast.FunctionDef) -> Iterator[str]:
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             name = node.func.attr
             if name.endswith("_") and not name.startswith("_"):
-                yield f"calls {name}, which works in place"
+                yield f"calls {name}, an in-place operation"
             if any(one.arg in ("inplace", "out") for one in node.keywords):
                 yield f"calls {name} with an existing output tensor"
         elif isinstance(node, (ast.Yield, ast.YieldFrom, ast.Await, ast.NamedExpr, ast.Global, ast.Nonlocal)):

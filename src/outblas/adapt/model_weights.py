@@ -18,7 +18,7 @@ def check_module(model: Any) -> None:
         UsageError: it is none.
     """
     if not isinstance(model, nn.Module):
-        raise UsageError(f"the model is a {type(model).__name__}", "a torch.nn.Module", "load it and pass the module")
+        raise UsageError(f"the model is a {type(model).__name__}", "a torch.nn.Module", "load the model and pass it")
 
 
 def model_weights(model: Any) -> list[LayerWeight]:

@@ -145,11 +145,8 @@ def _check_writable(model: Any) -> None:
 
     for name, parameter in model.named_parameters():
         if type(parameter) is Parameter and parameter.is_inference():
-            raise TensorError(
-                f"parameter {name} was created in inference mode",
-                "parameters that can be replaced",
-                "create the model outside torch.inference_mode()",
-            )
+            do = "create the model outside torch.inference_mode()"
+            raise TensorError(f"parameter {name} was created in inference mode", "parameters that can be replaced", do)
 
 
 def _drafts(model: Any) -> tuple[dict[str, ModuleDraft], dict[str, str]]:

@@ -65,9 +65,8 @@ class Program:
         try:
             self._metric = None if metric is None else re.compile(metric)
         except re.error as error:
-            raise UsageError(
-                f"--metric {metric!r}: {error}", "a regular expression", r"e.g. '(\S+) tokens/s'"
-            ) from error
+            wrong = f"--metric {metric!r} is invalid: {error}"
+            raise UsageError(wrong, "a regular expression", r"pass e.g. '(\S+) tokens/s'") from error
 
     def without(self) -> ProgramRun:
         """Run the program as it is, with ``OUTBLAS_DISABLE=1``.
@@ -119,7 +118,8 @@ class Program:
             done = run_group(command, environment, self._timeout_s)
         except subprocess.TimeoutExpired as error:
             wrong = f"{self._text} ran longer than {self._timeout_s:g} s {how}"
-            raise UsageError(wrong, "a program that ends", "raise --timeout or make the program exit") from error
+            do = "raise --timeout or make the program exit"
+            raise UsageError(wrong, "a program that ends in time", do) from error
         seconds = time.perf_counter() - begin
         output = [stream.decode(errors="replace") for stream in (done.stdout, done.stderr)]
         if done.returncode != 0:
@@ -138,8 +138,8 @@ class Program:
             value = math.nan
         if not (math.isfinite(value) and value > 0):
             shown = "printed no match" if text is None else f"printed {clean_text(text)!r}"
-            wrong = f"{self._text} {shown} of --metric {self._metric.pattern!r} {how}"
-            raise UsageError(wrong, "a number above 0", "fix the regular expression")
+            wrong = f"{self._text} {shown} for --metric {self._metric.pattern!r} {how}"
+            raise UsageError(wrong, "a number above 0", "correct the regular expression")
         return value
 
 
@@ -203,7 +203,7 @@ def run_trial(
         UsageError: fewer than 3 pairs, or a run fails.
     """
     if pairs < MIN_ROUNDS:
-        raise UsageError(f"--pairs is {pairs}", f"an integer, {MIN_ROUNDS} or more", "pass a larger --pairs")
+        raise UsageError(f"--pairs is {pairs}", f"an integer of {MIN_ROUNDS} or more", "pass a larger --pairs")
     total = 2 * pairs + 2
     found: dict[bool, list[ProgramRun]] = {False: [], True: []}
     order = [False, True]

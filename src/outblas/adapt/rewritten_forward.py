@@ -89,7 +89,7 @@ def redecorated(outer: Any, inner: Callable[..., Any], takes_residual: bool) -> 
     fits = isinstance(outer, types.FunctionType) and len(held) == 1
     if not fits or (takes_residual and not outer.__code__.co_flags & _TAKES_ANY_KEYWORD):
         do = "leave the module as it is"
-        raise UsageError("forward has an unsupported decorator", "one that calls the wrapped function", do)
+        raise UsageError("forward has an unsupported decorator", "a decorator that only wraps forward", do)
     cells = list(outer.__closure__)
     cells[held[0]] = types.CellType(redecorated(wrapped, inner, takes_residual))
     copy = types.FunctionType(outer.__code__, outer.__globals__, outer.__name__, outer.__defaults__, tuple(cells))

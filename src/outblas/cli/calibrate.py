@@ -19,7 +19,7 @@ def calibrate(
 ) -> None:
     """Measure this GPU's rates in under a minute and write them to its GPU record (GPU).
 
-    Roofline floors, regimes, ranking model and policy then use measured rates instead of estimates.
+    The roofline floors, regimes, ranking model and policy then use measured rates instead of estimates.
     """
     index = common.gpu_index(device)
 

@@ -77,17 +77,15 @@ class OutblasGroup(TyperGroup):
             extra = extras().get(package)
             if extra is None:
                 raise
-            _fail(f"{package} is not installed; expected it here; {install_hint(extra)}")
+            _fail(f"{package} is not installed; expected it in this environment; {install_hint(extra)}")
         except OSError as error:
             if error.errno not in _MACHINE_ERRORS:
                 raise
             where = f": {error.filename}" if error.filename else ""
-            _fail(
-                f"{error.strerror}{where}; expected a writable disk with free space; free some or choose another path"
-            )
+            _fail(f"{error.strerror}{where}; expected a writable disk with free space; free space or pass another path")
         except MemoryError:
             kept = "what was recorded is kept; " if _is_resumable(ctx) else ""
-            _fail(f"no memory is left; {kept}expected more; lift its limit (ulimit -v), then repeat")
+            _fail(f"out of memory; {kept}expected more memory; raise the limit (ulimit -v), then repeat the command")
         except KeyboardInterrupt as error:
             kept, again = "nothing was kept", "run again with"
             if _is_resumable(ctx):
@@ -108,8 +106,8 @@ class OutblasGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the command that the arguments name. Without outblas-lab, an unknown name says what to install."""
         if args and args[0] not in self.commands and not entry_points(COMMANDS):
-            wrong = f"no command {args[0]!r} is in outblas itself"
-            raise ToolchainMissing(wrong, ", ".join(commands()), f"for more commands {lab_hint()}")
+            wrong = f"without outblas-lab there is no command {args[0]!r}"
+            raise ToolchainMissing(wrong, ", ".join(commands()), f"for more commands, run {lab_hint()}")
         return super().resolve_command(ctx, args)
 
 

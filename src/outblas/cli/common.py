@@ -68,9 +68,9 @@ AccOption = Annotated[str, typer.Option(help="Accumulator type: fp32, or fp16 (f
 SuiteOption = Annotated[str, typer.Option(help="Problem suite: grid1000, llm, llm_tp or engine.")]
 SampleOption = Annotated[
     int | None,
-    typer.Option(help="Sample size per layout, stratified by regime and reproducible (default: all problems)."),
+    typer.Option(help="Number of problems to sample per layout, stratified by regime and reproducible (default: all)."),
 ]
-SampleSeedOption = Annotated[int, typer.Option(help="Random seed of --sample.")]
+SampleSeedOption = Annotated[int, typer.Option(help="Random seed for --sample.")]
 WorkersOption = Annotated[
     str | None,
     typer.Option(help="local: one process per GPU; ray: one actor per GPU of a Ray cluster. Default: one GPU."),
@@ -79,15 +79,15 @@ GpusOption = Annotated[str | None, typer.Option(help="Comma-separated GPU indice
 RayAddressOption = Annotated[
     str | None, typer.Option(help="Ray cluster: auto (the running one; default), local, or host:port.")
 ]
-GpuOption = Annotated[str, typer.Option("--device", help="GPU to use, cuda:N.")]
+GpuOption = Annotated[str, typer.Option("--device", help="GPU to use, e.g. cuda:0.")]
 LaunchOption = Annotated[str, typer.Option(help="Kernel launch option: plain, pdl or weights.")]
 LibraryOption = Annotated[Path | None, typer.Option(help="Library file (default: the packaged library).")]
-RecordingNameOption = Annotated[str, typer.Option("--recording", help="Packaged recording name, or a directory.")]
+RecordingNameOption = Annotated[str, typer.Option("--recording", help="Name of a packaged recording, or a directory.")]
 QpsOption = Annotated[
     float | None,
     typer.Option(
-        help="Request rate in requests per second (Poisson arrivals). Required in server mode, invalid in others. "
-        "Lowered if the slowest entry would be busy more than 25% of the time.",
+        help="Requests per second, with Poisson arrivals. Required in mode server and refused in other modes. "
+        "The rate is lowered if the slowest entry would be busy more than 25% of the time.",
     ),
 ]
 
@@ -194,7 +194,8 @@ def folder(option: str, path: Path) -> Path:
     """
     there = next(one for one in (path.absolute(), *path.absolute().parents) if one.exists())
     if not there.is_dir() or not os.access(there, os.W_OK):
-        raise UsageError(f"{option} {path}", "a folder that is writable, or can be made", "choose another path")
+        wrong = f"{option} {path} is not a writable folder"
+        raise UsageError(wrong, "a writable folder, new or existing", "pass another path")
     return path
 
 
@@ -206,7 +207,7 @@ def files(option: str, paths: Sequence[Path] | None) -> list[Path]:
     """
     for path in paths or ():
         if not path.is_file():
-            raise UsageError(f"no file {path}", f"a file that can be read as {option}", "correct the path")
+            raise UsageError(f"{option} {path} is not a file", "an existing file", "correct the path")
     return list(paths or ())
 
 
@@ -221,12 +222,12 @@ def output_file(option: str, path: Path, kind: str, read: Callable[[Path], objec
         UsageError: it is a folder, or a file of something else, which stays as it is.
     """
     if path.is_dir():
-        raise UsageError(f"{option} {path} is a folder", "a file to write", "name a file in it")
+        raise UsageError(f"{option} {path} is a folder", "the path of a file", "pass a file in that folder")
     if os.path.lexists(path) and not (path.is_file() and path.stat().st_size == 0):
         try:
             read(path)
         except (OutblasError, OSError, ValueError) as error:
-            wrong, do = f"{option} {path} is there and is no {kind}", "choose another path, or move it away"
+            wrong, do = f"{option} {path} exists but is not a {kind}", "pass another path, or move the file away"
             raise UsageError(wrong, f"a new file, or a {kind}", do) from error
     return path
 
@@ -240,7 +241,7 @@ def gpu_index(device: str) -> int:
     """
     index = parse_device(device, replays=False).gpu_index
     if index is None:
-        raise UsageError(f"--device {device}", "a GPU: this command measures", "e.g. --device cuda:0")
+        raise UsageError(f"--device {device} is not a GPU", "a GPU to measure on", "pass e.g. --device cuda:0")
     return index
 
 
@@ -248,7 +249,8 @@ def recording_name(device: str) -> str:
     """Return NAME of ``replay:NAME``; raise UsageError for anything else."""
     name = parse_device(device).recording
     if name is None:
-        raise UsageError(f"--device {device}", "a recording", f"e.g. --device replay:{DEFAULT_RECORDING}")
+        wrong = f"--device {device} is not a recording"
+        raise UsageError(wrong, "a recording", f"pass e.g. --device replay:{DEFAULT_RECORDING}")
     return name
 
 
@@ -271,9 +273,9 @@ def check_mode(mode: str, target_qps: float | None, modes: Sequence[str] = MODES
     if target_qps is not None:
         positive("--target-qps", target_qps)
         if mode != "server":
-            raise UsageError(f"--target-qps with --mode {mode}", "it with --mode server only", "leave it out")
+            raise UsageError(f"--target-qps conflicts with --mode {mode}", "--mode server", "omit --target-qps")
     elif mode == "server":
-        raise UsageError("--target-qps is missing", "requests per second in server mode", "e.g. --target-qps 100")
+        raise UsageError("--target-qps is missing", "the request rate for --mode server", "pass e.g. --target-qps 100")
     return mode
 
 
@@ -293,7 +295,7 @@ def integers(option: str, text: str) -> tuple[int, ...]:
     except ValueError:
         found = ()
     if not found:
-        raise UsageError(f"{option} {text!r}", "integers separated by commas", f"e.g. {option} 0,1")
+        raise UsageError(f"{option} {text!r} is invalid", "comma-separated integers", f"pass e.g. {option} 0,1")
     return found
 
 
@@ -315,7 +317,7 @@ def worker_plan(
     if workers is None:
         for option, value in (("--gpus", gpus), ("--worker-count", count), ("--ray-address", ray_address)):
             if value is not None:
-                raise UsageError(f"{option} without --workers", "--workers local or ray with it", "add --workers")
+                raise UsageError(f"{option} needs --workers", "--workers local or ray", "add --workers")
         return None
     indices = None if gpus is None else integers("--gpus", gpus)
     plan: Workers = part("workers", "--workers")(workers, device, indices, count, ray_address)

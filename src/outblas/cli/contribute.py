@@ -15,7 +15,7 @@ from outblas.core.errors import UsageError
 
 def contribute(
     run: Annotated[
-        list[Path] | None, typer.Option(help="Run directory of `outblas tune` that holds proofs. Repeatable.")
+        list[Path] | None, typer.Option(help="Run directory of `outblas tune` that contains proofs. Repeatable.")
     ] = None,
     out_file: Annotated[
         Path | None, typer.Option("--out", help="File to write (default: GPU.outblas.zip in the current directory).")
@@ -37,9 +37,8 @@ def contribute(
     record = record_of_device(index)
     path = user_library_path(record.gpu.name)
     if path is None or not path.is_file():
-        raise UsageError(
-            f"no library of {record.gpu.name} is installed", "results of this GPU", "outblas tune --suite llm --install"
-        )
+        wrong = f"no user library for {record.gpu.name} is installed"
+        raise UsageError(wrong, "your own results for this GPU", "run outblas tune --suite llm --install")
     library = Library.load(path)
     target = out_file or Path(f"{record.gpu.name}.outblas.zip")
     common.output_file("--out", target, "contribution", contribution.load_contribution)

@@ -24,13 +24,15 @@ def evaluate(
     ] = "offline",
     warmup_seconds: Annotated[float, typer.Option(help="Warm-up time in seconds.")] = 5.0,
     benchmark_seconds: Annotated[float, typer.Option(help="Measurement time in seconds.")] = 10.0,
-    base_dir: Annotated[Path, typer.Option(help="Directory of the JSON result.")] = Path("./results"),
+    base_dir: Annotated[Path, typer.Option(help="Directory for the JSON result.")] = Path("./results"),
     device: GpuOption = "cuda:0",
     gpu_device_id: Annotated[int | None, typer.Option(hidden=True)] = None,  # CUDA-L2 has it
     target_qps: QpsOption = None,
     file: Annotated[
         Path | None,
-        typer.Option(help="Free kernel to evaluate (docs/judge/free-kernels.md); only compiled without a GPU."),
+        typer.Option(
+            help="Free kernel to evaluate (see docs/judge/free-kernels.md). Without a GPU, it is only compiled."
+        ),
     ] = None,
 ) -> None:
     """Prove the kernel for one problem, then time it against all baselines in random interleaved order (GPU)."""

@@ -20,12 +20,14 @@ if TYPE_CHECKING:
 
 
 def explain(
-    model: Annotated[Path, typer.Option(help="Model config.json, or its directory.")],
-    tp: Annotated[int, typer.Option(help="Tensor-parallel size: GPUs that share each layer.")] = 1,
+    model: Annotated[Path, typer.Option(help="config.json of a model, or its directory.")],
+    tp: Annotated[int, typer.Option(help="Tensor-parallel size: number of GPUs that share each layer.")] = 1,
     engine: Annotated[str, typer.Option(help="Inference engine: vllm.")] = "vllm",
     rows: Annotated[str, typer.Option(help="Comma-separated values of M (rows, or tokens per step).")] = "1,8,64,256",
     dtype: Annotated[str | None, typer.Option(help="Data type: fp16 or bf16 (default: that of config.json).")] = None,
-    device: Annotated[str | None, typer.Option(help="cuda:N or replay:NAME (default: as in `outblas tune`).")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cuda:N, or recording replay:NAME (default: as in `outblas tune`).")
+    ] = None,
 ) -> None:
     """Show which kernel computes each matmul of a model in an inference engine, and the predicted step speedup.
 
@@ -39,7 +41,8 @@ def explain(
     check_engine(engine)
     found = integers("--rows", rows)
     if min(found) < 1:
-        raise UsageError(f"--rows {rows!r}", "integers of 1 or more, with commas between", "e.g. --rows 1,8,64,256")
+        wrong = f"--rows {rows!r} is invalid"
+        raise UsageError(wrong, "comma-separated integers of 1 or more", "pass e.g. --rows 1,8,64,256")
     numbers, where = list(dict.fromkeys(found)), parse_device(device)
     weights, library = weights_of_file(model, tp, dtype, where)
     gpu = packaged_gpu(library.gpu) if where.gpu_index is None else gpu_of_device(where.gpu_index)

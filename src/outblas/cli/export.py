@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def export(
-    mnk: Annotated[str | None, typer.Option(help="Tuned problem to export, M_N_K.")] = None,
+    mnk: Annotated[str | None, typer.Option(help="Tuned problem M_N_K to export.")] = None,
     suite: Annotated[
         str | None,
         typer.Option(help="Export all tuned problems of a suite (grid1000, llm, llm_tp or engine) to one hf folder."),
@@ -38,7 +38,7 @@ def export(
     launch: LaunchOption = "plain",
     library: Annotated[
         Path | None,
-        typer.Option(help="Library file, or GPU of a packaged one: h200 or h100 (default: GPU 0, else h200)."),
+        typer.Option(help="Library file, or the GPU of a packaged library: h200 or h100 (default: GPU 0, else h200)."),
     ] = None,
     predicted: Annotated[
         bool, typer.Option(help="For problems not in the library, export the kernel that outblas.matmul would choose.")
@@ -48,7 +48,7 @@ def export(
         typer.Option(
             "--format",
             help="cu, ptx, cubin, cpp (launcher and test), all (these four) or hf (Hugging Face folder). Repeatable "
-            "or comma-separated. Default: all; hf with --suite or --captured.",
+            "or comma-separated. Default: all, or hf with --suite or --captured.",
         ),
     ] = None,
     out_dir: Annotated[Path, typer.Option("--out", help="Output directory.")] = Path("export"),
@@ -58,10 +58,11 @@ def export(
     given = [one for one in (mnk, suite, captured) if one is not None]
     if len(given) != 1:
         wrong = f"{len(given)} of --mnk, --suite and --captured are given"
-        raise UsageError(wrong, "exactly one", "pass exactly one of them, e.g. --mnk 64_4096_64")
+        raise UsageError(wrong, "exactly one of these options", "pass one of them, e.g. --mnk 64_4096_64")
     wanted = [word.strip() for one in formats or ["all" if mnk else "hf"] for word in one.split(",")]
     if mnk is None and wanted != ["hf"]:
-        raise UsageError(f"--format {','.join(wanted)} of a set of problems", "hf", "export one problem by --mnk")
+        wrong = f"--format {','.join(wanted)} needs --mnk"
+        raise UsageError(wrong, "hf for a set of problems", "pass --format hf or --mnk")
 
     from outblas.export.target import find_target, find_targets
 
@@ -109,7 +110,8 @@ def _captured(file: Path, kind: tuple[str, str, str]) -> list[Problem]:
     problems = [problem for problem in found if (problem.layout, problem.dtype, problem.acc) == kind]
     if not problems:
         words = "/".join(kind)
-        raise UsageError(f"{file} has no {words} product", "products of one kind", "pass another --layout or --dtype")
+        wrong = f"{file} has no {words} matmul"
+        raise UsageError(wrong, "at least one such matmul", "pass another --layout or --dtype")
     if len(problems) < len(found):
         left_out = f"skipped {len(found) - len(problems)} problems with another layout, dtype or accumulator"
         err.print(f"{left_out}; select them with --layout, --dtype and --acc", markup=False)

@@ -21,23 +21,26 @@ EXIT_DO_NOT_KEEP = 1
 
 def try_program(
     program: Annotated[
-        list[str], typer.Argument(help="Program, after --: python serve.py ..., or a Python console script.")
+        list[str], typer.Argument(help="Program to run, after --: python serve.py ..., or a Python console script.")
     ],
-    pairs: Annotated[int, typer.Option(help="Timed pairs of runs, at least 3, after one warm-up pair.")] = 5,
+    pairs: Annotated[
+        int, typer.Option(help="Number of timed pairs of runs, at least 3. One warm-up pair comes first.")
+    ] = 5,
     metric: Annotated[
         str | None,
         typer.Option(
             help=r"Regular expression for a number in the program's output, e.g. '(\S+) tokens/s'. "
-            "The last match counts. Default: measure wall time."
+            "The last match counts. Without --metric, wall time is measured."
         ),
     ] = None,
     less_is_better: Annotated[
-        bool, typer.Option("--less-is-better", help="Smaller values of --metric are better (default: larger).")
+        bool,
+        typer.Option("--less-is-better", help="Treat smaller values of --metric as better (default: larger values)."),
     ] = False,
-    tune: Annotated[float, typer.Option(help="Tuning time in seconds before the comparison; 0: no tuning.")] = 60.0,
+    tune: Annotated[float, typer.Option(help="Seconds of tuning before the comparison; 0 disables tuning.")] = 60.0,
     timeout: Annotated[float | None, typer.Option(help="Time limit per run in seconds (default: none).")] = None,
 ) -> None:
-    """Run a Python program without and with OutBLAS, interleaved, and recommend whether to keep it (GPU).
+    """Run a Python program alternately without and with OutBLAS, and recommend whether to keep OutBLAS (GPU).
 
     Runs with OutBLAS call `outblas.enable()` when the program imports torch; the program itself is unchanged. Its
     matmuls are captured and tuned first. Exit status: 0 to keep OutBLAS, 1 not to keep it.
@@ -51,7 +54,8 @@ def try_program(
     if timeout is not None:
         common.positive("--timeout", timeout)
     if less_is_better and metric is None:
-        raise UsageError("--less-is-better without --metric", "both, or none", "leave it out: wall time counts down")
+        wrong = "--less-is-better was passed without --metric"
+        raise UsageError(wrong, "both or neither", "omit it; less wall time is always better")
     tried = Program(program, metric, timeout)
     require_gpus((0,))  # without one, OutBLAS takes no part in any of the runs
     library = _tuned(tried, tune) if tune else None

@@ -35,32 +35,36 @@ USUAL_BUDGET = 16
 
 AgentOption = Annotated[
     str | None,
-    typer.Option(help="Search agent, see `outblas list agents` (default: regressor on a recording, else heuristic)."),
+    typer.Option(help="Search agent; see `outblas list agents` (default: regressor on a recording, else heuristic)."),
 ]
 BudgetOption = Annotated[
     str | None,
     typer.Option(
-        help="Maximum candidates per problem (default: 16; 12 with --model), a total time, e.g. 60s, or both: 32,60s. "
-        "With --captured, problems with a larger share of time get more candidates; the count is their average."
+        help="Maximum number of candidates per problem (default: 16, or 12 with --model), a total time such as 60s, or "
+        "both, such as 32,60s. With --captured, the number is an average: problems with a larger share of the time get "
+        "more candidates."
     ),
 ]
 CapturedOption = Annotated[
-    Path | None, typer.Option(help="Tune the problems of an `outblas capture` file, by their share of its time.")
+    Path | None,
+    typer.Option(help="File from `outblas capture`: tune its problems, according to their share of the time."),
 ]
-LinearOption = Annotated[list[str] | None, typer.Option(help="Tune a weight (N_K) for all M in --m. Repeatable.")]
+LinearOption = Annotated[list[str] | None, typer.Option(help="Tune weight N_K for all M in --m. Repeatable.")]
 RangeOption = Annotated[str | None, typer.Option("--m", help="Range of M for --linear, FIRST:LAST (default: 1:8192).")]
 ModelOption = Annotated[
     Path | None,
-    typer.Option(help="Model config.json, or its directory: tune what the library lacks for this model in an engine."),
+    typer.Option(
+        help="config.json of a model, or its directory: tune the matmuls that the library lacks for this model."
+    ),
 ]
-TpOption = Annotated[int, typer.Option(help="Tensor-parallel size for --model: GPUs that share each layer.")]
+TpOption = Annotated[int, typer.Option(help="Tensor-parallel size for --model: number of GPUs that share each layer.")]
 EngineOption = Annotated[str, typer.Option(help="Inference engine for --model: vllm.")]
 IntervalsOption = Annotated[
     bool | None,
     typer.Option(
         "--intervals/--points",
-        help="Tune each weight for the whole range of its M, or only for the listed M. "
-        "Default: --points; with --captured, --intervals for weights with 3 or more values of M.",
+        help="Tune each weight for its whole range of M, or only for the listed values of M. Default: --points, but "
+        "--intervals for --captured weights with 3 or more values of M.",
     ),
 ]
 InstallOption = Annotated[
@@ -73,7 +77,9 @@ InstallOption = Annotated[
 ]
 DeviceOption = Annotated[
     str | None,
-    typer.Option(help=f"cuda:N or replay:NAME (default: cuda:0, or replay:{common.DEFAULT_RECORDING} without a GPU)."),
+    typer.Option(
+        help=f"cuda:N, or recording replay:NAME (default: cuda:0; without a GPU replay:{common.DEFAULT_RECORDING})."
+    ),
 ]
 
 
@@ -96,14 +102,14 @@ def tune(
     install: InstallOption = None,
     device: DeviceOption = None,
     run: Annotated[
-        Path | None, typer.Option(help="Run directory; resumed if it exists (default: derived from the settings).")
+        Path | None, typer.Option(help="Run directory; an existing run is resumed (default: named after the settings).")
     ] = None,
     sample: common.SampleOption = None,
-    seed: Annotated[int, typer.Option(help="Random seed of the agent and of --sample.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed for the agent and for --sample.")] = 0,
     workers: common.WorkersOption = None,
     gpus: common.GpusOption = None,
     worker_count: Annotated[
-        int | None, typer.Option(help="Number of workers (default: 2 on a recording, all GPUs of a Ray cluster).")
+        int | None, typer.Option(help="Number of workers (default: 2 on a recording, one per GPU of a Ray cluster).")
     ] = None,
     ray_address: common.RayAddressOption = None,
 ) -> None:
@@ -291,11 +297,8 @@ def _print_document(
 
 def _check_install(install: bool | None, where: Device) -> None:
     if install and where.recording is not None:
-        raise UsageError(
-            f"--install with figures of the recording {where}",
-            "figures measured on this machine",
-            "leave --install out, or tune with --device cuda:0",
-        )
+        wrong = f"--install conflicts with the recording {where}"
+        raise UsageError(wrong, "times measured on this machine", "omit --install, or tune with --device cuda:0")
 
 
 def budget_of(text: str | None, model: Path | None) -> tuple[int, float | None]:
@@ -320,8 +323,8 @@ def parse_budget(text: str, usual: int = USUAL_BUDGET) -> tuple[int, float | Non
     """
     match = re.fullmatch(r"(?:(-?\d{1,9})(?:,(?=.)|$))?(?:(\d{1,9}(?:\.\d+)?)s)?", text.strip())
     if match is None or not (match[1] or match[2]):
-        do = "e.g. --budget 16, --budget 60s or --budget 32,60s"
-        raise UsageError(f"--budget {text!r}", "measurements per problem, seconds in all, or both", do)
+        do = "pass e.g. --budget 16, --budget 60s or --budget 32,60s"
+        raise UsageError(f"--budget {text!r} is invalid", "measurements per problem, total seconds, or both", do)
     count = common.at_least("--budget", int(match[1] or usual), 1)
     return count, None if match[2] is None else common.positive("--budget", float(match[2]))
 
@@ -393,26 +396,27 @@ def check_sources(context: typer.Context) -> None:
     given = context.params
     mnk, captured, sample, linear, model = (given[name] for name in ("mnk", "captured", "sample", "linear", "model"))
     if given_options(context, "suite") and (mnk or captured is not None or linear or model is not None):
-        raise UsageError("--suite with --mnk, --captured, --linear or --model", "one of them", "leave one out")
+        wrong = "--suite conflicts with --mnk, --captured, --linear and --model"
+        raise UsageError(wrong, "only one of them", "omit one")
     if linear and (mnk or captured is not None or sample is not None):
-        raise UsageError("--linear with --mnk, --captured or --sample", "one of them", "leave one out")
+        raise UsageError("--linear conflicts with --mnk, --captured and --sample", "only one of them", "omit one")
     if given["m"] is not None and not linear and model is None:
-        raise UsageError("--m without --linear", "a weight N_K", "e.g. --linear 4096_14336 --m 1:8192")
+        raise UsageError("--m needs --linear", "a weight N_K", "pass e.g. --linear 4096_14336 --m 1:8192")
     if given["intervals"] is False and linear:
-        raise UsageError("--points with --linear", "one of them", "name single problems by --mnk")
+        raise UsageError("--points conflicts with --linear", "only one of them", "pass single problems as --mnk")
     if given["intervals"] and (mnk or sample is not None):
-        raise UsageError("--intervals with --mnk or --sample", "a suite, --captured or --linear", "leave one out")
+        raise UsageError("--intervals conflicts with --mnk and --sample", "a suite, --captured or --linear", "omit one")
     if mnk and sample is not None:
-        raise UsageError("--sample with --mnk", "one of them", "leave one out")
+        raise UsageError("--sample conflicts with --mnk", "only one of them", "omit one")
     if captured is not None and (mnk or sample is not None):
-        raise UsageError("--captured with --mnk or --sample", "one of them", "leave one out")
+        raise UsageError("--captured conflicts with --mnk and --sample", "only one of them", "omit one")
     # Raise UsageError for options that do not go with --model, or with it alone.
     engine = given["engine"]
     others = ("tp", "engine") if model is None else _NOT_OF_A_MODEL
     for option in given_options(context, *others).values():
         if model is None:
-            raise UsageError(f"{option} without --model", "a model's config.json", "e.g. --model config.json")
-        raise UsageError(f"--model with {option}", "one of them", "leave one out")
+            raise UsageError(f"{option} needs --model", "a model's config.json", "add --model config.json")
+        raise UsageError(f"--model conflicts with {option}", "only one of them", "omit one")
     check_engine(engine)
 
 
@@ -460,5 +464,5 @@ def _model_ranges(file: Path, tp: int, dtype: str | None, where: Device) -> Rang
         err.print(one.words, markup=False)
     found = lacking_ranges(weights)
     if found.searched and where.recording is not None:
-        raise UsageError(f"--model with figures of {where}", "a GPU that measures", "tune with --device cuda:0")
+        raise UsageError(f"--model cannot be tuned on {where}", "a GPU to measure on", "pass --device cuda:0")
     return found

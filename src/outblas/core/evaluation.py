@@ -148,9 +148,9 @@ class Evaluation:
         if len(self.log) * 4 > LOG_BYTES:
             object.__setattr__(self, "log", _clipped(self.log))
         if self.status is not Status.PASSED and (self.timing is not None or self.speedup is not None):
-            raise ValueError(f"status {self.status} with a result: only PASSED may have one")
+            raise ValueError(f"status {self.status} has a result: only PASSED may have one")
         if self.status is Status.PASSED and self.timing is None:
-            raise ValueError("status passed without a timing")
+            raise ValueError("status passed has no timing")
 
     @property
     def template(self) -> KernelConfig:
@@ -160,7 +160,8 @@ class Evaluation:
             ConfigError: the candidate is a free kernel.
         """
         if not isinstance(self.config, KernelConfig):
-            raise ConfigError(f"the free kernel {self.config.name}", "a template candidate", "search it separately")
+            wrong = f"{self.config.name} is a free kernel"
+            raise ConfigError(wrong, "a template candidate", "search free kernels separately")
         return self.config
 
 

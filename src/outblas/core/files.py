@@ -73,11 +73,8 @@ def write_atomic(path: Path, data: bytes) -> Path:
     except OSError as error:
         with contextlib.suppress(OSError):
             scratch.unlink()
-        raise RecordError(
-            f"cannot write {path}: {error.strerror or error}",
-            f"a writable path with {len(data)} bytes of free space",
-            "free some space or pass another path",
-        ) from error
+        wrong, do = f"cannot write {path}: {error.strerror or error}", "free some space or pass another path"
+        raise RecordError(wrong, f"a writable path with {len(data)} bytes of free space", do) from error
     return path
 
 
@@ -150,7 +147,7 @@ def lock_file(file: IO[bytes], what: str) -> None:
     if not held:
         pid = _locked_by(file)
         by += "" if pid is None else f" (pid {pid})"
-    raise RecordError(f"{what} is in use by {by}", "one process at a time", "wait for it to end, or use another path")
+    raise RecordError(f"{what} is in use by {by}", "one process at a time", "wait until it ends, or pass another path")
 
 
 @contextlib.contextmanager
@@ -249,7 +246,8 @@ def lock_run_folder(folder: Path, name: str = "run.json") -> Iterator[None]:
     try:
         is_run = (folder / name).exists() or not folder.exists()
         if not is_run and not (folder.is_dir() and all(map(ours, folder.iterdir()))):
-            raise UsageError(f"{folder} exists but is not a run", "a new or empty directory", "pass another --run")
+            wrong = f"{folder} exists but is not a run directory"
+            raise UsageError(wrong, "a new or empty directory", "pass another --run")
     except OSError as error:
         raise RecordError(
             f"{folder} cannot be read ({error.strerror})", "a readable directory", "pass another --run"

@@ -96,12 +96,12 @@ def record_from_json(data: Any, where: str, origin: str) -> GpuRecord:
     """
     try:
         if data["format"] != FORMAT:
-            raise ValueError(f"format {data['format']!r}")
+            raise ValueError(f"format is {data['format']!r}")
         figures = {name: _figure(name, data["figures"][name]) for name in FIGURES}
         source = {name: _words(name, data["source"][name]) for name in FIGURES}
         title, heuristics = _words("title", data["title"]), _words("heuristics", data.get("heuristics", ""))
         if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,79}", str(data["name"])):
-            raise ValueError(f"name {data['name']!r}")
+            raise ValueError(f"name is {data['name']!r}")
         gpu = Gpu(name=str(data["name"]), **figures)
         reference, provenance = data.get("reference") is True, data.get("provenance")
         if provenance is not None and not isinstance(provenance, dict):
@@ -112,17 +112,14 @@ def record_from_json(data: Any, where: str, origin: str) -> GpuRecord:
         products = tuple(value)
         return GpuRecord(gpu, title, products, source, reference, origin, provenance, heuristics)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise RecordError(
-            f"GPU record {where} cannot be read ({error!r})"[:300],
-            f"a record of format {FORMAT}",
-            "recreate it with: outblas calibrate",
-        ) from error
+        wrong = f"GPU record {where} cannot be read ({error!r})"[:300]
+        raise RecordError(wrong, f"a record of format {FORMAT}", "recreate it with: outblas calibrate") from error
 
 
 def _words(name: str, value: Any) -> str:
     """Return a text unchanged; raise ValueError for any other type."""
     if not isinstance(value, str):
-        raise ValueError(f"{name} {value!r}")
+        raise ValueError(f"{name} is {value!r}")
     return value
 
 
@@ -130,12 +127,12 @@ def _figure(name: str, value: Any) -> Any:
     """Return a figure in its type; raise ValueError if it is no number or out of range."""
     if name == "clusters":
         if not isinstance(value, list) or len(value) > 16 or not all(type(x) is int and x >= 0 for x in value):
-            raise ValueError(f"clusters {value!r}")
+            raise ValueError(f"clusters is {value!r}")
         return tuple(value)
     number = type(value) is int if name in _WHOLE else type(value) in (int, float) and math.isfinite(value)
     least = 0.0 if name in _MAY_BE_ZERO else 1e-9
     if not number or not least <= value < 1e15:
-        raise ValueError(f"{name} {value!r}")
+        raise ValueError(f"{name} is {value!r}")
     return value if name in _WHOLE else float(value)
 
 
@@ -160,7 +157,7 @@ def packaged_gpu(name: str) -> Gpu:
     """
     if name not in packaged_records():
         known = " or ".join(packaged_records())
-        raise UsageError(f"no packaged record of GPU {name!r}", known, "pass one, or run outblas calibrate")
+        raise UsageError(f"no packaged record of GPU {name!r}", known, "pass one of them, or run outblas calibrate")
     return packaged_records()[name].gpu
 
 
@@ -241,7 +238,8 @@ def recorded_gpu(provenance: Mapping[str, Any]) -> Gpu:
     name = str(provenance.get("gpu", ""))
     found = gpu_of_product(name)
     if found is None:
-        raise RecordError(f"the recording is for GPU {name!r}", "a GPU with a record", "run outblas calibrate there")
+        wrong = f"the recording is from GPU {name!r}, which has no record"
+        raise RecordError(wrong, "a GPU with a record", "run outblas calibrate on that GPU")
     return found
 
 

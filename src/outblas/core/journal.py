@@ -141,20 +141,14 @@ class Journal:
                 f"journal {self.path} is damaged ({error})", "one JSON object per line", "move it away to start over"
             ) from error
         if found != json.loads(json.dumps(settings)):
-            raise UsageError(
-                f"{self.path} belongs to a run with other settings",
-                "the same settings to resume it",
-                "finish that run, pass another output path, or pass --no-resume",
-            )
+            wrong, expected = f"{self.path} belongs to a run with other settings", "the original settings to resume it"
+            raise UsageError(wrong, expected, "finish that run, pass another output path, or pass --no-resume")
         self.entries = entries
         return sum(len(line) for line in lines)
 
     def _failed(self, error: OSError) -> RecordError:
-        return RecordError(
-            f"journal {self.path} cannot be written or read ({error.strerror or error})",
-            "a writable path and free disk space",
-            "free some space and rerun the command; it resumes",
-        )
+        expected, do = "a writable path and free disk space", "free some space and rerun the command; it resumes"
+        return RecordError(f"journal {self.path} cannot be written or read ({error.strerror or error})", expected, do)
 
 
 def check_same_settings(what: str, was: Mapping[str, Any], wanted: Mapping[str, Any], do: str) -> None:
@@ -188,4 +182,5 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
             raise ValueError("a line is not a JSON object")
         return found
     except (OSError, ValueError, RecursionError) as error:
-        raise RecordError(f"{path} cannot be read ({error})", "one JSON object per line", "move it away") from error
+        wrong = f"{path} cannot be read ({error})"
+        raise RecordError(wrong, "one JSON object per line", "move the file away") from error

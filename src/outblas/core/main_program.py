@@ -44,7 +44,7 @@ def split_arguments(argv: Sequence[str], expected: str, command: str) -> tuple[l
 
 def wrong_arguments(argv: Sequence[str], expected: str, command: str) -> UsageError:
     """Return the error for wrong arguments, which are those of :func:`split_arguments`."""
-    return UsageError(f"arguments {' '.join(argv)!r}", expected, f"see outblas {command} --help")
+    return UsageError(f"invalid arguments {' '.join(argv)!r}", expected, f"see outblas {command} --help")
 
 
 def run_as_main(program: list[str]) -> None:

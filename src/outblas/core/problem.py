@@ -66,17 +66,14 @@ class Problem:
                 )
         for what, count in (("A", self.m * self.k), ("B", self.n * self.k), ("C", self.m * self.n)):
             if count > MAX_INDEX:
-                raise ProblemError(
-                    f"operand {what} of problem {self.m}x{self.n}x{self.k} has {count} elements",
-                    f"at most {MAX_INDEX} (32-bit indices)",
-                    "split the problem along its largest dimension",
-                )
+                wrong = f"operand {what} of problem {self.m}x{self.n}x{self.k} has {count} elements"
+                do = "split the problem along its largest dimension"
+                raise ProblemError(wrong, f"at most {MAX_INDEX} (32-bit indices)", do)
         for name, (what, allowed) in _ALLOWED.items():
             _one_of(what, getattr(self, name), allowed)
         if self.acc == "fp16" and self.dtype != "fp16":
-            raise ProblemError(
-                f"accumulator fp16 with dtype {self.dtype}", "dtype fp16 for accumulator fp16", "use accumulator fp32"
-            )
+            wrong = f"accumulator fp16 does not support dtype {self.dtype}"
+            raise ProblemError(wrong, "dtype fp16 for accumulator fp16", "use accumulator fp32")
 
     @property
     def flops(self) -> int:
@@ -142,7 +139,8 @@ class Problem:
         """
         parts = key.split("_")
         if len(parts) != 6:
-            raise ProblemError(f"invalid problem key {key!r}", "M_N_K_LAYOUT_DTYPE_ACC", "e.g. 64_4096_64_TN_fp16_fp32")
+            wrong = f"invalid problem key {key!r}"
+            raise ProblemError(wrong, "M_N_K_LAYOUT_DTYPE_ACC", "pass e.g. 64_4096_64_TN_fp16_fp32")
         return cls.from_mnk("_".join(parts[:3]), *parts[3:])
 
     @classmethod
@@ -160,7 +158,7 @@ class Problem:
         """
         match = re.fullmatch(r"(-?\d{1,18})[_x,](-?\d{1,18})[_x,](-?\d{1,18})", mnk.strip())
         if not match:
-            raise ProblemError(f"invalid --mnk {mnk!r}", "three integers M_N_K", "e.g. --mnk 64_4096_64")
+            raise ProblemError(f"invalid --mnk {mnk!r}", "three integers M_N_K", "pass e.g. --mnk 64_4096_64")
         m, n, k = (int(x) for x in match.groups())
         return cls(m, n, k, layout.upper(), dtype.lower(), acc.lower())  # type: ignore[arg-type]
 

@@ -33,7 +33,7 @@ def python_command(program: list[str]) -> tuple[str, list[str], list[str]]:
     """
     found = shutil.which(program[0])
     if found is None:
-        raise UsageError(f"command {program[0]!r} was not found", "a Python program", "e.g. -- python serve.py")
+        raise UsageError(f"command {program[0]!r} was not found", "a Python program", "pass e.g. -- python serve.py")
     if not os.path.basename(found).startswith("python"):
         return _interpreter_of(found), [], [found, *program[1:]]
     options: list[str] = []
@@ -42,7 +42,8 @@ def python_command(program: list[str]) -> tuple[str, list[str], list[str]]:
         taken = 2 if rest[0] in _WITH_VALUE else 1
         options, rest = options + rest[:taken], rest[taken:]
     if not rest or rest[0] == "-" or (rest[0] in ("-m", "-c") and len(rest) < 2):
-        raise UsageError(f"{' '.join(program)!r} does not name a program", "a script, -m MODULE or -c CODE", "name one")
+        wrong = f"{' '.join(program)!r} does not name a program"
+        raise UsageError(wrong, "a script, -m MODULE or -c CODE", "add one of them")
     if rest[0] not in ("-m", "-c") and not os.path.exists(rest[0]):
         raise UsageError(f"file {rest[0]!r} does not exist", "a Python program", "correct the path")
     return found, options, rest
@@ -61,11 +62,8 @@ def _interpreter_of(script: str) -> str:
         words = words[1:]
     python = shutil.which(words[0]) if words and os.path.basename(words[0]).startswith("python") else None
     if python is None:
-        raise UsageError(
-            f"{script} is not a Python program",
-            "python and a script, or a Python console script",
-            "e.g. -- python serve.py",
-        )
+        wrong = f"{script} is not a Python program"
+        raise UsageError(wrong, "python SCRIPT, or a Python console script", "pass e.g. -- python serve.py")
     return python
 
 
@@ -74,6 +72,5 @@ def check_interpreter(python: str) -> None:
     if os.path.realpath(python) == os.path.realpath(sys.executable) and python == sys.executable:
         return
     if subprocess.run([python, "-c", _NEEDS], capture_output=True).returncode:
-        raise UsageError(
-            f"{python} lacks outblas or torch", "an interpreter with both", install_hint("gpu", pip=f"{python} -m pip")
-        )
+        wrong = f"{python} lacks outblas or torch"
+        raise UsageError(wrong, "an interpreter with both packages", install_hint("gpu", pip=f"{python} -m pip"))

@@ -84,7 +84,8 @@ class Gpu:
             UsageError: ``size`` is below 1.
         """
         if size < 1:
-            raise UsageError(f"clusters of {size} CTAs", "1 or more CTAs", "pass 1 for a kernel without clusters")
+            wrong = f"the cluster size is {size} CTAs"
+            raise UsageError(wrong, "1 or more CTAs", "pass 1 for a kernel without clusters")
         known = self.clusters[size - 1] if size <= len(self.clusters) else 0
         return known or max(1, self.sms // size)
 

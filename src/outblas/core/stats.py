@@ -44,7 +44,8 @@ def flop_weighted(speedups: Sequence[float], flops: Sequence[float]) -> float:
         UsageError: no values, different lengths, or a value or weight that is not finite and positive.
     """
     if len(speedups) != len(flops):
-        raise UsageError(f"{len(speedups)} speedups and {len(flops)} weights", "equal lengths", "pass one weight each")
+        wrong = f"{len(speedups)} speedups and {len(flops)} weights were passed"
+        raise UsageError(wrong, "one weight per speedup", "pass lists of equal length")
     logs = _logs(speedups, "the FLOP-weighted mean")
     _logs(flops, "the weights of the FLOP-weighted mean")
     return math.exp(math.fsum(w * x for w, x in zip(flops, logs, strict=True)) / math.fsum(flops))
@@ -83,11 +84,8 @@ def bootstrap_median(
     """
     x = np.asarray(samples, dtype=np.float64)
     if x.ndim != 1 or x.size < MIN_ROUNDS or not np.isfinite(x).all():
-        raise UsageError(
-            f"a confidence interval of {x.size} samples of shape {x.shape}",
-            f"a flat list of {MIN_ROUNDS} or more finite samples",
-            "measure more rounds",
-        )
+        wrong = f"no confidence interval exists for {x.size} samples of shape {x.shape}"
+        raise UsageError(wrong, f"a flat list of {MIN_ROUNDS} or more finite samples", "measure more rounds")
     x = np.sort(x)
     below, above = _middles(x.size, resamples, seed)
     medians = (x[below] + x[above]) / 2
@@ -112,7 +110,8 @@ def bootstrap_geomean(values: Sequence[float]) -> tuple[float, float]:
     """
     logs = np.sort(_logs(values, "the geometric mean"))
     if logs.size < MIN_ROUNDS:
-        raise UsageError(f"an interval of {logs.size} values", f"{MIN_ROUNDS} or more values", "measure more problems")
+        wrong = f"no interval exists for {logs.size} values"
+        raise UsageError(wrong, f"{MIN_ROUNDS} or more values", "measure more problems")
     drawn = np.random.default_rng(0).integers(0, logs.size, (2000, logs.size))
     low, high = np.percentile(logs[drawn].mean(axis=1), (2.5, 97.5))
     return math.exp(low), math.exp(high)
@@ -135,11 +134,8 @@ def paired_speedup(
         UsageError: different lengths, fewer than 3 rounds, or a time that is not finite and positive.
     """
     if len(ours_us) != len(baseline_us):
-        raise UsageError(
-            f"{len(ours_us)} kernel rounds and {len(baseline_us)} baseline rounds",
-            "one sample of each per round",
-            "time both in every round",
-        )
+        wrong = f"{len(ours_us)} kernel samples and {len(baseline_us)} baseline samples were passed"
+        raise UsageError(wrong, "one pair of samples per round", "time both in every round")
     ours, base = _logs(ours_us, "a time"), _logs(baseline_us, "a time")
     ratios = [b - o for o, b in zip(ours, base, strict=True)]
     mid, low, high = bootstrap_median(ratios, confidence=confidence, seed=seed)
@@ -166,8 +162,8 @@ def unpaired_speedup(
         Efron & Tibshirani, An Introduction to the Bootstrap, section 13.3.
     """
     if not len(ours) or not len(baseline):
-        what = f"a speedup of {len(ours)} kernel samples over {len(baseline)} baseline samples"
-        raise UsageError(what, "at least one of each", "time both")
+        wrong = f"no speedup exists for {len(ours)} kernel and {len(baseline)} baseline samples"
+        raise UsageError(wrong, "at least one sample of each", "time both the kernel and the baseline")
     rng = np.random.default_rng(seed)
     x, y = np.asarray(ours), np.asarray(baseline)
     medians = [(np.median(rng.choice(y, y.size)), np.median(rng.choice(x, x.size))) for _ in range(resamples)]
@@ -195,8 +191,8 @@ def _logs(values: Sequence[float], what: str) -> list[float]:
         UsageError: no values, or one that is not finite and positive; ``what`` starts the message.
     """
     if len(values) == 0:
-        raise UsageError(f"{what} of no values", "at least one value", "measure at least one problem")
+        raise UsageError(f"{what} received no values", "at least one value", "measure at least one problem")
     for v in values:
         if not (math.isfinite(v) and v > 0):
-            raise UsageError(f"{what} of {v!r}", "finite positive values", "omit rows without a result")
+            raise UsageError(f"{what} received {v!r}", "finite positive values", "omit rows without a result")
     return [math.log(v) for v in values]

@@ -189,7 +189,7 @@ class Table:
         """
         parts = text.split(":")
         if len(parts) != 4:
-            raise UsageError(f"invalid table {text!r}", "SUITE:LAYOUT:DTYPE:ACC", "e.g. grid1000:TN:fp16:fp32")
+            raise UsageError(f"invalid table {text!r}", "SUITE:LAYOUT:DTYPE:ACC", "pass e.g. grid1000:TN:fp16:fp32")
         table = cls(parts[0].lower(), parts[1].upper(), parts[2].lower(), parts[3].lower())
         table.problems()
         return table

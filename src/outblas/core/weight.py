@@ -49,7 +49,7 @@ class Weight:
             ProblemError: the text does not parse, or the weight is invalid.
         """
         if not re.fullmatch(r"-?\d{1,18}[_x]-?\d{1,18}", nk.strip()):
-            raise ProblemError(f"invalid --linear {nk!r}", "two integers N_K", "e.g. --linear 4096_14336")
+            raise ProblemError(f"invalid --linear {nk!r}", "two integers N_K", "pass e.g. --linear 4096_14336")
         return cls.of(Problem.from_mnk(f"1_{nk.strip()}", layout, dtype, acc))
 
     @classmethod
@@ -60,7 +60,7 @@ class Weight:
             ProblemError: the text is no key, or the weight is invalid.
         """
         if key.count("_") != 4:
-            raise ProblemError(f"invalid weight {key!r}", "N_K_LAYOUT_DTYPE_ACC", "e.g. 4096_14336_TN_fp16_fp32")
+            raise ProblemError(f"invalid weight {key!r}", "N_K_LAYOUT_DTYPE_ACC", "pass e.g. 4096_14336_TN_fp16_fp32")
         return cls.of(Problem.from_key(f"1_{key}"))
 
     @property
@@ -96,7 +96,8 @@ class WeightRange:
 
     def __post_init__(self) -> None:
         if self.last < self.first:
-            raise UsageError(f"M from {self.first} to {self.last}", "an ascending positive range", "e.g. 1:8192")
+            wrong = f"the range of M is {self.first}:{self.last}"
+            raise UsageError(wrong, "positive integers in ascending order", "pass e.g. 1:8192")
         self.weight.problem(self.first)
         self.weight.problem(self.last)
 
@@ -134,5 +135,6 @@ def parse_range(text: str) -> tuple[int, int]:
     match = re.fullmatch(r"(\d{1,18})(?::(\d{1,18}))?", text.strip())
     first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
     if min(first, last) < 1:
-        raise UsageError(f"invalid --m {text!r}", "the smallest and largest M, positive integers", "e.g. --m 1:8192")
+        wrong = f"invalid --m {text!r}"
+        raise UsageError(wrong, "the smallest and largest M, as positive integers", "pass e.g. --m 1:8192")
     return first, last

@@ -49,7 +49,8 @@ def launch_code(pdl: bool | None, weights: bool | None) -> int | None:
         UsageError: ``weights`` is true and ``pdl`` is False.
     """
     if weights and pdl is not None and not pdl:
-        raise UsageError("weights=True with pdl=False", "pdl=True or unset", "omit pdl; constant weights imply it")
+        wrong = "weights=True conflicts with pdl=False"
+        raise UsageError(wrong, "pdl=True or no pdl", "omit pdl, which weights=True implies")
     if weights:
         return _WEIGHTS_CODE
     if pdl is None:

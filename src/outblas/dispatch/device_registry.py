@@ -93,7 +93,8 @@ def replace_library(library: Library | str | os.PathLike[str] | None, index: int
         named = "a library from the caller" if isinstance(library, Library) else os.fspath(library or "")
         chosen, used, own = loaded, (f"{named} ({loaded.size()})",), None
     if not chosen.is_empty and chosen.gpu != gpu.name:
-        raise UsageError(f"a library for {chosen.gpu} on {gpu.name}", "a library tuned on this GPU", "tune on this GPU")
+        wrong = f"the library is for GPU {chosen.gpu}, but this GPU is {gpu.name}"
+        raise UsageError(wrong, "a library tuned on this GPU", "run outblas tune on this GPU")
     absent = _absent(chosen, own)
     with lock:
         if loaded is not None:

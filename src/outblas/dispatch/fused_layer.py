@@ -57,10 +57,10 @@ def epilogue_of(
 
     if gated:
         if residual is not None:
-            raise UsageError("a residual with gated=True", "no residual", "add the residual to the result")
+            raise UsageError("a residual was passed with gated=True", "no residual", "add the residual to the result")
         if isinstance(w, torch.Tensor) and (w.dim() != 2 or w.shape[0] % 2):
             do = "interleave them with outblas.interleave_gate_up"
-            raise TensorError(f"w has shape {tuple(w.shape)}", "(2H, K), with interleaved gate and up rows", do)
+            raise TensorError(f"w has shape {tuple(w.shape)}", "shape (2H, K) with interleaved gate and up rows", do)
         activation = activation or "silu"
     if activation is not None and activation not in ACTIVATIONS[1:]:
         raise UsageError(f"unknown activation {activation!r}", " or ".join(ACTIVATIONS[1:]), "pass one of them or None")
@@ -108,15 +108,13 @@ def check_like_result(name: str, t: torch.Tensor, x: torch.Tensor, w: torch.Tens
     if not all(isinstance(o, torch.Tensor) and o.dim() for o in (x, w)):
         return
     if not isinstance(t, torch.Tensor):
-        raise TensorError(f"{name} is a {type(t).__name__}", "a tensor", "pass one with the result's shape and dtype")
+        wrong = f"{name} is a {type(t).__name__}"
+        raise TensorError(wrong, "a tensor", "pass a tensor with the result's shape and dtype")
     shape = (*x.shape[:-1], *((w.shape[0] // 2,) if gated else w.shape[:-1]))
     same = t.dtype == x.dtype or _autocasts(x.device.type)
     if tuple(t.shape) != shape or not same or t.device != x.device:
-        raise TensorError(
-            f"{name} is {tuple(t.shape)} of {t.dtype} on {t.device}",
-            f"{tuple(shape)} of {x.dtype} on {x.device}",
-            "expand or convert it first",
-        )
+        wrong = f"{name} has shape {tuple(t.shape)} and {t.dtype} on {t.device}"
+        raise TensorError(wrong, f"shape {tuple(shape)} and {x.dtype} on {x.device}", "expand or convert it first")
 
 
 def _autocasts(device_type: str) -> bool:
@@ -155,8 +153,8 @@ def plus_bias(y: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         size not in (1, wanted) for size, wanted in zip(reversed(bias.shape), reversed(rows.shape), strict=False)
     )
     if bias.dtype != y.dtype or widened:
-        wrong = f"bias is {tuple(bias.shape)} of {bias.dtype}"
-        raise TensorError(wrong, f"a tensor that expands to {tuple(y.shape)} of {y.dtype}", "expand or convert it")
+        wrong = f"bias has shape {tuple(bias.shape)} and {bias.dtype}"
+        raise TensorError(wrong, f"a tensor of {y.dtype} that expands to {tuple(y.shape)}", "expand or convert it")
     return (rows + bias).view(y.shape)
 
 

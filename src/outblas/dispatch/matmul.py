@@ -124,7 +124,7 @@ def _guaranteed_in_graph(
         return result
     if guarantee == "batch_invariant" or (a.device.type == device_registry.DEVICE_TYPE and is_half(a, b)):
         raise UsageError(
-            f"{guarantee}=True in a traced call that the graph cannot represent",
+            f"the graph cannot represent this traced call with {guarantee}=True",
             "one matmul of half-precision matrices on a CUDA GPU, without out, autocast or export",
             "exclude the call from the graph, e.g. with torch.compiler.disable",
         )
@@ -143,11 +143,8 @@ def _torch_matmul(
     """
     refused = _why_refused(a, b, out, process_guarantee() if option is None else option.guarantee)
     if refused:
-        raise UsageError(
-            refused,
-            "one matmul of plain fp16 or bf16 tensors on a CUDA GPU",
-            "use torch.matmul under outblas.enable(batch_invariant=True), which covers batches and autocast",
-        )
+        do = "use torch.matmul under outblas.enable(batch_invariant=True), which covers batches and autocast"
+        raise UsageError(refused, "one matmul of plain fp16 or bf16 tensors on a CUDA GPU", do)
     if option is None:
         return import_torch().matmul(a, b, out=out)
     with full_precision_reductions():
@@ -159,7 +156,7 @@ def _why_refused(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, gua
     if guarantee != "batch_invariant" or (process_guarantee() == guarantee and out is None):
         return ""
     reason = why_not_one_product(a, b, out)
-    return reason and f"batch_invariant for {reason}"
+    return reason and f"batch_invariant is not possible: {reason}"
 
 
 def mm(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:

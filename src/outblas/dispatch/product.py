@@ -111,11 +111,9 @@ def _moved(operand: Operand) -> Operand:
 
 def _refuse(a: torch.Tensor, b: torch.Tensor, reason: str) -> NoReturn:
     """Raise DeviceError for a half-precision product that no kernel can compute with ``batch_invariant``."""
-    raise DeviceError(
-        f"no kernel computes {tuple(a.shape)} by {tuple(b.shape)} with batch_invariant: {reason}",
-        "a kernel with the weight's summation order",
-        "run such a matmul once before capture, see outblas.explain, or omit batch_invariant",
-    )
+    wrong = f"no kernel multiplies {tuple(a.shape)} by {tuple(b.shape)} with batch_invariant: {reason}"
+    do = "run this matmul once before CUDA graph capture, see outblas.explain, or omit batch_invariant"
+    raise DeviceError(wrong, "a kernel with the weight's summation order", do)
 
 
 def run_product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None, option: CallOption) -> torch.Tensor | None:

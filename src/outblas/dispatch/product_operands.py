@@ -29,7 +29,7 @@ def import_torch() -> Any:
     try:
         import torch  # a statement, since dynamo traces no importlib.import_module
     except ImportError as error:
-        raise ToolchainMissing("torch is not installed", "torch built for CUDA", install_hint("gpu")) from error
+        raise ToolchainMissing("torch is not installed", "a torch build for CUDA", install_hint("gpu")) from error
     return torch
 
 
@@ -141,7 +141,7 @@ def check_overlap(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = N
         return
     for name, tensor in (("a", a), ("b", b)):
         if may_overlap(tensor, out):
-            raise TensorError(f"out shares memory with {name}", "separate memory", "allocate out separately")
+            raise TensorError(f"out shares memory with {name}", "separate memory", "allocate a separate tensor for out")
 
 
 def _watched() -> bool:

@@ -35,11 +35,8 @@ def export(target: Target, formats: Sequence[str], folder: Path, tell: Callable[
     wanted = list(dict.fromkeys(one for name in formats for one in (FORMATS if name == "all" else (name,))))
     odd = [name for name in wanted if name not in (*FORMATS, "hf")]
     if odd or not wanted:
-        raise UsageError(
-            f"unknown format {', '.join(map(repr, odd)) or 'none'}",
-            ", ".join((*FORMATS, "all", "hf")),
-            "pass one or more of them as --format",
-        )
+        wrong = f"unknown format {', '.join(map(repr, odd)) or 'none'}"
+        raise UsageError(wrong, ", ".join((*FORMATS, "all", "hf")), "pass one or more of them as --format")
     written: list[Path] = []
     for name in wanted:
         if name == "hf":

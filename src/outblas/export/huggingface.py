@@ -37,9 +37,8 @@ def write_folder(targets: Sequence[Target], name: str, folder: Path) -> list[Pat
     kinds = {(target.problem.layout, target.problem.dtype, target.problem.acc) for target in targets}
     if len(kinds) != 1:
         words = " and ".join("/".join(kind) for kind in sorted(kinds)) or "no kernel"
-        raise UsageError(
-            f"one folder for {words}", "kernels of one layout, dtype and accumulator", "export each separately"
-        )
+        wrong = f"one folder cannot hold {words}"
+        raise UsageError(wrong, "one layout, dtype and accumulator", "export each separately")
     ordered = sorted(targets, key=lambda target: (target.problem.m, target.problem.n, target.problem.k))
     kernels = _kernel_names(ordered)
     sources = {

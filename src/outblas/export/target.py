@@ -127,7 +127,8 @@ def find_target(problem: Problem, launch: Launch, library: Library) -> Target:
         )
     gpu = gpu_of_product(library.gpu)
     if gpu is None:
-        raise UsageError(f"a library for GPU {library.gpu!r}", "a GPU with a record", "run outblas calibrate there")
+        wrong = f"GPU {library.gpu!r} of the library has no record"
+        raise UsageError(wrong, "a GPU with a record", "run outblas calibrate on that GPU")
     return Target(problem, launch, row, choice, gpu, _provenance(library, problem))
 
 
@@ -140,11 +141,9 @@ def find_targets(problems: Iterable[Problem], launch: Launch, library: Library) 
     rows = [(problem, library.lookup(problem)) for problem in dict.fromkeys(problems)]
     found = [problem for problem, row in rows if row is not None and row.choice(launch) is not None]
     if not found:
-        raise UsageError(
-            f"none of the {len(rows)} problems has a kernel for --launch {launch} in the {library.gpu} library",
-            "a problem with a kernel",
-            "tune them on a GPU and pass the run's library.json as --library",
-        )
+        wrong = f"none of the {len(rows)} problems has a kernel for --launch {launch} in the {library.gpu} library"
+        do = "tune them on a GPU and pass the run's library.json as --library"
+        raise UsageError(wrong, "at least one problem with a kernel", do)
     return [find_target(problem, launch, library) for problem in found]
 
 

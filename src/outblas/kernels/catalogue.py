@@ -48,7 +48,8 @@ def catalogue(name: str) -> tuple[KernelConfig, ...]:
         data = json.loads(path.read_text())
     except FileNotFoundError:
         known = [name for name in packaged_records() if has_data(name, "catalogues", ".json")]
-        raise UsageError(f"unknown catalog {name!r}", " or ".join((*known, *_GENERATED)), "use one of them") from None
+        wrong = f"unknown catalogue {name!r}"
+        raise UsageError(wrong, " or ".join((*known, *_GENERATED)), "pass one of them") from None
     return tuple(config_from_name(text) for text in data["candidates"] if text.partition(":")[0] in FAMILIES)
 
 

@@ -78,9 +78,8 @@ def template_from_json(data: dict[str, Any]) -> KernelConfig:
     later = {name for name, knob in known.items() if knob.later}
     odd = sorted((set(knobs) ^ set(known)) - (later - set(knobs)))
     if odd:
-        raise ConfigError(
-            f"{family}: knobs {odd} missing or unknown", f"exactly {sorted(known)}", "give every knob by name"
-        )
+        wrong = f"{family}: knobs {odd} are missing or unknown"
+        raise ConfigError(wrong, f"exactly {sorted(known)}", "list every knob")
     for key, value in knobs.items():
         knob = known[key]
         want = {"bool": bool, "int": int, "word": str}[knob.kind]

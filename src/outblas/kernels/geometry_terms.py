@@ -133,7 +133,7 @@ def divisor_up_to(value: int, limit: int) -> int:
         UsageError: one of them is below 1.
     """
     if min(value, limit) < 1:
-        raise UsageError(f"a divisor of {value} up to {limit}", "two positive integers", "pass larger values")
+        raise UsageError(f"{value} has no divisor up to {limit}", "two positive integers", "pass larger values")
     return next(d for d in range(min(value, limit), 0, -1) if value % d == 0)
 
 

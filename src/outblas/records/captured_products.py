@@ -157,7 +157,7 @@ class CapturedProducts:
             reason = error.strerror if isinstance(error, OSError) else f"truncated or damaged: {error}"
             raise RecordError(f"{wrong} ({reason})", "a complete JSON file", do) from error
         if not isinstance(data, dict) or data.get("kind") != "captured" or data.get("format") != FORMAT:
-            raise RecordError(f"{wrong} (another kind or format)", f"captured problems of format {FORMAT}", do)
+            raise RecordError(f"{wrong} (it has another kind or format)", f"captured problems of format {FORMAT}", do)
         try:
             return cls(*_parse(data))
         except (OutblasError, ValueError, TypeError) as error:

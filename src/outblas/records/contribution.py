@@ -219,4 +219,4 @@ def _json(path: Path, name: str, data: bytes) -> dict[str, Any]:
 
 
 def _refused(path: Path, wrong: str) -> RecordError:
-    return RecordError(f"contribution {path} {wrong}", "a file from `outblas contribute`", "create it again")
+    return RecordError(f"contribution {path} {wrong}", "a file from `outblas contribute`", "create the file again")

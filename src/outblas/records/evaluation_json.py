@@ -67,12 +67,12 @@ def _figures(data: dict[str, Any]) -> dict[str, float]:
     """Return name -> number with cleaned names. Raises TypeError if a value is no number."""
     odd = [name for name, value in data.items() if isinstance(value, bool) or not isinstance(value, (int, float))]
     if odd:
-        raise TypeError(f"a number of type {type(data[odd[0]]).__name__}")
+        raise TypeError(f"{odd[0]} is of type {type(data[odd[0]]).__name__}, not a number")
     return {_words(name): value for name, value in data.items()}
 
 
 def _words(found: object) -> str:
     """Return a cleaned text of at most LOG_BYTES characters. Raises TypeError if the value is no string."""
     if not isinstance(found, str):
-        raise TypeError(f"a text of type {type(found).__name__}")
+        raise TypeError(f"a text field is of type {type(found).__name__}")
     return clean_text(found, LOG_BYTES)

@@ -200,9 +200,8 @@ class Library:
             text = read_plain_file(Path(path)).decode()
         except (OSError, UnicodeDecodeError) as error:
             reason = (error.strerror or error) if isinstance(error, OSError) else "not UTF-8 text"
-            raise RecordError(
-                f"library {path} cannot be read ({reason})", "a library file", "create one with: outblas tune"
-            ) from error
+            wrong = f"library {path} cannot be read ({reason})"
+            raise RecordError(wrong, "a library file", "create a library with: outblas tune") from error
         return parse_library(text, str(path))
 
     @classmethod
@@ -220,11 +219,8 @@ class Library:
             return parse_library(file.read_text(encoding="utf-8"), str(file))
         if missing_ok:
             return cls(gpu, ())
-        raise RecordError(
-            f"no packaged library for GPU {gpu!r}",
-            "a GPU that this release has a library for",
-            "create one with: outblas tune",
-        )
+        wrong = f"no packaged library for GPU {gpu!r}"
+        raise RecordError(wrong, "a GPU with a packaged library", "create a library with: outblas tune")
 
 
 @lru_cache(maxsize=4)

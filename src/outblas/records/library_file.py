@@ -91,12 +91,12 @@ def parse_content(text: str, where: str) -> LibraryContent:
     try:
         import pydantic
     except ImportError as error:
-        raise ToolchainMissing("pydantic is not installed", "pydantic", "pip install pydantic") from error
+        raise ToolchainMissing("pydantic is not installed", "the package pydantic", "pip install pydantic") from error
     wrong = f"library {where} cannot be used"
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise RecordError(wrong, "a complete JSON file", f"it is damaged ({error}); create it again") from error
+        raise RecordError(wrong, "a complete JSON file", f"the file is damaged ({error}); create it again") from error
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         found = data.get("format") if isinstance(data, dict) else None
         raise RecordError(
@@ -129,7 +129,7 @@ def _interval_from_file(one: Any, configs: dict[str, KernelConfig]) -> LibraryIn
     weight.problem(one.last)
     if found.has_kernel and not {found.first, found.last} <= set(found.measured):
         wrong = f"the kernels of {found.words} for {weight.key} were not measured at both ends"
-        raise RecordError(wrong, "both ends in the field measured", "tune again")
+        raise RecordError(wrong, "both ends of the interval in the field measured", "tune again")
     return found
 
 
@@ -149,7 +149,8 @@ def _row_from_file(problem: Problem, row: Any, configs: dict[str, KernelConfig])
             return None
         figures = [getattr(row, f"{figure}{suffix}") for figure in ("speedup", "low", "high")]
         if None in figures:
-            raise RecordError(f"{problem.key} has a kernel without results", "speedup, low and high", "tune again")
+            wrong = f"{problem.key} has a kernel without results"
+            raise RecordError(wrong, "the fields speedup, low and high", "tune again")
         return LibraryChoice(config_of(name), *figures)
 
     def second(found: Any) -> SecondWinner | None:

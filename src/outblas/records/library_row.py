@@ -122,18 +122,14 @@ class LibraryRow:
     def __post_init__(self) -> None:
         for second in filter(None, (self.cold, self.single)):
             if second.config is not None and launch_of(second.config) != "plain":
-                raise ConfigError(
-                    f"{self.problem.key} has the PDL kernel {config_name(second.config)} for another workload",
-                    "a kernel without PDL, because plain calls use it",
-                    "remove it from the row",
-                )
+                wrong = f"{self.problem.key} has the PDL kernel {config_name(second.config)} as a second winner"
+                do = "remove the kernel from the row"
+                raise ConfigError(wrong, "a kernel without PDL, because plain calls use second winners", do)
         for choice in (self.plain, self.pdl, self.nearest):
             if choice is not None and choice.config.early:
-                raise ConfigError(
-                    f"{self.problem.key} has {config_name(choice.config)} for operands that may still change",
-                    "a kernel without early loads of B",
-                    "use it for constant weights only",
-                )
+                wrong = f"{self.problem.key} has {config_name(choice.config)} for operands that may change"
+                do = "use this kernel for constant weights only"
+                raise ConfigError(wrong, "a kernel that does not load B early", do)
 
     @property
     def is_open(self) -> bool:
@@ -265,12 +261,11 @@ class LibraryInterval:
     def __post_init__(self) -> None:
         where = f"interval M {self.first}..{self.last} of {self.weight.key}"
         if self.last < self.first:
-            raise ConfigError(where, "an ascending range of M", "tune again")
+            raise ConfigError(f"{where} ends before it begins", "an ascending range of M", "tune again")
         rising = all(a < b for a, b in pairwise(self.measured))
         if not rising or not all(self.first <= m <= self.last for m in self.measured):
-            raise ConfigError(
-                f"{where} was measured at M = {list(self.measured)}", "ascending M inside it", "tune again"
-            )
+            wrong = f"{where} was measured at M = {list(self.measured)}"
+            raise ConfigError(wrong, "ascending M inside the interval", "tune again")
 
     @property
     def weight(self) -> Weight:

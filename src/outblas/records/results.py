@@ -149,11 +149,8 @@ def read_result(path: str | os.PathLike[str]) -> Result:
     path = Path(path)
     meta = read_meta(path)
     if meta.get("kind") != TABLE_KIND:
-        raise RecordError(
-            f"{path} has kind {meta.get('kind')!r}",
-            f"a result file of kind {TABLE_KIND!r}",
-            "pass a file from `outblas bench`",
-        )
+        wrong = f"{path} has kind {meta.get('kind')!r}"
+        raise RecordError(wrong, f"a result file of kind {TABLE_KIND!r}", "pass a file from `outblas bench`")
     _check_meta(meta, str(path))
     rows = _read_rows(path)
     _check_rows(rows, str(path))
@@ -180,11 +177,8 @@ def write_result(rows: Sequence[Mapping[str, Any]], meta: Mapping[str, Any], pat
         ]
         odd = [c for c in row if c not in COLUMNS]
         if absent or odd:
-            raise RecordError(
-                f"a row for {path} lacks {absent} and has unknown {odd}",
-                "exactly the columns of a bench result",
-                "correct the row",
-            )
+            wrong = f"a row for {path} lacks the columns {absent} and has the unknown columns {odd}"
+            raise RecordError(wrong, "exactly the columns of a bench result", "correct the row")
     dense = [{c: row.get(c, COLUMN_DEFAULTS.get(c)) for c in COLUMNS} for row in rows]
     _check_rows(dense, f"result for {path}")
     schema = _schema().with_metadata({b"outblas": json.dumps(full, sort_keys=True).encode()})
@@ -232,7 +226,7 @@ def read_meta(path: Path) -> dict[str, Any]:
     except (pa.ArrowException, OSError, ValueError) as error:
         raise RecordError(f"{path} cannot be read: {_first_line(error)}", "a complete Parquet file", _AGAIN) from error
     if text is None:
-        raise RecordError(f"{path} has no outblas metadata", "a Parquet file from `outblas bench`", "pass another file")
+        raise RecordError(f"{path} has no outblas metadata", "a Parquet file from `outblas bench`", "correct the path")
     try:
         meta = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -258,7 +252,7 @@ def _read_rows(path: Path) -> list[Row]:
         table = read_whole(path, checksums=True)
         absent = [c for c in COLUMNS if c not in table.column_names]
     except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: column names that are not UTF-8
-        raise RecordError(f"{path} cannot be read: {_first_line(error)}", "an undamaged file", _AGAIN) from error
+        raise RecordError(f"{path} cannot be read: {_first_line(error)}", "an intact file", _AGAIN) from error
     if absent:
         raise RecordError(f"{path} lacks columns {', '.join(absent)}", "every column of a bench result", _AGAIN)
     try:
@@ -266,7 +260,7 @@ def _read_rows(path: Path) -> list[Row]:
         return list(known.to_pylist())
     except (pa.ArrowException, ValueError) as error:
         wrong = f"{path} has a column of the wrong type: {_first_line(error)}"
-        raise RecordError(wrong, "the bench schema", _AGAIN) from error
+        raise RecordError(wrong, "the column types of a bench result", _AGAIN) from error
 
 
 def _schema() -> pa.Schema:
@@ -301,13 +295,14 @@ def _check_rows(rows: Iterable[Row], what: str) -> None:
         try:
             key = (problem_of(row), row["mode"], row["pdl"], row["early"])
         except (OutblasError, TypeError) as error:
-            raise RecordError(f"{what}, row {index}: {_first_line(error)}", "a valid problem", _AGAIN) from error
+            where = f"{what}, row {index}: {_first_line(error)}"
+            raise RecordError(where, "a valid problem in each row", _AGAIN) from error
         wrong = "a second row of the same problem, mode and launch option" if key in seen else _contradiction(row)
         if wrong:
             raise RecordError(f"{what}, row {index} ({key[0].key}): {wrong}", "consistent rows", _AGAIN)
         seen.add(key)
     if not seen:
-        raise RecordError(f"{what} has no rows", "at least one row", _AGAIN)
+        raise RecordError(f"{what} has no rows", "one or more rows", _AGAIN)
 
 
 def _contradiction(row: Row) -> str | None:
@@ -376,18 +371,17 @@ def median_rows(benches: Sequence[Sequence[Row]]) -> list[Row]:
             row counts as 1 there, so a median of the other starts would hide the failure.
     """
     if len(benches) % 2 == 0:
-        raise UsageError(f"{len(benches)} benches", "an odd number, so that each row has a median", "add or remove one")
+        raise UsageError(f"{len(benches)} benches have no median", "an odd number of benches", "add or remove one")
     by_key = [{tuple(row[c] for c in _KEY): row for row in rows} for rows in benches]
     if any(known.keys() != by_key[0].keys() for known in by_key):
-        raise UsageError("the benches differ in problems or launch options", "the same in each", "bench the same table")
+        wrong = "the benches have different problems or launch options"
+        raise UsageError(wrong, "the same ones in each bench", "bench the same table each time")
     for number, rows in enumerate(benches, 1):
         for row in rows:
             if row["status"] not in (Status.PASSED.value, Status.LEFT_OUT.value):
-                raise UsageError(
-                    f"a kernel of {problem_of(row).key} failed in bench {number} ({row['status']})",
-                    "kernels that pass in every bench",
-                    "repeat that bench if the machine failed, else tune the problem again",
-                )
+                wrong = f"a kernel of {problem_of(row).key} failed in bench {number} ({row['status']})"
+                do = "repeat that bench if the machine failed, else tune the problem again"
+                raise UsageError(wrong, "kernels that pass in every bench", do)
     found = []
     for key in by_key[0]:
         rows = [known[key] for known in by_key]

@@ -153,10 +153,11 @@ class Store(AbstractContextManager["Store"]):
         for (problem, config), values in counters.items():
             name = config_name(config)
             if (problem.key, name) not in known:
-                raise UsageError(f"counters of {name} on {problem.key}", f"a pair in run {run_id}", "measure it first")
+                wrong = f"run {run_id} has not measured {name} on {problem.key}"
+                raise UsageError(wrong, "a measured kernel", "measure it before you add counters")
             odd = [key for key, value in values.items() if not _is_figure(value)]
             if odd:
-                raise UsageError(f"counter {odd[0]} is {values[odd[0]]!r}", "a finite number", "omit it")
+                raise UsageError(f"counter {odd[0]} is {values[odd[0]]!r}", "a finite number", "omit this counter")
             rows.append((run_id, problem.key, name, _dump(dict(values)), _dump(about)))
         with self._guard("written"), transaction(self._db):
             self._db.execute(_COUNTERS)
@@ -295,11 +296,9 @@ class Store(AbstractContextManager["Store"]):
         try:
             yield
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError, OutblasError) as error:
-            raise RecordError(
-                f"store {self.path} contains {what} that cannot be read ({error})",
-                f"content of schema version {VERSION}",
-                "the file was edited or damaged; restore a copy or start a new store",
-            ) from error
+            wrong = f"store {self.path} contains {what} that cannot be read ({error})"
+            do = "the file was edited or damaged; restore a copy or start a new store"
+            raise RecordError(wrong, f"content of schema version {VERSION}", do) from error
 
     def _is_new(self) -> bool:
         try:
@@ -410,11 +409,8 @@ def check_store(path: Path) -> None:
     if header[:16] != _MAGIC or _u32(header, 68) != APPLICATION_ID:
         raise store_refused(path, "is not a store")
     if _u32(header, 60) != VERSION:
-        raise RecordError(
-            f"store {path} has version {_u32(header, 60)}",
-            f"version {VERSION}",
-            "open it with the release that wrote it, or pass another path",
-        )
+        wrong = f"store {path} has version {_u32(header, 60)}"
+        raise RecordError(wrong, f"version {VERSION}", "open it with the release that wrote it, or pass another path")
     page = int.from_bytes(header[16:18], "big")
     whole = _u32(header, 28) * (65536 if page == 1 else page)
     if logged:
@@ -449,22 +445,18 @@ def store_failure(path: Path, what: str, error: Exception) -> RecordError:
         return store_refused(path, "is damaged")
     if "locked" in text:
         return RecordError(
-            f"store {path} is in use by another process", "one process per store", "wait for it, or pass another path"
+            f"store {path} is in use by another process",
+            "one process per store",
+            "wait until it ends, or pass another path",
         )
-    return RecordError(
-        f"store {path} could not be {what} ({text})",
-        "a writable file and free disk space",
-        "free some space or pass another path, then run again; earlier records are intact",
-    )
+    do = "free some space or pass another path, then run again; earlier records are intact"
+    return RecordError(f"store {path} could not be {what} ({text})", "a writable file and free disk space", do)
 
 
 def store_refused(path: Path, kind: str) -> RecordError:
     """Return the RecordError for a file that is no usable store; ``kind`` says why, e.g. "is empty"."""
-    return RecordError(
-        f"store {path} {kind}",
-        f"an OutBLAS store of version {VERSION}",
-        "restore a copy or pass another path; the file was not changed",
-    )
+    wrong, do = f"store {path} {kind}", "restore a copy or pass another path; the file was not changed"
+    return RecordError(wrong, f"an OutBLAS store of version {VERSION}", do)
 
 
 def _u32(header: bytes, offset: int) -> int:

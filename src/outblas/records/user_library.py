@@ -136,11 +136,8 @@ def install(
     tuned = (*library.rows, *(one.row for one in (*library.intervals, *library.gates)))
     replayed = [row for row in tuned if row.source.startswith("replay:")]
     if replayed or str(library.provenance.get("source", "")).startswith("replay:"):
-        raise UsageError(
-            "a library tuned on a recording cannot be installed",
-            "results measured on this machine",
-            "tune with --device cuda:0, or load the run's library.json explicitly with outblas.use_library",
-        )
+        do = "tune with --device cuda:0, or load the run's library.json explicitly with outblas.use_library"
+        raise UsageError("a library tuned on a recording cannot be installed", "results measured on this machine", do)
     path = _installable(library.gpu) if path is None else path
     mark = stamp_of(provenance)
     with lock_for_update(path, _DO):
@@ -174,8 +171,8 @@ def check_installable(gpu: str) -> None:
 def _installable(gpu: str) -> Path:
     path = user_library_path(gpu)
     if path is None:
-        wrong = f"{LIBRARY_VARIABLE} is empty: no user library"
-        raise UsageError(wrong, "a path to install to", f"unset {LIBRARY_VARIABLE}")
+        wrong = f"{LIBRARY_VARIABLE} is empty, which disables the user library"
+        raise UsageError(wrong, "a path for the library", f"unset {LIBRARY_VARIABLE}")
     return path
 
 
@@ -229,7 +226,7 @@ def load(gpu: str, index: int) -> tuple[Library, Path] | None:
         library = Library.load(path)
         mark = library.provenance.get("stamp")
         if library.gpu != gpu:
-            wrong = f"it is for {library.gpu}, this GPU is {gpu}"
+            wrong = f"it is for GPU {library.gpu}, but this GPU is {gpu}"
         elif not isinstance(mark, dict):
             wrong = "it was not installed by outblas tune (no stamp)"
         else:
@@ -240,7 +237,7 @@ def load(gpu: str, index: int) -> tuple[Library, Path] | None:
         return library, path
     text = (
         f"outblas ignores the user library {path}: {wrong}. "
-        f"Tune again (outblas tune --captured FILE), remove the file, or set {LIBRARY_VARIABLE}= to go without it"
+        f"Tune again (outblas tune --captured FILE), remove the file, or set {LIBRARY_VARIABLE}= to use no user library"
     )
     if text not in _warned:
         _warned.add(text)
@@ -310,11 +307,8 @@ class EqualKernels:
                 raise ValueError(f"format {data['format']!r}")
             return cls(_from_json(data), tuple(map(_from_json, data["equal"])))
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise RecordError(
-                f"the table of equivalent kernels {path} cannot be read ({error})",
-                f"a file of format {FORMAT}",
-                "reinstall the package",
-            ) from error
+            wrong = f"the table of equivalent kernels {path} cannot be read ({error})"
+            raise RecordError(wrong, f"a file of format {FORMAT}", "reinstall outblas") from error
 
     def save(self, path: str | os.PathLike[str] = TABLE_PATH) -> None:
         """Write the table as JSON; by default in place of the package's own.

@@ -266,7 +266,7 @@ class Sandbox(contextlib.AbstractContextManager["Sandbox"]):
                     self._end(kill=True)
                     if self._codec is not None:  # by what was run there, for all that we know
                         return current, WorkerLoss(Status.EXITED, f"the worker failed: {rest[0]}")
-                    raise DeviceError(f"the evaluator failed: {rest[0]}", "no evaluator error", "report this bug")
+                    raise DeviceError(f"the evaluator failed: {rest[0]}", "an evaluation result", "report this bug")
                 elif kind == "end":
                     self._present = rest[0] if rest else PhaseTotals()
                     if not left:
@@ -332,9 +332,7 @@ class Sandbox(contextlib.AbstractContextManager["Sandbox"]):
         except (EOFError, OSError):
             reason = f"it ended with exit code {child.exit_code()}"
         self._end(kill=True, count=False)
-        raise DeviceError(
-            f"the evaluation worker cannot start: {reason}", "a working GPU process", "run outblas doctor"
-        )
+        raise DeviceError(f"the evaluation worker cannot start: {reason}", "access to the GPU", "run outblas doctor")
 
     def _end(self, kill: bool, count: bool = True) -> None:
         child, self._child = self._child, None

@@ -167,4 +167,4 @@ def test_fitting_script_reads_a_recording(tmp_path: Path) -> None:
 def test_fitting_script_wants_a_source(tmp_path: Path) -> None:
     done = subprocess.run(FIT_MODEL, capture_output=True, text=True)
     assert done.returncode == 2
-    assert "give --store, --recording or both" in done.stderr
+    assert "pass --recording, --store or both" in done.stderr

@@ -48,7 +48,7 @@ def check_agent_file(path: Path) -> str:
         compile(text, str(path), "exec")
     except OSError as error:
         wrong = f"agent file {path} cannot be read ({error.strerror or error})"
-        raise UsageError(wrong, "a Python file", "correct the path") from error
+        raise UsageError(wrong, "a readable Python file", "correct the path") from error
     except (SyntaxError, ValueError) as error:
         line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         raise UsageError(f"agent file {path}{line}: {error}", "valid Python", "fix the file") from error
@@ -118,7 +118,7 @@ class FileAgent(Agent):
             lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == here]
             where = f", line {lines[-1]}" if lines else ""
             said = " ".join(clean_text(f"{type(error).__name__}: {error}", MOST_WORDS).split()).rstrip(":")
-            raise self._wrong(f"{what} raised {said}{where}", "an agent without errors") from error
+            raise self._wrong(f"{what} raised {said}{where}", "an agent that raises no errors") from error
 
     def _wrong(self, wrong: str, expected: str) -> UsageError:
         do = "correct the file; finished scores are kept"
@@ -137,7 +137,9 @@ class FileAgent(Agent):
             if not name.startswith("_")
         ]
         if len(found) != 1:
-            raise self._wrong(f"it defines {len(found)} public agents", f"one class that derives from {_BASE}")
+            raise self._wrong(
+                f"it defines {len(found)} public agent classes", f"one public class that derives from {_BASE}"
+            )
         return found[0](self.seed, self.gpu)
 
 

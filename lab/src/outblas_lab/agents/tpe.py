@@ -47,7 +47,7 @@ class Tpe(Agent):
         try:
             import optuna
         except ImportError as error:
-            raise ToolchainMissing("Optuna is not installed", "the optuna package", install_hint("rl")) from error
+            raise ToolchainMissing("Optuna is not installed", "the package optuna", install_hint("rl")) from error
         optuna.logging.set_verbosity(optuna.logging.ERROR)  # a line per trial otherwise
         rng = self.rng(problem, history)
         left = unexplored(candidates, history)

@@ -23,23 +23,23 @@ def bench(
     mode: Annotated[
         str,
         typer.Option(
-            help="Mode: offline, offline_cold (L2 evicted before every call), block (each kernel alone at its settled "
-            "clock; problems of at least 1e11 FLOP) or server."
+            help="Timing mode: offline, offline_cold (L2 evicted before every call), block (each kernel alone at its "
+            "settled clock; problems of at least 1e11 FLOP) or server."
         ),
     ] = "offline",
     target_qps: common.QpsOption = None,
     sample: common.SampleOption = None,
     seed: common.SampleSeedOption = 0,
     library: common.LibraryOption = None,
-    rounds: Annotated[int, typer.Option(help="Interleaved rounds per problem, at least 7.")] = 9,
-    gpus: Annotated[str, typer.Option(help="Comma-separated CUDA indices of the GPUs.")] = "0",
+    rounds: Annotated[int, typer.Option(help="Number of interleaved rounds per problem, at least 7.")] = 9,
+    gpus: Annotated[str, typer.Option(help="Comma-separated CUDA indices of the GPUs to use.")] = "0",
     out_file: Annotated[
         Path | None, typer.Option("--out", help="Result file (default: ./results/SUITE_LAYOUT_....parquet).")
     ] = None,
     resume: Annotated[
         bool,
         typer.Option(
-            help="Resume an interrupted run with the same settings; refuse to replace a result of other problems."
+            help="Resume an interrupted run with the same settings, and never replace results of other problems."
         ),
     ] = True,
 ) -> None:
@@ -50,12 +50,13 @@ def bench(
         problems = _large(problems)
     common.at_least("--rounds", rounds, 7)
     if library is not None and not library.is_file():
-        raise UsageError(f"no library file {library}", "what `outblas tune` wrote", "correct --library or leave it out")
+        wrong = f"--library {library} is not a file"
+        raise UsageError(wrong, "a library from `outblas tune`", "correct --library or omit it")
     part = () if sample is None else (f"sample{sample}",)
     name = "_".join((suite, layout.lower(), dtype.lower(), acc.lower(), mode, *part))
     path = out_file or Path("results") / f"{name}.parquet"
     if path.is_dir():
-        raise UsageError(f"--out {path} is a folder", "a result file", "name a file in it")
+        raise UsageError(f"--out {path} is a folder", "the path of a file", "pass a file in that folder")
     if resume and path.exists():
         _check_replaced(path, problems, mode)
     indices = require_gpus(common.integers("--gpus", gpus))
@@ -85,22 +86,20 @@ def _large(problems: Sequence[Problem]) -> list[Problem]:
 
     if found := block_problems(problems):
         return found
-    raise UsageError(
-        f"none of {len(problems)} problems has {BLOCK_FLOP:.0e} FLOP",
-        "large products: smaller ones do not reach the power limit",
-        "choose --mode offline, or a suite with larger problems",
-    )
+    wrong = f"none of the {len(problems)} problems has {BLOCK_FLOP:.0e} FLOP or more"
+    do = "pass --mode offline, or a suite with larger problems"
+    raise UsageError(wrong, "problems large enough to reach the power limit", do)
 
 
 def _check_replaced(path: Path, problems: Sequence[Problem], mode: str) -> None:
     """Raise unless ``path`` is a bench of the same problems in the same mode, which a new one may replace."""
     from outblas.records.results import read_result
 
-    do = "choose another --out, or pass --no-resume to replace it"
+    do = "pass another --out, or pass --no-resume to replace the file"
     try:
         rows = read_result(path).rows
     except RecordError as error:
-        wrong = f"{path} is there and no bench can be read from it"
+        wrong = f"{path} exists, but no bench can be read from it"
         raise UsageError(wrong, "a new file, or a bench of the same problems", do) from error
     was = {Problem.from_json(row) for row in rows}
     if rows[0]["mode"] != mode or was != set(problems):

@@ -24,7 +24,8 @@ CheckOption = Annotated[
 GpusOption = Annotated[
     str,
     typer.Option(
-        help="Comma-separated CUDA indices of the GPUs. All run trials and benches; only the first runs searches."
+        help="Comma-separated CUDA indices of the GPUs to use. All of them run trials and benches; only the first "
+        "runs searches."
     ),
 ]
 TablesOption = Annotated[
@@ -44,14 +45,14 @@ ModesOption = Annotated[
 ExtraOption = Annotated[
     str | None,
     typer.Option(
-        help="Tables to bench in all modes, not only offline, and to give second winners (default: the first table)."
+        help="Tables to bench in all modes instead of only offline, and to give second winners (default: the first)."
     ),
 ]
 StartsOption = Annotated[
     str | None,
     typer.Option(
-        help="Machine starts to run now in steps trial, judge and judge_cold: any of 1 to 9 and block (default: "
-        "1,2,3,block). Starts 4 to 9 apply only to trial; judge_cold has only 1 to 3."
+        help="Machine starts to run now in steps trial, judge and judge_cold: numbers from 1 to 9, or block (default: "
+        "1,2,3,block). Starts 4 to 9 apply only to trial; judge_cold has only starts 1 to 3."
     ),
 ]
 RecordedOption = Annotated[str | None, typer.Option(help="Tables that step record measures (default: the first).")]
@@ -70,7 +71,7 @@ AdoptOption = Annotated[
     Path | None,
     typer.Option(
         metavar="DIR",
-        help="Build directory of another GPU: missing tables start with its finalists instead of a search. Steps trial "
+        help="Build directory of another GPU. Missing tables start with its finalists instead of a search. Steps trial "
         "and choose then select among them.",
     ),
 ]
@@ -82,13 +83,13 @@ Each step runs in a separate process for every table. STEM is the table in lower
 
 \b
 record   measures the catalogue                                            -> WORK/recording/
-tune     searches problems without a library row                            -> WORK/library.json
+tune     searches the problems without a library row                        -> WORK/library.json
 borrow   tries winners of nearby shapes; keeps the faster kernel
 refine   tries neighbors of the best candidates; keeps the faster kernel
 trial    times the fastest kernels of every row, in one machine start -> WORK/STEM_trial_START.jsonl
 choose   chooses the kernels of each row from the pooled rounds of all trials
 trial_workloads times the plain kernels with cold caches (mode offline_cold) and as single requests (mode server)
-choose_workloads adds a second winner to a row if it beats the plain kernel there by significantly over 2%
+choose_workloads adds a second winner to a row if it beats the plain kernel there by significantly more than 2%
 judge    times the library against all baselines, in one start       -> WORK/STEM_judge_START.parquet
 merge    publishes the median of three judge starts for each row     -> WORK/STEM_offline.parquet
 bench    times the library in the other modes, in one start          -> WORK/STEM_MODE.parquet
@@ -96,7 +97,7 @@ bench    times the library in the other modes, in one start          -> WORK/STE
 These steps run only if --steps names them:
 
 \b
-intervals searches the weights of a suite for every M, e.g. --tables engine:TN:bf16:fp32 -> WORK/STEM_intervals/
+intervals searches kernels for every M of a suite's weights, e.g. --tables engine:TN:bf16:fp32 -> WORK/STEM_intervals/
 prove_intervals proves intervals of another library (--begin-with) with the current kernel sources
 gates    searches kernels with SiLU for suite engine's gate/up weights, after intervals -> WORK/STEM_gates/
 again    repeats the search for rows that fall back or barely win; run trial next
@@ -140,7 +141,7 @@ def build_library(
         check_contribution(check)
         return
     if work is None:
-        raise UsageError("no --work", "a directory of everything that is made", "e.g. --work build/library")
+        raise UsageError("--work is missing", "the build directory", "pass e.g. --work build/library")
     from outblas_lab.build.build_run import DEFAULT_STEPS, STEPS, build, jobs, parse_names
     from outblas_lab.build.build_work import TABLES, BuildFolder
     from outblas_lab.build.finalist_trials import ALL_STARTS, DEFAULT_STARTS
@@ -180,7 +181,7 @@ def _run_alone(work: BuildFolder, job: str) -> None:
     modes = {"bench": MODES, "trial_workloads": tuple(MODE_OF_WORKLOAD.values())}
     third = (modes | STARTS_OF_STEP).get(step, ())
     if step not in STEPS or len(rest) != 1 + bool(third) or (third and rest[1] not in third):
-        raise UsageError(f"--job {job!r}", "a step, a table and, of some, a mode or a start", "leave it out")
+        raise UsageError(f"--job {job!r} is invalid", "STEP TABLE, or STEP TABLE MODE_OR_START", "omit --job")
     work.path.mkdir(parents=True, exist_ok=True)
     try:
         with one_interrupt():

@@ -16,44 +16,55 @@ from outblas.core.errors import UsageError
 if TYPE_CHECKING:
     from outblas_lab.compare.compare_result import Comparison, Figure
 
+BudgetsOption = Annotated[
+    str,
+    typer.Option(
+        help="Comma-separated numbers of measurements after which to compare the choices. 0: the first proposal; "
+        "1: the same, unless it fails."
+    ),
+]
+SplitsOption = Annotated[
+    str,
+    typer.Option(
+        help="Comma-separated splits: shapes (M, N, K), families (N, K), layout (all but TN), or an extent such as "
+        "k=64."
+    ),
+]
+
 
 def compare(
     agents: Annotated[str, typer.Option(help="Comma-separated agents; see `outblas list agents`.")] = (
         "random,heuristic,evolution"
     ),
-    budgets: Annotated[
-        str,
-        typer.Option(
-            help="Measurement counts at which to compare choices. 0: first proposal; 1: the same, unless it fails."
-        ),
-    ] = "0,1,2,4,8,16,32",
+    budgets: BudgetsOption = "0,1,2,4,8,16,32",
     seeds: Annotated[int, typer.Option(help="Number of seeds for each stochastic agent.")] = 5,
-    held_out: Annotated[float, typer.Option(help="Fraction of shapes or families to hold out, 0 to 1.")] = 0.2,
-    splits: Annotated[
-        str,
-        typer.Option(
-            help="Comma-separated splits: shapes (M, N, K), families (N, K), layout (all but TN), or an extent (k=64)."
-        ),
-    ] = "shapes,families",
-    split_seed: Annotated[int, typer.Option(help="Random seed of the splits and of --sample.")] = 0,
+    held_out: Annotated[float, typer.Option(help="Fraction of shapes or families to hold out, between 0 and 1.")] = 0.2,
+    splits: SplitsOption = "shapes,families",
+    split_seed: Annotated[int, typer.Option(help="Random seed for the splits and for --sample.")] = 0,
     sample: Annotated[
-        int | None, typer.Option(help="Held-out problems to search per split, stratified by regime (default: all).")
+        int | None,
+        typer.Option(help="Number of held-out problems to search per split, stratified by regime (default: all)."),
     ] = None,
     device: Annotated[
         str, typer.Option(help="Recording to search on, replay:NAME.")
     ] = f"replay:{common.DEFAULT_RECORDING}",
     across: Annotated[
         str | None,
-        typer.Option(help="Recording of another GPU: compare agents trained on it, on --device, or on both."),
+        typer.Option(
+            help="Recording of another GPU: compare agents trained on that recording, on --device, or on both."
+        ),
     ] = None,
     learn_from: Annotated[
-        str | None, typer.Option(help="Training sources for --across: other, other-all, both, own (default: all).")
+        str | None,
+        typer.Option(help="Comma-separated training sources for --across: other, other-all, both, own (default: all)."),
     ] = None,
     out_file: Annotated[Path, typer.Option("--out", help="Result file (Parquet) to write.")] = Path("compare.parquet"),
     jobs: Annotated[int, typer.Option(help="Number of parallel search processes.")] = 1,
     resume: Annotated[
         bool,
-        typer.Option(help="Resume from the journal next to the output file; otherwise overwrite existing results."),
+        typer.Option(
+            help="Resume from the journal next to the output file, or start over and overwrite existing results."
+        ),
     ] = True,
 ) -> None:
     """Compare agents on held-out problems of a recording, at small measurement budgets (no GPU)."""
@@ -161,5 +172,6 @@ def _sources(learn_from: str | None, across: str | None) -> list[str]:
     if learn_from is None:
         return list(SOURCES)
     if across is None:
-        raise UsageError("--learn-from without --across", "both, or none", "add --across, or leave --learn-from out")
+        wrong = "--learn-from was passed without --across"
+        raise UsageError(wrong, "both or neither", "add --across or omit --learn-from")
     return common.words(learn_from)

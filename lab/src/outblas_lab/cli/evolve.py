@@ -40,7 +40,7 @@ BaseUrlOption = Annotated[
     ),
 ]
 BudgetOption = Annotated[
-    str, typer.Option(help="Spending limit: '50 requests', '2M tokens', '3 USD', '600 s', or several, comma-separated.")
+    str, typer.Option(help="Comma-separated spending limits, e.g. '50 requests', '2M tokens', '3 USD' or '600 s'.")
 ]
 PriceOption = Annotated[
     list[str] | None,
@@ -48,11 +48,11 @@ PriceOption = Annotated[
 ]
 DeviceOption = Annotated[
     str | None,
-    typer.Option(help="cuda:N, compile (compile only, run nothing) or a file of recorded kernels (default: cuda:0)."),
+    typer.Option(help="cuda:N, compile (only compile, run nothing) or a file of recorded kernels (default: cuda:0)."),
 ]
 ImprovementsOption = Annotated[
     int | None,
-    typer.Option(help="Maximum improvements of proven kernels per conversation (default: up to --turns)."),
+    typer.Option(help="Maximum number of improvements of proven kernels per conversation (default: --turns)."),
 ]
 CountersOption = Annotated[
     Path | None,
@@ -62,12 +62,12 @@ CountersOption = Annotated[
     ),
 ]
 NearestOption = Annotated[
-    int, typer.Option(help="Maximum kernels of similar problems, and of journal lessons, per prompt.")
+    int, typer.Option(help="Maximum number of kernels of similar problems, and of journal lessons, per prompt.")
 ]
 
 
 def evolve(
-    mnk: Annotated[list[str], typer.Option(help="Problem size M_N_K. Comma-separated or repeated for several.")],
+    mnk: Annotated[list[str], typer.Option(help="Comma-separated problem sizes M_N_K. Repeatable.")],
     model: Annotated[
         str, typer.Option(help="Model name on the server. Comma-separated for several, NAME=WEIGHT to weight them.")
     ],
@@ -80,30 +80,30 @@ def evolve(
     device: DeviceOption = None,
     workers: common.WorkersOption = None,
     gpus: common.GpusOption = None,
-    worker_count: Annotated[int | None, typer.Option(help="Workers of a Ray cluster (default: all GPUs).")] = None,
+    worker_count: Annotated[int | None, typer.Option(help="Number of Ray workers (default: one per GPU).")] = None,
     ray_address: common.RayAddressOption = None,
-    answers: Annotated[str, typer.Option(help="Answer kinds to request: code, config or both, comma-separated.")] = (
+    answers: Annotated[str, typer.Option(help="Comma-separated kinds of answers to request: code, config.")] = (
         "code,config"
     ),
     islands: Annotated[int, typer.Option(help="Number of separate populations per problem.")] = 3,
     turns: Annotated[int, typer.Option(help="Maximum turns per conversation, including the first prompt.")] = 4,
-    repairs: Annotated[int | None, typer.Option(help="Maximum consecutive repairs (default: up to --turns).")] = None,
+    repairs: Annotated[int | None, typer.Option(help="Maximum number of repairs in a row (default: --turns).")] = None,
     improvements: ImprovementsOption = None,
     parallel: Annotated[int, typer.Option(help="Number of concurrent conversations.")] = 4,
     counters: CountersOption = None,
     nearest: NearestOption = 3,
     seed: Annotated[int, typer.Option(help="Random seed for sampling from the archive.")] = 0,
-    max_tokens: Annotated[int, typer.Option(help="Maximum tokens per answer.")] = 16384,
+    max_tokens: Annotated[int, typer.Option(help="Maximum number of tokens per answer.")] = 16384,
     temperature: Annotated[float | None, typer.Option(help="Sampling temperature (default: the server's).")] = None,
-    requests_per_minute: Annotated[int | None, typer.Option(help="Maximum requests per minute.")] = None,
-    tokens_per_minute: Annotated[int | None, typer.Option(help="Maximum tokens per minute.")] = None,
+    requests_per_minute: Annotated[int | None, typer.Option(help="Maximum number of requests per minute.")] = None,
+    tokens_per_minute: Annotated[int | None, typer.Option(help="Maximum number of tokens per minute.")] = None,
     timeout: Annotated[float, typer.Option(help="Seconds without received data before a request is retried.")] = 120,
     stall: Annotated[float, typer.Option(help="Total seconds before a request is aborted and retried.")] = 300,
     run: Annotated[
-        Path | None, typer.Option(help="Run directory; resumed if it exists (default: derived from the settings).")
+        Path | None, typer.Option(help="Run directory; an existing run is resumed (default: named after the settings).")
     ] = None,
 ) -> None:
-    """Evolve kernels with language models: prove and time each answer, feed back the outcome, keep the best."""
+    """Evolve kernels with language models: prove and time each answer, feed back the outcome, and keep the best."""
     from outblas_lab.llm.archive import ArchiveShape
     from outblas_lab.llm.evaluators import choose_workers
     from outblas_lab.llm.evolve_folder import folder_name
@@ -132,11 +132,8 @@ def _place(device: str | None) -> EvaluatorChoice:
 
     place = parse_evaluator(device)
     if device is None and not place.runs_kernels:
-        raise DeviceError(
-            "no CUDA GPU: no kernel that a model writes could be proven or timed",
-            "a GPU",
-            "run it where one is; --device compile asks the model all the same, and compiles its answers alone",
-        )
+        do = "run the command on a machine with a GPU, or pass --device compile to only compile the answers"
+        raise DeviceError("no CUDA GPU was found to prove and time the kernels", "an NVIDIA GPU", do)
     return place
 
 
@@ -166,7 +163,7 @@ def _run(request: EvolveRequest, title: str) -> None:
     page = page_of_run(files.path, files.report)
     out.print(f"transcript:   {files.transcript}\nreport:       {page}\nstore:        {files.store}", markup=False)
     if common.wants_json():
-        about = read_object(files.run, "what `outblas evolve` wrote", "run the same command again")
+        about = read_object(files.run, "a file from `outblas evolve`", "repeat the command")
         report = files.report if page == str(files.report) else None
         written = {"best": best, "transcript": files.transcript, "report": report, "store": files.store}
         common.print_result("evolve", written, **{name: about[name] for name in ("ended", "spent", "best")})
@@ -198,7 +195,7 @@ def _kinds(text: str) -> tuple[str, ...]:
 
     kinds = tuple(dict.fromkeys(part.strip().lower() for part in text.split(",")))
     if not kinds or not set(kinds) <= {CODE, CONFIG}:
-        raise UsageError(f"--answers {text!r}", f"{CODE}, {CONFIG} or both", f"e.g. --answers {CODE},{CONFIG}")
+        raise UsageError(f"--answers is {text!r}", f"{CODE}, {CONFIG} or both", f"pass e.g. --answers {CODE},{CONFIG}")
     return kinds
 
 

@@ -15,7 +15,7 @@ from outblas.core.errors import UsageError
 from outblas.core.problem import Layout
 
 fit = typer.Typer(
-    help="Fit packaged data to measurements: the catalogue, the ranking model, kernels for any shape.",
+    help="Fit packaged data to measurements: the catalogue, the ranking model, or the kernels for any shape.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -44,7 +44,7 @@ def fit_catalogue(
     """
     stores = common.files("--store", store)
     if recording is None and not stores:
-        raise UsageError("no measurements", "a recording, stores or both", "give a recording, --store or both")
+        raise UsageError("no measurements were passed", "a recording or stores", "pass --recording, --store or both")
     common.at_least("--kernels", kernels, 1)
 
     from outblas_lab.train.choose_catalogue import read_rows, write_catalogue
@@ -59,11 +59,12 @@ def fit_catalogue(
 @fit.command("model", short_help="Fit the ranking model's coefficients")
 @with_json
 def fit_model(
-    recording: Annotated[str | None, typer.Option(help="Packaged recording name, or a directory.")] = None,
+    recording: Annotated[str | None, typer.Option(help="Name of a packaged recording, or a directory.")] = None,
     store: StoreOption = None,
     folds: Annotated[int, typer.Option(help="Number of cross-validation folds, at least 2.")] = 5,
     out_file: Annotated[
-        Path | None, typer.Option("--out", help="Model (JSON) to write (default: the packaged model of that GPU).")
+        Path | None,
+        typer.Option("--out", help="Model (JSON) to write (default: the packaged model of the measured GPU)."),
     ] = None,
 ) -> None:
     """Fit the coefficients of the ranking model, and report its ranking of held-out shapes (no GPU).
@@ -72,7 +73,7 @@ def fit_model(
     """
     stores = common.files("--store", store)
     if not (stores or recording):
-        raise UsageError("no measurements", "stores, a recording or both", "give --store, --recording or both")
+        raise UsageError("no measurements were passed", "a recording or stores", "pass --recording, --store or both")
     common.at_least("--folds", folds, 2)
 
     from outblas.core.files import write_json
@@ -114,11 +115,11 @@ _ANSWERS_HELP = "Table of cuBLASLt answers. Repeatable (default: *_answers*.parq
 StepArgument = Annotated[str, typer.Argument(help=_STEP_HELP, metavar="STEP")]
 CountOption = Annotated[int | None, typer.Option(help=_COUNT_HELP, show_default=False)]
 MeasurementsOption = Annotated[int | None, typer.Option(help=_MEASUREMENTS_HELP)]
-SeedOption = Annotated[int, typer.Option(help="Random seed of the problems.")]
+SeedOption = Annotated[int, typer.Option(help="Random seed for the problems.")]
 LayoutsOption = Annotated[
     str, typer.Option("--layouts", help="Layouts for extend and answers, comma-separated.", metavar="LAYOUT[,LAYOUT]")
 ]
-WorkOption = Annotated[Path, typer.Option(help="Directory of intermediate stores; steps resume from it.")]
+WorkOption = Annotated[Path, typer.Option(help="Directory for intermediate stores; steps resume from them.")]
 CellsOption = Annotated[Path, typer.Option(help="Table of recorded measurements.")]
 MoreOption = Annotated[list[Path] | None, typer.Option(help=_MORE_HELP)]
 AnswersOption = Annotated[list[Path] | None, typer.Option(help=_ANSWERS_HELP)]
@@ -127,8 +128,8 @@ BuildOption = Annotated[Path, typer.Option(help="Build directory whose trials ar
 HeldOutOption = Annotated[Path, typer.Option(help="Results (JSON) on held-out problems.")]
 EveryOption = Annotated[int, typer.Option(help="Evaluate only every n-th problem, for a quick check.")]
 ProvedOption = Annotated[Path, typer.Option(help="List (JSON) of kernels that passed all gates.")]
-BenchOption = Annotated[Path, typer.Option("--out", help="Result file (Parquet) of bench.")]
-SummaryOption = Annotated[Path, typer.Option(help="Summary (JSON) of bench.")]
+BenchOption = Annotated[Path, typer.Option("--out", help="Result file (Parquet) of step bench.")]
+SummaryOption = Annotated[Path, typer.Option(help="Summary (JSON) of step bench.")]
 
 
 @fit.command("any-shape", short_help="Choose kernels for unlisted shapes")
@@ -154,14 +155,14 @@ def fit_any_shape(
     """Choose kernels for shapes that are not in the library: ``outblas fit any-shape STEP``.
 
     ``record`` measures random shapes and writes --cells. ``extend`` measures the package's choices on further shapes
-    and writes --more. ``answers`` times all cuBLASLt heuristic results and writes --answers. ``collect`` writes the
-    trials of --build to --trials. ``fit`` writes the packaged tables from --cells, --more, --answers, --trials and
-    --proved, for each measured GPU. ``evaluate`` scores the choice on held-out problems and writes --held-out.
+    and writes --more. ``answers`` times all results of cuBLASLt's heuristic and writes --answers. ``collect`` writes
+    the trials of --build to --trials. ``fit`` writes the packaged tables from --cells, --more, --answers, --trials and
+    --proved, for each measured GPU. ``evaluate`` scores the choices on held-out problems and writes --held-out.
     ``prove`` proves every offered kernel and writes --proved. ``bench`` times other shapes and writes --out and
     --summary.
     """
     if step not in STEPS:
-        raise UsageError(f"step {step!r}", " or ".join(STEPS), "pass one of them")
+        raise UsageError(f"unknown step {step!r}", " or ".join(STEPS), "pass one of them")
     number = common.at_least("--count", COUNTS.get(step, 1) if count is None else count, 1)
     common.at_least("--every", every, 1)
     more = _beside(cells, more, "extension", "trials", "cells")
@@ -215,14 +216,15 @@ def _beside(cells: Path, given: list[Path] | None, *kinds: str) -> list[Path]:
 
 def _one_file(option: str, files: list[Path]) -> Path:
     if len(files) != 1:
-        raise UsageError(f"{len(files)} files of {option}", "the file to write", f"pass {option} once")
+        raise UsageError(f"{option} names {len(files)} files", "one file to write", f"pass {option} once")
     return files[0]
 
 
 def _layouts(value: str) -> tuple[Layout, ...]:
     named = tuple(layout for layout in get_args(Layout) if layout in value.split(","))
     if not named or set(value.split(",")) - set(named):
-        raise UsageError(f"--layouts {value}", " or ".join(get_args(Layout)), "separate them by commas")
+        wrong = f"--layouts {value} is invalid"
+        raise UsageError(wrong, " or ".join(get_args(Layout)), "pass one layout, or both separated by a comma")
     return named
 
 

@@ -16,11 +16,11 @@ from outblas_lab.cli.evolve import DeviceOption
 def mcp(
     device: DeviceOption = None,
     recording: Annotated[
-        str, typer.Option(help="Recording used for template kernels without a GPU: packaged name, or a directory.")
+        str, typer.Option(help="Recording of template kernels, used without a GPU: packaged name or directory.")
     ] = common.DEFAULT_RECORDING,
-    compilations: Annotated[int, typer.Option(help="Maximum kernels to compile per session.")] = 200,
-    evaluations: Annotated[int, typer.Option(help="Maximum kernels to prove and time per session.")] = 100,
-    gpu_seconds: Annotated[float, typer.Option(help="Maximum GPU seconds per session.")] = 600.0,
+    compilations: Annotated[int, typer.Option(help="Maximum number of kernels to compile per session.")] = 200,
+    evaluations: Annotated[int, typer.Option(help="Maximum number of kernels to prove and time per session.")] = 100,
+    gpu_seconds: Annotated[float, typer.Option(help="Maximum number of GPU seconds per session.")] = 600.0,
     run: Annotated[
         Path | None, typer.Option(help="Directory of the archive. Without it, the archive tool saves nothing.")
     ] = None,
@@ -36,10 +36,11 @@ def mcp(
     require_sdk()
     if recording not in packaged() and not Path(recording).exists():
         known = ", ".join(packaged())
-        raise UsageError(f"--recording {recording!r}", f"a packaged name ({known}) or a path", "correct the name")
+        wrong = f"no recording {recording!r} exists"
+        raise UsageError(wrong, f"a packaged name ({known}) or a path", "correct --recording")
     place = parse_evaluator(device)
     if place.workers is not None:
-        raise UsageError(f"--device {device}", "one GPU, whose seconds a session counts", "pass one, e.g. cuda:0")
+        raise UsageError(f"--device {device} names several GPUs", "one GPU per session", "pass e.g. --device cuda:0")
     if place.gpu_index is not None:
         say_what_holds()
     with ToolSession(SessionSettings(place, recording, limits, run)) as session:

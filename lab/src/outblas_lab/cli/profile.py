@@ -15,7 +15,7 @@ def profile(
     run: Annotated[Path, typer.Argument(help="Run directory of `outblas tune`; counters are added to its store.")],
     top: Annotated[int, typer.Option(help="Number of fastest passing candidates per problem.")] = 4,
     mnk: Annotated[list[str] | None, typer.Option(help="Profile only problem M_N_K of the run. Repeatable.")] = None,
-    config: Annotated[str | None, typer.Option(help="Profile this candidate, by name, instead of the fastest.")] = None,
+    config: Annotated[str | None, typer.Option(help="Name of a candidate to profile instead of the fastest.")] = None,
     device: common.GpuOption = "cuda:0",
     ncu: Annotated[str | None, typer.Option(help="Path of Nsight Compute's ncu (default: search for it).")] = None,
     timeout: Annotated[float, typer.Option(help="Time limit per ncu run in seconds.")] = 600.0,

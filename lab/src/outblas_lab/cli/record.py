@@ -14,31 +14,34 @@ from outblas.core.errors import UsageError
 #: Share within which a candidate is near the best, unless ``--near`` says otherwise.
 DEFAULT_NEAR = 0.03
 
+CatalogueOption = Annotated[
+    str | None,
+    typer.Option(help="Catalogue of candidates (default: that of the most similar GPU; a pool with --candidates)."),
+]
+RandomOption = Annotated[
+    int, typer.Option(help="Number of candidates drawn at random from all legal ones; the cost model picks the rest.")
+]
+
 
 def record(
     suite: SuiteOption = "grid1000",
     layout: LayoutOption = "tn",
     dtype: DtypeOption = "fp16",
     acc: AccOption = "fp32",
-    catalogue: Annotated[
-        str | None,
-        typer.Option(
-            help="Catalogue of candidates (default: that of the most similar GPU; with --candidates, the pool)."
-        ),
-    ] = None,
+    catalogue: CatalogueOption = None,
     sample: Annotated[
-        int | None, typer.Option(help="Sample size, stratified by regime (default: all problems of the suite).")
+        int | None,
+        typer.Option(help="Number of problems to sample, stratified by regime (default: all problems of the suite)."),
     ] = None,
     candidates: Annotated[
         int | None,
         typer.Option(help="Number of candidates to choose per problem (default: the whole catalogue)."),
     ] = None,
-    random: Annotated[
-        int, typer.Option(help="Candidates drawn at random from all legal ones; the cost model picks the rest.")
-    ] = 0,
-    seed: Annotated[int, typer.Option(help="Random seed of --sample and --random.")] = 0,
+    random: RandomOption = 0,
+    seed: Annotated[int, typer.Option(help="Random seed for --sample and --random.")] = 0,
     rounds_near_best: Annotated[
-        int | None, typer.Option(help="Timing rounds for candidates near the best (default: as for all others).")
+        int | None,
+        typer.Option(help="Timing rounds for candidates near the best (default: as many as for the others)."),
     ] = None,
     near: Annotated[
         float | None, typer.Option(help="Relative distance to the best time that counts as near (default: 0.03).")
@@ -50,10 +53,12 @@ def record(
     from outblas_lab.pool.record_suite import CandidateDraw, RecordSettings, run_record
 
     if near is not None and rounds_near_best is None:
-        raise UsageError(f"--near {near:g} alone", "it with --rounds-near-best", "e.g. --rounds-near-best 11")
+        wrong = "--near was passed without --rounds-near-best"
+        raise UsageError(wrong, "both or neither", "pass e.g. --rounds-near-best 11")
     within = DEFAULT_NEAR if near is None else near
     if candidates is None and random:
-        raise UsageError(f"--random {random} alone", "it with --candidates", "e.g. --candidates 150 --random 120")
+        wrong = "--random was passed without --candidates"
+        raise UsageError(wrong, "both or neither", "pass e.g. --candidates 150 --random 120")
     draw = None if candidates is None else CandidateDraw(candidates, random, seed)
     how = RecordSettings(draw, rounds_near_best or 0, within)
     problems = common.suite_problems(suite, (layout,), dtype, acc, sample, seed)

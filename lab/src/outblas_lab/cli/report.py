@@ -24,11 +24,11 @@ def report(
         typer.Option("--out", help="HTML file to write (default: report.html in the run, or next to the file)."),
     ] = None,
 ) -> None:
-    """Write an HTML report: speedups, heat maps, roofline and losses, or compared agents; with provenance."""
+    """Write an HTML report with provenance: speedups, heat maps, roofline and losses, or a comparison of agents."""
     from outblas_lab.publish.html.tune_page import check_page, write_report
 
     if not run.exists():
-        raise UsageError(f"nothing is at {run}", "a run directory, or a result file (Parquet)", "correct the path")
+        raise UsageError(f"{run} does not exist", "a run directory, or a result file (Parquet)", "correct the path")
     path = out_file or (run / "report.html" if run.is_dir() else run.with_suffix(".html"))
     common.output_file("--out", path, "report", check_page)
     write_report(run, path)

@@ -44,12 +44,14 @@ def results(
     write: Annotated[
         bool, typer.Option("--write", help="Write summary.json, figures, and the generated blocks of README and docs.")
     ] = False,
-    check: Annotated[bool, typer.Option("--check", help="Exit with status 2 if any of these is stale.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Exit with status 2 if --write would change anything.")
+    ] = False,
     directory: Annotated[Path, typer.Option("--dir", help="Directory of result files.")] = Path(
         "results", common.DEFAULT_RECORDING
     ),
 ) -> None:
-    """Summarize the committed result files; every published number comes from this table."""
+    """Summarize the committed result files in a table, the source of every published number."""
     from outblas_lab.publish.summary import summary_rows
     from outblas_lab.publish.tables.publish_results import check_published, publish
 

@@ -24,28 +24,29 @@ def train(
         list[str] | None,
         typer.Option(
             "--recording",
-            help="Packaged recording name, or a directory. Repeatable, e.g. for several GPUs "
+            help="Name of a packaged recording, or a directory. Repeatable, e.g. for several GPUs "
             f"(default: {common.DEFAULT_RECORDING}).",
         ),
     ] = None,
-    run: Annotated[Path, typer.Option(help="Directory of checkpoints and logs; resumed if it exists.")] = Path(
+    run: Annotated[Path, typer.Option(help="Directory for checkpoints and logs; an existing run is resumed.")] = Path(
         "runs/train"
     ),
     steps: Annotated[
         int | None,
-        typer.Option(help="Total PPO transitions, after the regressor's epochs (default: that of the recipe)."),
+        typer.Option(help="Number of PPO transitions after the regressor's epochs (default: as in the recipe)."),
     ] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
     entropy: Annotated[float | None, typer.Option(help="Entropy bonus coefficient.")] = None,
     gamma: Annotated[float | None, typer.Option(help="Discount factor.")] = None,
     batch: Annotated[int | None, typer.Option(help="Transitions per minibatch.")] = None,
     preset: Annotated[str, typer.Option(help="Reward preset: gated or additive.")] = "gated",
-    seed: Annotated[int, typer.Option(help="Random seed of the training.")] = 0,
+    seed: Annotated[int, typer.Option(help="Random seed for training.")] = 0,
     tensorboard: Annotated[bool, typer.Option(help="Write TensorBoard logs to the run directory.")] = False,
     quick: Annotated[
         bool,
         typer.Option(
-            "--quick", help="Trial run, weak policy: 200 problems per recording, 1 regressor epoch, 1024 steps."
+            "--quick",
+            help="Short trial that gives a weak policy: 200 problems per recording, 1 regressor epoch, 1024 steps.",
         ),
     ] = False,
 ) -> None:

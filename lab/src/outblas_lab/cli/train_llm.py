@@ -15,15 +15,18 @@ if TYPE_CHECKING:
     from outblas_lab.llm.train.settings import TrainSettings
 
 LanguageOption = Annotated[
-    str | None, typer.Option(help="Answer language: cuda (kernels or configs) or knobs (toy, for random:tiny).")
+    str | None,
+    typer.Option(help="Language of the answers: cuda (kernels or configs) or knobs (a toy for random:tiny)."),
 ]
 AnswererOption = Annotated[
     str, typer.Option(help="Evaluator: compile (no GPU), cuda:N, or a file of recorded kernels.")
 ]
-GpusOption = Annotated[str | None, typer.Option(help="Timing GPUs, e.g. 1,2; another GPU trains. Replaces --device.")]
+GpusOption = Annotated[
+    str | None, typer.Option(help="GPUs used for timing, e.g. 1,2; training runs on another GPU. Replaces --device.")
+]
 ArchiveOption = Annotated[
     Path | None,
-    typer.Option(help="Store or JSON Lines of passing kernels: training data (supervised) or examples (GRPO)."),
+    typer.Option(help="Store or JSON Lines file of passing kernels: training data (supervised) or examples (GRPO)."),
 ]
 ContrastOption = Annotated[
     bool, typer.Option(help="Show two earlier kernels in GRPO prompts, and ask why one is faster.")
@@ -31,7 +34,9 @@ ContrastOption = Annotated[
 VllmOption = Annotated[
     str | None, typer.Option(help="URL of a vLLM server that generates answers, e.g. http://localhost:8000.")
 ]
-MemoryOption = Annotated[float, typer.Option(help="Fraction of GPU memory for training on a GPU shared with timing.")]
+MemoryOption = Annotated[
+    float, typer.Option(help="Fraction of GPU memory that training may use on a GPU shared with timing.")
+]
 
 
 def train_llm(
@@ -41,27 +46,27 @@ def train_llm(
     dtype: DtypeOption = "fp16",
     acc: AccOption = "fp32",
     stage: Annotated[str, typer.Option(help="Stage: supervised, general, correctness or speed.")] = "correctness",
-    steps: Annotated[int, typer.Option(help="Total optimizer steps.")] = 100,
-    group: Annotated[int, typer.Option(help="Answers per prompt.")] = 8,
-    prompts: Annotated[int, typer.Option(help="Prompts per step, across all processes.")] = 1,
+    steps: Annotated[int, typer.Option(help="Total number of optimizer steps.")] = 100,
+    group: Annotated[int, typer.Option(help="Number of answers per prompt.")] = 8,
+    prompts: Annotated[int, typer.Option(help="Number of prompts per step, across all processes.")] = 1,
     micro_batch: Annotated[int | None, typer.Option(help="Answers per pass of a process (default: all).")] = None,
     language: LanguageOption = None,
     device: AnswererOption = "compile",
     gpus: GpusOption = None,
-    proof: Annotated[str, typer.Option(help="Proof: full, or cell (only on the timed operands).")] = "full",
+    proof: Annotated[str, typer.Option(help="Kind of proof: full, or cell (only on the timed operands).")] = "full",
     archive: ArchiveOption = None,
     contrast: ContrastOption = True,
-    turns: Annotated[int, typer.Option(help="Maximum turns per conversation; each turn is a separate step.")] = 1,
+    turns: Annotated[int, typer.Option(help="Maximum number of turns per conversation; each turn is a step.")] = 1,
     vllm: VllmOption = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate (default: 1e-6; 1e-5 with LoRA).")] = None,
     lora: Annotated[int, typer.Option(help="Rank of the LoRA adapters; 0: train all weights.")] = 0,
     kl: Annotated[float, typer.Option(help="Coefficient of the KL divergence from the initial model.")] = 0.02,
     temperature: Annotated[float, typer.Option(help="Sampling temperature.")] = 1.0,
-    max_tokens: Annotated[int | None, typer.Option(help="Maximum tokens per answer.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Maximum number of tokens per answer.")] = None,
     least_std: Annotated[float, typer.Option(help="Lower bound of a group's reward standard deviation.")] = 0.05,
     clip: Annotated[float, typer.Option(help="Upper bound of the advantage.")] = 2.0,
-    seed: Annotated[int, typer.Option(help="Random seed of sampling and training.")] = 0,
-    save_every: Annotated[int, typer.Option(help="Steps between checkpoints.")] = 50,
+    seed: Annotated[int, typer.Option(help="Random seed for sampling and training.")] = 0,
+    save_every: Annotated[int, typer.Option(help="Number of steps between checkpoints.")] = 50,
     batch_seconds: Annotated[float, typer.Option(help="Time limit for the evaluations of a step, in seconds.")] = 600.0,
     memory_fraction: MemoryOption = 0.7,
     cpu: Annotated[bool, typer.Option(help="Train on the CPU even if a GPU is available.")] = False,
@@ -70,7 +75,7 @@ def train_llm(
     run: Annotated[Path, typer.Option(help="Directory of stages, checkpoints and logs.")] = Path("runs/train-llm"),
     resume: Annotated[bool, typer.Option("--resume", help="Resume the stage from its last checkpoint.")] = False,
 ) -> None:
-    """Train a language model to write kernels: supervised, then GRPO with rewards from compiler, proof and timing."""
+    """Train a language model to write kernels: supervised, then by GRPO with compiler, proof and timing rewards."""
     from outblas.core.problem import Problem
     from outblas_lab.llm.train.languages import language_of
     from outblas_lab.llm.train.settings import TrainSettings

@@ -140,7 +140,7 @@ def _checked(table: Any, meta: dict[str, Any], path: Path) -> Comparison:
     if absent:
         raise RecordError(f"{path}: metadata lacks {', '.join(absent)}", "complete metadata", _AGAIN)
     if not table.num_rows or any(column.null_count for column in table.columns):
-        raise RecordError(f"{path} has no rows, or a null", "rows of values", _AGAIN)
+        raise RecordError(f"{path} has no rows, or contains a null", "rows without nulls", _AGAIN)
     splits, split = _coded(table["split"], list(meta["splits"]), "split", path)
     agents, agent = _coded(table["agent"], list(meta["agents"]), "agent", path)
     launches, launch = _coded(table["launch"], [], "launch", path)
@@ -186,9 +186,8 @@ def _coded(column: Any, known: list[str], what: str, path: Path) -> tuple[tuple[
     names = tuple(known) if known else tuple(str(v) for v in values)
     odd = sorted(set(map(str, values)) ^ set(names))
     if odd:
-        raise RecordError(
-            f"{path}: {what} {', '.join(odd)} is in the rows or in the metadata, not in both", "both", _AGAIN
-        )
+        wrong = f"{path}: {what} {', '.join(odd)} is only in the rows or only in the metadata"
+        raise RecordError(wrong, "it in both", _AGAIN)
     positions = np.array([names.index(str(value)) for value in values], dtype=np.int64)
     return names, positions[codes]
 

@@ -100,12 +100,12 @@ def run_compare(
     plan, out_path = request.plan, request.out_path
     _check(request)
     if out_path.is_dir():
-        raise UsageError(f"--out {out_path} is a directory", "a result file", "pass a file path")
+        raise UsageError(f"--out {out_path} is a directory", "the path of a file", "pass a file in that directory")
     recording = Recording.load(plan.recording)
     other = None if plan.across is None else Recording.load(plan.across)
     if other is not None and other.gpu == recording.gpu:
-        wrong = f"--across {plan.across}, of {other.gpu.name} as --device is"
-        raise UsageError(wrong, "another GPU", "pass that GPU's recording")
+        wrong = f"--across {plan.across} has the same GPU as --device ({other.gpu.name})"
+        raise UsageError(wrong, "a recording of another GPU", "pass another --across")
     arms = list(request.agents) if other is None else arms_of(request.agents, request.sources, recording.gpu)
     if request.resume and out_path.exists():
         _check_replaced(request, arms, recording, other)
@@ -245,16 +245,15 @@ def _check(request: CompareRequest) -> None:
     plan, splits, seeds = request.plan, request.splits, request.seeds
     check_agents(request.agents)
     if plan.across is not None and any(map(is_agent_file, request.agents)):
-        raise UsageError("an agent file with --across", "registered agents only", "omit one of them")
+        raise UsageError("an agent file was passed with --across", "registered agents only", "omit one of them")
     for name in splits:
         check_split(name)
     if not splits or len(set(splits)) != len(splits):
-        raise UsageError(f"splits {', '.join(splits) or 'none'}", "one or more distinct splits", "correct --splits")
+        raise UsageError(f"--splits is {','.join(splits)!r}", "one or more distinct splits", "correct --splits")
     budgets = list(plan.budgets)
     if not budgets or budgets[0] < 0 or budgets != sorted(set(budgets)) or budgets[-1] > MAX_BUDGET:
-        raise UsageError(
-            f"budgets {budgets}", f"ascending integers from 0 to {MAX_BUDGET}", "e.g. --budgets 0,1,2,4,8,16,32"
-        )
+        wrong = f"--budgets is {budgets}"
+        raise UsageError(wrong, f"ascending integers from 0 to {MAX_BUDGET}", "pass e.g. --budgets 0,1,2,4,8")
     if seeds > MAX_SEEDS:
         raise UsageError(f"--seeds is {seeds}", f"an integer from 1 to {MAX_SEEDS}", "pass a smaller --seeds")
     sample = 1 if plan.sample is None else plan.sample
@@ -272,7 +271,7 @@ def _check_replaced(
     try:
         was = read_comparison(path)
     except RecordError as error:
-        wrong = f"--out {path} is there and no comparison can be read from it"
+        wrong = f"--out {path} exists, but no comparison can be read from it"
         raise UsageError(wrong, "a new file, or a result with the same settings", do) from error
     options = {"held_out": plan.share, "split_seed": plan.split_seed, "sample": plan.sample, "seeds": request.seeds}
     measured = {f"recording.{field}": provenance_field(recording.provenance, field) for field in PROVENANCE_FIELDS}
@@ -429,7 +428,8 @@ def score_agent(
         Interrupted: Ctrl-C.
     """
     if not is_agent_file(str(request.agent)):
-        raise UsageError(f"agent file {request.agent}", f"a Python file ending in {SUFFIX}", "rename it")
+        wrong = f"agent file {request.agent} has another ending"
+        raise UsageError(wrong, f"a Python file ending in {SUFFIX}", "rename the file")
     agent_sha = check_agent_file(request.agent)
     if request.baselines:
         check_agents(request.baselines)

@@ -120,9 +120,10 @@ def check_agents(agents: Sequence[str]) -> None:
         else:
             check_agent(name, "--agents")
         if name in READS_THE_ANSWERS:
-            raise UsageError(f"agent {name} would know the answers of a recording", "other agents", "remove it")
+            wrong = f"agent {name} knows the recorded answers"
+            raise UsageError(wrong, "an agent that searches", "remove it from --agents")
     if not agents or len(set(agents)) != len(agents):
-        raise UsageError(f"agents {', '.join(agents) or 'none'}", "one or more distinct agents", "correct --agents")
+        raise UsageError(f"--agents is {','.join(agents)!r}", "one or more distinct agents", "correct --agents")
 
 
 def held_out_tasks(plan: Plan, recording: Recording, name: str) -> tuple[Split, list[HeldOutTask]]:
@@ -139,7 +140,7 @@ def held_out_tasks(plan: Plan, recording: Recording, name: str) -> tuple[Split, 
         problems = sample(problems, plan.sample, plan.split_seed, gpu=recording.gpu)
     tasks = [task for problem in problems for task in tasks_of(recording, problem)]
     if not tasks:
-        raise UsageError(f"split {name}: no held-out problem has a time", "recorded times", "pass another recording")
+        raise UsageError(f"split {name} has no held-out times", "a timed held-out problem", "pass another recording")
     return split, tasks
 
 
@@ -196,11 +197,8 @@ def search_task(
             break
         tried = {evaluation.config for evaluation in history}
         if len(proposed) > 1 or proposed[0] in tried or proposed[0] not in offered:
-            raise UsageError(
-                f"agent {agent.name!r} proposed {[config_name(c) for c in proposed]} for {task.problem.key}",
-                "one offered, untried candidate",
-                "correct the agent",
-            )
+            wrong = f"agent {agent.name!r} proposed {[config_name(c) for c in proposed]} for {task.problem.key}"
+            raise UsageError(wrong, "one offered, untried candidate", "correct the agent")
         evaluation, us = _answer(task, proposed[0], evaluator)
         history.append(evaluation)
         times.append(us)

@@ -91,13 +91,13 @@ def make_split(name: str, problems: Sequence[Problem], share: float = 0.2, seed:
         split = _cut(name, problems, lambda p: group(p) == extent)
         if not split.training or not split.held_out:
             found = f"{len(split.held_out)} of {len(problems)} problems"
-            raise UsageError(f"split {name} holds out {found}", "some, but not all", "pass another extent in --splits")
+            raise UsageError(f"split {name} holds out {found}", "some problems, but not all", "pass another --splits")
         return split
     if not 0 < share < 1:
-        raise UsageError(f"the held-out share is {share:g}", "a number between 0 and 1", "e.g. --held-out 0.2")
+        raise UsageError(f"the held-out share is {share:g}", "a number between 0 and 1", "pass e.g. --held-out 0.2")
     groups = sorted({group(p) for p in problems})  # type: ignore[type-var]
     if len(groups) < 2:
-        raise UsageError(f"split {name} has {len(groups)} {SPLITS[name]}", "2 or more", "pass other --splits")
+        raise UsageError(f"split {name} has {len(groups)} {SPLITS[name]}", "2 or more of them", "pass other --splits")
     count = min(max(1, round(share * len(groups))), len(groups) - 1)
     drawn = set(random.Random(f"{seed}/{name}").sample(groups, count))
     return _cut(name, problems, lambda p: group(p) in drawn)
@@ -113,7 +113,7 @@ def outside_held_out(split: Split, problems: Sequence[Problem]) -> tuple[Problem
         UsageError: the split is of another kind.
     """
     if split.name == "layout":
-        raise UsageError("split layout across GPUs", "any other split", "pass other --splits")
+        raise UsageError("split layout does not support --across", "another split", "pass other --splits")
     group = _group_of(split.name)
     held_out = {group(p) for p in split.held_out}
     return tuple(p for p in problems if group(p) not in held_out)
@@ -128,11 +128,9 @@ def _by_layout(problems: Sequence[Problem]) -> Split:
     split = _cut("layout", problems, lambda p: p.layout != TRAINING_LAYOUT)
     if not split.training or not split.held_out:
         layouts = ", ".join(sorted({p.layout for p in problems})) or "none"
-        raise UsageError(
-            f"split layout on a recording whose only layout is {layouts}",
-            f"{TRAINING_LAYOUT} and another",
-            "record another layout into the same folder, or remove layout from --splits",
-        )
+        wrong = f"split layout needs two layouts, but the recording has only {layouts}"
+        do = "record another layout into the same folder, or remove layout from --splits"
+        raise UsageError(wrong, f"{TRAINING_LAYOUT} and another layout", do)
     return split
 
 
@@ -175,13 +173,13 @@ def arms_of(agents: Sequence[str], sources: Sequence[str], gpu: Gpu) -> list[str
         if source not in SOURCES:
             raise unknown_name("source", source, SOURCES, "pass one or more of them as --learn-from")
     if not sources or len(set(sources)) != len(sources):
-        raise UsageError(f"sources {', '.join(sources) or 'none'}", "distinct sources", "correct --learn-from")
+        raise UsageError(f"--learn-from is {','.join(sources)!r}", "distinct sources", "correct --learn-from")
     found = []
     for name in agents:
         agent = make_agent(name, 0, gpu)
         usable = [source for source in sources if agent.across or source != "both"]
         if not usable:
-            raise UsageError(f"agent {name} with only source both", "one recording", "add another to --learn-from")
+            raise UsageError(f"agent {name} does not support source both", "another source", "add one to --learn-from")
         own = type(agent)
         learns_before = own.prepare is not Agent.prepare or own.prepare_across is not Agent.prepare_across
         found += [f"{name}{_ARM_MARK}{source}" for source in usable] if learns_before else [name]
@@ -204,9 +202,8 @@ def parts_of(source: str, split: Split, judged: Recording, other: Recording | No
         return own
     problems = other.problems if source == "other-all" else outside_held_out(split, other.problems)
     if not problems:
-        raise UsageError(
-            f"split {split.name} holds out all problems of the other GPU", "some of them", "hold out fewer"
-        )
+        wrong = f"split {split.name} holds out all problems of the other GPU"
+        raise UsageError(wrong, "only some of them", "pass a smaller --held-out")
     return [*(own if source == "both" else []), _part(other, problems)]
 
 

@@ -111,7 +111,8 @@ class AsyncEvaluator:
     def _check_open(self) -> None:
         """Raise UsageError after :meth:`close`: nobody would answer."""
         if self._closed:
-            raise UsageError("the evaluator is closed", "an open one", "evaluate before close(), or create a new one")
+            wrong = "the evaluator is closed"
+            raise UsageError(wrong, "an open evaluator", "evaluate before close(), or create a new evaluator")
 
     def _work(self) -> None:
         while True:
@@ -136,9 +137,7 @@ class AsyncEvaluator:
             for evaluation in self._evaluator.evaluate(asked):
                 left.pop((evaluation.problem.key, config_name(evaluation.config)), None)
                 self._tell(self._done, evaluation)
-            error = DeviceError(
-                "the evaluator skipped a candidate", "an evaluation for each candidate", "report this bug"
-            )
+            error = DeviceError("the evaluator skipped a candidate", "one evaluation per candidate", "report this bug")
         except BaseException as raised:
             error = raised
         if isinstance(error, ToolchainMissing) and len(left) > 1:  # of one of them: the others may need less

@@ -131,7 +131,7 @@ class SpendingAccount:
         """
         passed = self.budget.why_not(self.spent + self.reserved + most, seconds)
         if passed is not None:
-            raise BudgetSpent(f"the next request could exceed the budget of {passed}", "budget left",
+            raise BudgetSpent(f"the next request could exceed the budget of {passed}", "remaining budget",
                               "rerun the command with a larger --budget; it resumes")  # fmt: skip
         self.reserved += most
 
@@ -189,16 +189,16 @@ def parse_budget(text: str) -> Budget:
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,12}(?:\.\d+)?)\s*([kKmM]?)\s*(requests?|tokens?|usd|s|seconds?)\s*", part, re.I)
         if match is None or not float(match[1]):
-            raise UsageError(f"--budget {part.strip()!r}", "a positive number and its unit: requests, tokens, USD or s",
-                             "e.g. --budget '50 requests,3 USD'")  # fmt: skip
+            raise UsageError(f"--budget {part.strip()!r} is invalid", "an amount in requests, tokens, USD or s",
+                             "pass e.g. --budget '50 requests,3 USD'")  # fmt: skip
         unit = match[3].lower()
         name = _UNITS[unit if unit in _UNITS else unit.rstrip("s")]
         value = float(match[1]) * _FACTORS[match[2].lower()]
         if name in found:
-            raise UsageError(f"--budget names {name} twice", "each limit once", "remove one")
+            raise UsageError(f"--budget names {name} twice", "each unit once", "remove one of the limits")
         if name in ("requests", "tokens"):
             if value != int(value):
-                raise UsageError(f"--budget {part.strip()!r}", f"a whole number of {name}", "round it")
+                raise UsageError(f"--budget {part.strip()!r} is a fraction", f"a whole number of {name}", "round it")
             value = int(value)
         found[name] = value
     return Budget(**found)

@@ -171,8 +171,8 @@ class Client:
                               "set OPENAI_API_KEY, --base-url and --model")  # fmt: skip
         if after is None:
             raise RequestRejected(f"the server rejected a request ({reply.outcome}: {reply.text})",
-                                  "a request that it accepts", "see the transcript")  # fmt: skip
-        do = "see whether it runs, then repeat the command"
+                                  "a request that the server accepts", "see the transcript")  # fmt: skip
+        do = "check that the server runs, then repeat the command"
         if reply.outcome == "timeout":
             do = "give it more time (--timeout, --stall) or fewer tokens (--max-tokens), then repeat the command"
         raise Unanswered(f"no response after {self._retry_policy.attempts} attempts (last: {reply.outcome})",
@@ -287,11 +287,11 @@ def _connect(base_url: str | None, silence_s: float) -> AsyncOpenAI:
     address = base_url or os.environ.get("OPENAI_BASE_URL") or None
     key = api_key()
     if not key and address is None:
-        raise UsageError("no language model server is set", "OPENAI_API_KEY, or the address of your own server",
+        raise UsageError("no language model server is configured", "OPENAI_API_KEY, or the address of your own server",
                          "set OPENAI_API_KEY, or OPENAI_BASE_URL, e.g. http://localhost:8000/v1")  # fmt: skip
     if address is not None and not re.match(r"https?://[^/]", address):
-        raise UsageError(f"--base-url {address!r}", "an address that starts with http:// or https://",
-                         "e.g. http://localhost:8000/v1")  # fmt: skip
+        raise UsageError(f"--base-url {address!r} is invalid", "an address that starts with http:// or https://",
+                         "pass e.g. --base-url http://localhost:8000/v1")  # fmt: skip
     if not (key.isascii() and key.isprintable()):  # no header can carry it, and the HTTP library would quote it
         raise UsageError("OPENAI_API_KEY contains a line break or a non-ASCII character",
                          "the key exactly as issued", "copy it again, e.g. without typographic quotes")  # fmt: skip

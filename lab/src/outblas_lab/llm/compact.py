@@ -28,7 +28,7 @@ def read_config(data: Any) -> KernelConfig:
             knob without a default (``bm``, ``bn``) is missing.
     """
     if not isinstance(data, dict):
-        raise ConfigError(f"a config of type {type(data).__name__}", "an object of knobs", 'e.g. {"family": ...}')
+        raise ConfigError(f"a config has type {type(data).__name__}", "an object of knobs", 'pass e.g. {"family": ...}')
     family = FAMILIES.get(str(data.get("family")))
     return template_from_json({**({} if family is None else family.config.defaults()), **data})
 

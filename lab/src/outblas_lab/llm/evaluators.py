@@ -55,11 +55,8 @@ def choose_workers(plan: Workers) -> EvaluatorChoice:
         DeviceError: the workers would replay a recording, as they do on a machine without a GPU.
     """
     if plan.device.recording is not None:
-        raise DeviceError(
-            f"{plan} cannot run kernels",
-            "workers with CUDA GPUs",
-            "pass --workers ray, or omit --workers; --device compile needs no GPU",
-        )
+        wrong, do = f"{plan} cannot run kernels", "pass --workers ray, or omit --workers; --device compile needs no GPU"
+        raise DeviceError(wrong, "workers with CUDA GPUs", do)
     return EvaluatorChoice(str(plan), None, plan)
 
 
@@ -87,7 +84,7 @@ def parse_evaluator(text: str | None) -> EvaluatorChoice:
         return choose_workers(make_plan("local", gpus=indices))
     if text == COMPILE_ONLY or Path(text).is_file():
         return EvaluatorChoice(text)
-    raise UsageError(f"--device {text!r}", "cuda:N, cuda:N,M, compile, or a file of recorded free kernels",
+    raise UsageError(f"--device {text!r} is invalid", "cuda:N, cuda:N,M, compile, or a file of recorded free kernels",
                      "pass one of them")  # fmt: skip
 
 

@@ -181,7 +181,7 @@ class Evolution:
                 if self._unanswered >= MAX_UNANSWERED_IN_A_ROW:
                     self._error = self._error or ServerError(
                         f"{self._unanswered} requests in a row had no response: {error.wrong}",
-                        "a server that responds", f"{error.do}; it resumes",
+                        "a server that responds", f"{error.do}; the run resumes",
                     )  # fmt: skip
             except Exception as error:
                 self._error = self._error or error

@@ -270,11 +270,9 @@ class EvolveJournal(AbstractContextManager["EvolveJournal"]):
         try:
             yield
         except (sqlite3.Error, OSError) as error:
-            raise RecordError(
-                f"run record {self.path} cannot be read or written ({error})",
-                "a complete, writable store, free disk space, and one process",
-                "free some space and rerun the command; earlier records are intact",
-            ) from error
+            wrong = f"run record {self.path} cannot be read or written ({error})"
+            do = "free some space and rerun the command; earlier records are intact"
+            raise RecordError(wrong, "a complete, writable store, free disk space, and one process", do) from error
 
 
 def _clean(row: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -97,13 +97,10 @@ def run_evolve(request: EvolveRequest, make_progress: MakeProgress) -> tuple[str
         KeyboardInterrupt: the user interrupts. The error says what is recorded.
     """
     if len(set(request.problems)) != len(request.problems):
-        raise UsageError("a problem is given twice", "each problem once", "remove the duplicate")
+        raise UsageError("a problem was passed twice", "each problem once", "remove the duplicate")
     if request.budget.usd is not None and any(not (m.price.prompt or m.price.answer) for m in request.models):
-        raise UsageError(
-            "a budget in USD and a model without a price",
-            "a price in USD per million tokens for each model",
-            "pass --price, e.g. --price 0.5,1.5",
-        )
+        wrong, do = "a budget in USD was passed, but a model has no price", "pass --price, e.g. --price 0.5,1.5"
+        raise UsageError(wrong, "a price in USD per million tokens for each model", do)
     check_server(request.server.base_url)
     place, files = request.place, EvolveFiles(request.path)
     command = without_passwords(request.command)
@@ -126,7 +123,7 @@ def run_evolve(request: EvolveRequest, make_progress: MakeProgress) -> tuple[str
             silence,
             "a language model server that responds",
             "correct --base-url (or OPENAI_BASE_URL), or check that the server runs; then rerun the command, "
-            "with a larger --budget; it resumes",
+            "with a larger --budget; the run resumes",
         )
     return reason, files
 

@@ -83,11 +83,8 @@ def load_counters(path: Path, gpu: Gpu) -> KnownCounters:
     else:
         raise RecordError(f"--counters {path} does not exist", "a counter file or folder", "pass another path")
     if not pairs:
-        raise UsageError(
-            f"--counters {path} has no counters of OutBLAS kernels",
-            "a file from benchmarks/profile_regimes.py, or a tune run after `outblas profile`",
-            "pass another path, or omit --counters",
-        )
+        wrong, do = f"--counters {path} has no counters of OutBLAS kernels", "pass another path, or omit --counters"
+        raise UsageError(wrong, "a file from benchmarks/profile_regimes.py, or a tune run after `outblas profile`", do)
     return KnownCounters(dict(pairs))
 
 
@@ -114,11 +111,8 @@ def _same_gpu(path: Path, product: str, gpu: Gpu) -> None:
     """Counters of another GPU would pass for this one's."""
     found = gpu_of_product(product)
     if found is None or found.name != gpu.name:
-        raise UsageError(
-            f"--counters {path} is from {product or 'an unknown GPU'}",
-            f"counters from {gpu.name}, the target GPU",
-            "profile on that GPU, or omit --counters",
-        )
+        wrong = f"--counters {path} is from {product or 'an unknown GPU'}"
+        raise UsageError(wrong, f"counters from {gpu.name}, the target GPU", "profile on that GPU, or omit --counters")
 
 
 def _cells(counters: Mapping[str, float]) -> str:

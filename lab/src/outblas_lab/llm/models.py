@@ -46,21 +46,25 @@ def parse_models(text: str, prices: Sequence[str]) -> list[Model]:
         name, _, figures = one.rpartition("=")
         match = re.fullmatch(r"(\d+(?:\.\d+)?),(\d+(?:\.\d+)?)", figures.strip())
         if match is None:
-            raise UsageError(f"--price {one!r}", "IN,OUT or NAME=IN,OUT in USD per million tokens", "e.g. 0.5,1.5")
+            wrong = f"--price {one!r} is invalid"
+            raise UsageError(wrong, "IN,OUT or NAME=IN,OUT in USD per million tokens", "pass e.g. 0.5,1.5")
         by_name[name] = Price(float(match[1]), float(match[2]))
     models = []
     for part in text.split(","):
         name, weight = _name_and_weight(part)
         if not name:
-            raise UsageError(f"--model {text!r}", "names separated by commas", "remove the empty name")
+            raise UsageError(f"--model {text!r} has an empty name", "comma-separated names", "remove the extra comma")
         if not 0 < weight < math.inf:
-            raise UsageError(f"--model {part.strip()!r} has no weight", "a positive weight", "remove the model")
+            wrong = f"--model {part.strip()!r} has an invalid weight"
+            raise UsageError(wrong, "a weight above 0", "correct the weight")
         models.append(Model(name, weight, by_name.get(name, by_name.get("", Price()))))
     names = [m.name for m in models]
     if len(set(names)) != len(names):
-        raise UsageError(f"--model {text!r} names a model twice", "each model once", "use NAME=WEIGHT")
+        wrong, do = f"--model {text!r} names a model twice", "pass NAME=WEIGHT to weight a model"
+        raise UsageError(wrong, "each model once", do)
     if odd := sorted(set(by_name) - {"", *names}):
-        raise UsageError(f"--price for {odd[0]!r}", f"a price for {' or '.join(names)}", "correct the name")
+        wrong, known = f"--price names the unknown model {odd[0]!r}", " or ".join(names)
+        raise UsageError(wrong, f"a price for {known}", "correct the name")
     return models
 
 

@@ -179,7 +179,7 @@ def answer_rules(kinds: Sequence[str]) -> str:
     """
     odd = sorted(set(kinds) - {CODE, CONFIG})
     if odd or not kinds:
-        what = f"kinds of answers {odd}" if odd else "no kind of answer"
+        what = f"unknown kinds of answers {odd}" if odd else "no kind of answer was passed"
         raise UsageError(what, f"{CODE}, {CONFIG} or both", "pass at least one of them")
     name = "asked_both" if len(set(kinds)) > 1 else f"asked_{kinds[0]}"
     return _fill(name).strip()

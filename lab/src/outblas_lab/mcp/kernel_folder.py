@@ -93,7 +93,7 @@ class KernelFolder(AbstractContextManager["KernelFolder"]):
         for entry in self.entries():
             if entry.name == name:
                 return entry
-        raise UsageError(f"the archive has no kernel {name!r}", "a listed name", "use action list first")
+        raise UsageError(f"the archive has no kernel {name!r}", "the name of a kernel in it", "use action list first")
 
     def store(self, found: SourcedEvaluation) -> bool:
         """Keep a proven kernel: its evaluation, an entry of the archive, and ``best/`` if its score is the best.
@@ -113,8 +113,8 @@ class KernelFolder(AbstractContextManager["KernelFolder"]):
         run, name = self.files.run, found.gpu.name
         was = self._about().get("gpu", name)
         if was != name:
-            wrong = f"{self.files.path} has figures of {was}, these are of {name}"
-            raise UsageError(wrong, "one GPU", "pass another --run")
+            wrong = f"{self.files.path} holds results of {was}, but this kernel ran on {name}"
+            raise UsageError(wrong, "one GPU per run", "ask the user for another --run")
         if not run.exists():
             write_json(run, {"format": FORMAT, "kind": KIND, "outblas": __version__, "gpu": name, "started": utc_now()})
         if archive.best(entry.problem) == entry:
@@ -173,18 +173,13 @@ class KernelFolder(AbstractContextManager["KernelFolder"]):
     def _entry_of(self, evaluation: Evaluation, gpu: Gpu) -> Entry:
         """Return the archive's entry of a proven kernel. Raises UsageError if it is not proven."""
         if self._read_only:
-            raise UsageError(
-                f"{self.files.path} is a run of `outblas evolve`",
-                "a run directory of this server",
-                "read from it, or ask the user for another --run",
-            )
+            wrong = f"{self.files.path} is a run of `outblas evolve`"
+            raise UsageError(wrong, "a run directory of this server", "read from it, or ask the user for another --run")
         name, kind, score = config_name(evaluation.config), kind_of(evaluation, gpu), score_of(evaluation)
         if kind != "proven" or score is None or evaluation.timing is None:
-            raise UsageError(
-                f"{name} on {evaluation.problem.key} is not proven ({evaluation.status} {evaluation.detail})",
-                "a kernel that passed every gate, with a plausible time",
-                "correct the kernel first",
-            )
+            wrong = f"{name} on {evaluation.problem.key} is not proven ({evaluation.status} {evaluation.detail})"
+            do = "correct the kernel first"
+            raise UsageError(wrong, "a kernel that passed every gate, with a plausible time", do)
         candidate = config_to_json(evaluation.config)
         return Entry(evaluation.problem.key, 0, name, candidate, score, evaluation.timing.median_us, 0)
 

@@ -71,21 +71,17 @@ class ProfileTool(CandidateTool):
         """Return ``problem``, ``name`` and ``counters``."""
         problem, candidate = self.problem(), self.candidate()
         if not isinstance(candidate, KernelConfig):
-            raise UsageError(
-                "a free kernel cannot be profiled: ncu runs outside the sandbox",
-                "a kernel of a template family",
-                "pass config; tool compile reports the registers and instructions of a free kernel",
-            )
+            wrong = "a free kernel cannot be profiled: ncu runs outside the sandbox"
+            do = "pass config; tool compile reports the registers and instructions of a free kernel"
+            raise UsageError(wrong, "a kernel of a template family", do)
         if session.gpu_index is None:
-            raise DeviceError(
-                "no counters: this session has no GPU",
-                "a GPU with Nsight Compute",
-                "ask the user to start the server on a machine with a GPU",
-            )
+            do = "ask the user to start the server on a machine with a GPU"
+            raise DeviceError("no counters: this session has no GPU", "a GPU with Nsight Compute", do)
         ncu = find_ncu()
         proof = proof_reply(session.evaluated(problem, candidate))
         if not proof["proven"]:
-            raise UsageError(f"{proof['name']} is not proven ({proof['status']})", "a proven kernel", "see tool prove")
+            wrong = f"{proof['name']} is not proven ({proof['status']})"
+            raise UsageError(wrong, "a proven kernel", "prove it with tool prove")
         with session.budget.gpu_time():
             counters = profiled_counters(problem, candidate, session.gpu, session.gpu_index, ncu)
         return {"problem": problem.key, "name": config_name(candidate), "counters": counters}
@@ -179,7 +175,8 @@ class ArchiveTool(Tool):
 
     def _read(self, session: ToolSession) -> dict[str, Any]:
         if self.name is None:
-            raise UsageError("action read without a name", "a kernel name", "use action list, then pass name")
+            wrong = "action read was called without a name"
+            raise UsageError(wrong, "the name of a kernel", "use action list, then pass name")
         entry = session.folder.entry(self.name)
         free = entry.candidate.get("family") == FreeKernel.family
         body = {"kernel": entry.candidate["text"]} if free else {"config": entry.candidate}
@@ -187,7 +184,8 @@ class ArchiveTool(Tool):
 
     def _store(self, session: ToolSession) -> dict[str, Any]:
         if self.mnk is None:
-            raise UsageError("action store without mnk", "the kernel's problem M_N_K", "pass mnk, layout and dtype")
+            wrong = "action store was called without mnk"
+            raise UsageError(wrong, "the kernel's problem M_N_K", "pass mnk, layout and dtype")
         folder, stored = session.folder, self._stored(self.mnk)
         problem, candidate = stored.problem(), stored.candidate()
         found = session.evaluated(problem, candidate)
@@ -226,7 +224,8 @@ def profiled_counters(problem: Problem, config: KernelConfig, gpu: Gpu, gpu_inde
         profiler = Profiler(tool, Path(scratch), _NCU_S, gpu_index)
         ((kernels,),) = profiler.kernels([ProfileWork(problem, (config,), cache_of(problem, gpu))])
     if len(kernels) != 1:
-        raise RecordError(f"{config_name(config)} launched {len(kernels)} kernels", "one per call", "profile again")
+        wrong = f"{config_name(config)} launched {len(kernels)} kernels in one call"
+        raise RecordError(wrong, "one kernel per call", "profile again")
     return counters_of(kernels[0])
 
 

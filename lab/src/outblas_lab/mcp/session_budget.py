@@ -89,8 +89,5 @@ class SessionBudget:
 
 def _refuse_if_spent(what: str, option: str, spent: float, limit: float) -> None:
     if spent >= limit:
-        raise BudgetSpent(
-            f"the session's budget of {limit:g} {what} is spent",
-            "budget left",
-            f"ask the user to start the server with a larger {option}; tools without this cost still work",
-        )
+        do = f"ask the user to start the server with a larger {option}; tools without this cost still work"
+        raise BudgetSpent(f"the session's budget of {limit:g} {what} is spent", "remaining budget", do)

@@ -159,6 +159,5 @@ def _answer(session: ToolSession, tool: Tool) -> dict[str, Any]:
         ) from error
     except OSError as error:
         logger.exception("tool %s", type(tool).__name__)
-        raise UsageError(
-            f"a system call failed: {error.strerror}", "free disk space and permission", "ask the user to fix it"
-        ) from error
+        wrong = f"a system call failed: {error.strerror}"
+        raise UsageError(wrong, "free disk space and file permissions", "ask the user to provide them") from error

@@ -98,7 +98,7 @@ class CandidateTool(ProblemTool):
         if self.kernel is not None and self.config is None:
             return FreeKernel.parse(self.kernel)
         if self.config is None or self.kernel is not None:
-            given = "neither kernel nor config" if self.config is None else "both kernel and config"
+            given = "neither kernel nor config is given" if self.config is None else "kernel and config are both given"
             raise UsageError(given, "exactly one of them", "pass the CUDA source as kernel, or the knobs as config")
         try:
             if isinstance(self.config, str):
@@ -107,11 +107,8 @@ class CandidateTool(ProblemTool):
         except OutblasError:
             raise
         except (ValueError, ArithmeticError, RecursionError) as error:  # e.g. text that is cut
-            raise ConfigError(
-                f"config cannot be read ({type(error).__name__}: {error})",
-                'an object {"family": ..., knob: value, ...}',
-                "see resource outblas://guide",
-            ) from error
+            wrong, do = f"config cannot be read ({type(error).__name__}: {error})", "see resource outblas://guide"
+            raise ConfigError(wrong, 'an object {"family": ..., knob: value, ...}', do) from error
 
 
 def target_gpu(named: str) -> Gpu:

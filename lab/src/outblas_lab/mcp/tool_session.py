@@ -122,11 +122,8 @@ class ToolSession(AbstractContextManager["ToolSession"]):
             UsageError: the session has none.
         """
         if self._folder is None:
-            raise UsageError(
-                "this session has no archive",
-                "a server that was started with --run FOLDER",
-                "ask the user to restart the server with --run",
-            )
+            wrong, do = "this session has no archive", "ask the user to restart the server with --run"
+            raise UsageError(wrong, "a server that was started with --run FOLDER", do)
         return self._folder
 
     def compiled(self, problem: Problem, candidate: Candidate, gpu: Gpu) -> Evaluation:
@@ -187,11 +184,9 @@ class ToolSession(AbstractContextManager["ToolSession"]):
         assert isinstance(candidate, FreeKernel)
         known = None if self._recorded is None else self._recorded.find(problem, candidate)
         if known is None:  # the evaluator would compile it, outside the budget
-            raise DeviceError(
-                f"{config_name(candidate)} was not run: this session has no GPU",
-                "a GPU, or a recorded kernel",
-                "use tool compile for compiler results; ask the user for a GPU to prove and time a free kernel",
-            )
+            wrong = f"{config_name(candidate)} was not run: this session has no GPU"
+            do = "use tool compile for compiler results; ask the user for a GPU to prove and time a free kernel"
+            raise DeviceError(wrong, "a GPU, or a recorded kernel", do)
         return SourcedEvaluation(known, self.gpu, self.evaluator.source)
 
 
@@ -202,8 +197,5 @@ def _refuse_senseless(problem: Problem, config: KernelConfig, gpu: Gpu) -> None:
     try:
         why_illegal(problem, config, gpu)
     except (ArithmeticError, RecursionError) as error:
-        raise ConfigError(
-            f"{config_name(config)[:200]} is not a valid kernel ({type(error).__name__})",
-            "knobs of a kernel family",
-            "see resource outblas://guide",
-        ) from error
+        wrong = f"{config_name(config)[:200]} is not a valid kernel ({type(error).__name__})"
+        raise ConfigError(wrong, "knobs of a kernel family", "see resource outblas://guide") from error

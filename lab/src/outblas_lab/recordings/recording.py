@@ -255,7 +255,7 @@ class Recording:
             }
         for fault, found in faults.items():
             if found:
-                raise RecordError(f"the recording has {fault}", "a dense matrix", "record again")
+                raise RecordError(f"the recording has {fault}", "a consistent recording", "record again")
 
 
 def stem_of(suite: str, problems: Sequence[Problem]) -> str:
@@ -269,11 +269,8 @@ def _load_part(folder: Traversable, stem: str) -> Recording:
     cells, metadata = read_table(folder.joinpath(stem + CELLS), CELLS)
     baselines, other = read_table(folder.joinpath(stem + BASELINES), BASELINES)
     if {**metadata, "kind": ""} != {**other, "kind": ""}:
-        raise RecordError(
-            f"recording {stem}: cells and baselines are from different runs",
-            "two files written together",
-            "record again, or copy both files again",
-        )
+        wrong = f"recording {stem}: cells and baselines are from different runs"
+        raise RecordError(wrong, "two files written together", "record again, or copy both files again")
     import pyarrow as pa
 
     try:
@@ -333,7 +330,8 @@ def _merge(parts: list[Recording]) -> Recording:
     Raises RecordError if the parts are of several GPUs, or a part only repeats others.
     """
     if len({part.gpu.name for part in parts}) > 1:
-        raise RecordError("the folder contains recordings of several GPUs", "one GPU", "use one folder per GPU")
+        wrong = "the folder contains recordings of several GPUs"
+        raise RecordError(wrong, "recordings of one GPU", "use one folder per GPU")
     parts = _each_problem_once(parts)
     catalogue = tuple(dict.fromkeys(c for part in parts for c in part.catalogue))
     column = {c: i for i, c in enumerate(catalogue)}

@@ -81,18 +81,13 @@ def read_table(path: Traversable, suffix: str) -> tuple[pa.Table, dict[str, Any]
         metadata = json.loads((table.schema.metadata or {}).get(b"outblas", b"{}"))
     except (OSError, ValueError, RecursionError, pa.ArrowException) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error).split("\n")[0]
-        raise RecordError(
-            f"recording file {path} cannot be read ({reason})",
-            "a complete Parquet file",
-            "the file is missing or truncated: copy it again or record it again",
-        ) from error
+        do = "the file is missing or truncated: copy it again or record it again"
+        raise RecordError(f"recording file {path} cannot be read ({reason})", "a complete Parquet file", do) from error
     found = (metadata.get("format"), metadata.get("kind")) if isinstance(metadata, dict) else (None, None)
     if found != (FORMAT, FILE_KINDS[suffix]):
-        raise RecordError(
-            f"recording file {path} has format {found[0]}, kind {found[1]}",
-            f"format {FORMAT}, kind {FILE_KINDS[suffix]}",
-            "use the release that wrote it, or record it again",
-        )
+        wrong = f"recording file {path} has format {found[0]}, kind {found[1]}"
+        do = "use the release that wrote it, or record it again"
+        raise RecordError(wrong, f"format {FORMAT}, kind {FILE_KINDS[suffix]}", do)
     missing = [name for name in COLUMNS[suffix] if name not in table.column_names]
     if missing:
         raise RecordError(
@@ -125,7 +120,7 @@ def cells_to_arrays(table: pa.Table, rows: int, columns: int) -> tuple[Any, Any,
     median[flat], spread[flat] = _floats(table["median_us"]), _floats(table["spread"])
     rounds, counts = np.empty(rows * columns, np.int16), _integers(table["rounds"])
     if len(counts) and counts.max() > np.iinfo(np.int16).max:
-        raise ValueError(f"{counts.max()} rounds of a cell")
+        raise ValueError(f"a cell has {counts.max()} rounds")
     rounds[flat] = counts
     arrays = (status, median, spread, rounds, chosen)
     return tuple(array.reshape(rows, columns) for array in arrays)  # type: ignore[return-value]
@@ -184,7 +179,7 @@ def _integers(column: Any) -> NDArray[np.int64]:
     import pyarrow as pa
 
     if not pa.types.is_integer(column.type):
-        raise ValueError(f"{column.type} instead of integers")
+        raise ValueError(f"it has {column.type} instead of integers")
     if column.null_count:
         raise ValueError("a null instead of an integer")
     whole = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column

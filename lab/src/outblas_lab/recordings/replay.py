@@ -84,11 +84,9 @@ class ReplayEvaluator(Evaluator):
         row, column = recording.row(problem), recording.catalogue_index(config)
         status = Status.LEFT_OUT if column is None else STATUSES[recording.status[row, column]]
         if column is None or status in (Status.LEFT_OUT, Status.ILLEGAL):
-            raise UsageError(
-                f"{config_name(config)} on {problem.key} was not recorded",
-                "a recorded cell (a replay never interpolates)",
-                "use a recorded candidate, or tune on a live GPU",
-            )
+            wrong = f"{config_name(config)} on {problem.key} was not recorded"
+            do = "use a recorded candidate, or tune on a live GPU"
+            raise UsageError(wrong, "a recorded cell (a replay never interpolates)", do)
         baselines = self.baselines(problem)
         if status is not Status.PASSED:
             return Evaluation(problem, config, status, "recorded", Verdict(status), baselines_us=baselines)

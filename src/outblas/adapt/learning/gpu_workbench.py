@@ -203,7 +203,8 @@ class GpuWorkbench:
             return bound
         algorithm = self._lt.find(self._problem, contender.algorithm)
         if algorithm is None:
-            raise DeviceError(f"cuBLASLt {contender.algorithm} cannot be used", "a usable algorithm", "tune again")
+            wrong = f"cuBLASLt refuses algorithm {contender.algorithm}"
+            raise DeviceError(wrong, "an algorithm that it accepts", "tune again")
         workspace = self._workspace
         return lambda stream: algorithm(a, b, c, stream, workspace)
 

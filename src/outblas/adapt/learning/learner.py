@@ -151,7 +151,8 @@ class Learner:
             UsageError: ``seconds`` is negative or no number, or this thread captures a CUDA graph.
         """
         if self._capturing():
-            raise UsageError("settle() during CUDA graph capture", "a call before the capture", "call it earlier")
+            wrong = "settle() was called during CUDA graph capture"
+            raise UsageError(wrong, "a call outside the capture", "call it before the capture")
         with self._changed:
             if seconds is not None:
                 self.budget.allow(seconds)

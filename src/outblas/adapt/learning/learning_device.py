@@ -225,7 +225,7 @@ class LearningDevice:
             raise DeviceError(
                 f"only {free // 10**6} MB of GPU memory is free",
                 f"{_FREE_FACTOR * RUNNING.scratch_bytes // 10**6} MB for learning, more for a large matmul",
-                "free memory, or call outblas.settle() before the program allocates it",
+                "free GPU memory, or call outblas.settle() before the program allocates its memory",
             )
         return limits
 
@@ -264,7 +264,8 @@ class LearningClock(StreamClock):
     def _record(self, event: Any) -> None:
         status = locked_driver().cuEventRecord(ctypes.c_void_p(int(event)), ctypes.c_void_p(self.stream))
         if status:
-            raise DeviceError(f"cuEventRecord failed with {status}", "CUDA_SUCCESS", "check the launch before it")
+            wrong = f"cuEventRecord failed with status {status}"
+            raise DeviceError(wrong, "CUDA_SUCCESS", "check the kernel launches before it")
 
     def _is_pending(self, event: Any) -> bool:
         return bool(locked_driver().cuEventQuery(ctypes.c_void_p(int(event))) == _NOT_READY)
@@ -280,4 +281,5 @@ def locked_driver() -> Any:
     try:
         return ctypes.PyDLL("libcuda.so.1")
     except OSError as error:
-        raise DeviceError(f"libcuda.so.1 cannot be loaded ({error})", "the NVIDIA driver", "install it") from error
+        wrong = f"libcuda.so.1 cannot be loaded ({error})"
+        raise DeviceError(wrong, "the NVIDIA driver", "install the driver") from error

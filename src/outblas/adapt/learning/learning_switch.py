@@ -60,7 +60,7 @@ def enable(
             ``learn_seconds`` is negative or not a number.
     """
     if learn and batch_invariant:
-        raise UsageError("learn=True with batch_invariant=True", "only one of them", "omit one")
+        raise UsageError("learn=True and batch_invariant=True were both passed", "only one of them", "omit one")
     wanted = (is_on(LEARN_VARIABLE) if learn is None else learn) and not batch_invariant
     seconds = _budget(learn_seconds) if wanted or learn_seconds is not None else 0.0
     on = switch.enable(accurate=accurate, batch_invariant=batch_invariant, stacklevel=2)
@@ -125,11 +125,9 @@ def _budget(seconds: float | None) -> float:
     try:
         return GpuBudget((float(text) if text else DEFAULT_SECONDS) if seconds is None else seconds).seconds
     except (TypeError, ValueError) as error:
-        raise UsageError(
-            f"{SECONDS_VARIABLE} or learn_seconds is {text if seconds is None else seconds!r}",
-            "seconds, 0 or more",
-            "set it to 10, for example",
-        ) from error
+        wrong = f"{SECONDS_VARIABLE} or learn_seconds is {text if seconds is None else seconds!r}"
+        do = "set the variable or the argument to 10, for example"
+        raise UsageError(wrong, "a number of seconds, 0 or more", do) from error
 
 
 def _refusal() -> LearningReport:
@@ -140,7 +138,7 @@ def _refusal() -> LearningReport:
 
 def _present() -> Learner:
     if _learner is None:
-        raise UsageError("learning is disabled", "learning enabled first", "call outblas.enable(learn=True) first")
+        raise UsageError("learning is disabled", "enabled learning", "call outblas.enable(learn=True) first")
     return _learner
 
 

@@ -137,7 +137,8 @@ class GpuBudget:
 
     def __init__(self, seconds: float = DEFAULT_SECONDS) -> None:
         if not seconds >= 0:
-            raise UsageError(f"learn_seconds is {seconds}", "0 or more", "pass learn_seconds=10, for example")
+            wrong = f"learn_seconds is {seconds}"
+            raise UsageError(wrong, "a number of seconds, 0 or more", "pass e.g. learn_seconds=10")
         self.seconds, self.used = float(seconds), 0.0
 
     @property

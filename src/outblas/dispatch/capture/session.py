@@ -56,7 +56,7 @@ class capture:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if append and path is None:
-            raise UsageError("append=True without a path", "a file to append to", "pass its path")
+            raise UsageError("append=True was passed without a path", "a file to append to", "pass its path")
         self._file = None if path is None else CaptureFile(path, append)
         self._clock, self._command = clock, command
         self._counts: Counter[CapturedProduct] = Counter()
@@ -68,7 +68,8 @@ class capture:
 
     def __enter__(self) -> capture:
         if self._mode is not None:
-            raise UsageError("a capture is entered twice", "one with block per capture", "create a new outblas.capture")
+            wrong = "an outblas.capture object was entered twice"
+            raise UsageError(wrong, "one with block per object", "create a new object")
         # Now, for it starts processes; but without the GPU: CUDA is the program's to initialise, or not.
         self._provenance = collect_provenance(self._command, gpu_index=None)
         self._mode, self._open = self._new_mode(), True

@@ -171,7 +171,8 @@ def load(gpu_name: str) -> tuple[dict[str, dict[str, float]], Floats]:
     folder = resources.files("outblas") / "data" / "models"
     path = folder.joinpath(f"{gpu_name}.json")
     if not path.is_file():
-        raise DeviceError(f"no cost model for GPU {gpu_name!r}", "a measured GPU", "scale a model with model_of")
+        wrong = f"no cost model for GPU {gpu_name!r}"
+        raise DeviceError(wrong, "a GPU with a fitted model", "scale a model with model_of")
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         if found["format"] != FORMAT:
@@ -185,9 +186,8 @@ def load(gpu_name: str) -> tuple[dict[str, dict[str, float]], Floats]:
         ]
         return coefficients, np.array(residual)
     except (ValueError, KeyError, TypeError) as error:
-        raise RecordError(
-            f"model file {gpu_name}.json cannot be read ({error!r})", f"format {FORMAT}", "reinstall outblas"
-        ) from error
+        wrong = f"model file {gpu_name}.json cannot be read ({error!r})"
+        raise RecordError(wrong, f"a file of format {FORMAT}", "reinstall outblas") from error
 
 
 def time_us(x: Mapping[str, float], family: str, p: Columns, c: Columns, gpu: Gpu) -> Floats:

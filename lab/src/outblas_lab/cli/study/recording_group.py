@@ -31,7 +31,7 @@ MAX_SEED = 2**63
 @recording.command("export", short_help="Export a recording as a data set")
 @with_json
 def export_dataset(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Output directory; must be empty or not exist.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Output directory. It must be empty or not exist.")],
     name: RecordingNameOption = common.DEFAULT_RECORDING,
     kernel_tuner: Annotated[
         int, typer.Option(help="Number of held-out problems to export for Kernel Tuner, stratified by regime.")
@@ -63,7 +63,7 @@ def score(
     name: RecordingNameOption = common.DEFAULT_RECORDING,
     baselines: Annotated[
         str,
-        typer.Option(help="Comma-separated baseline agents, or none. regressor trains with torch (extra rl)."),
+        typer.Option(help="Comma-separated baseline agents, or none. Agent regressor needs torch (extra rl)."),
     ] = "random,nearest,regressor",
     sample: Annotated[
         int | None, typer.Option(help="Number of held-out problems to search, stratified by regime (default: all).")
@@ -73,9 +73,9 @@ def score(
     split_seed_file: Annotated[
         Path | None, typer.Option(help="File with the seed of a private split; the seed is never printed.")
     ] = None,
-    run: Annotated[Path, typer.Option(help="Directory of scores; resumed if it exists.")] = Path("runs/score"),
+    run: Annotated[Path, typer.Option(help="Directory for scores; existing ones are reused.")] = Path("runs/score"),
     jobs: Annotated[int, typer.Option(help="Number of parallel search processes.")] = 1,
-    resume: Annotated[bool, typer.Option(help="Reuse existing scores; otherwise search again.")] = True,
+    resume: Annotated[bool, typer.Option(help="Reuse existing scores, or search again.")] = True,
 ) -> None:
     """Score an agent file against baselines: regret after 0, 1, 2, 4 and 8 measurements on held-out problems.
 
@@ -84,7 +84,7 @@ def score(
     Example: ``outblas recording score my_agent.py --sample 40``.
     """
     if split_seed is not None and split_seed_file is not None:
-        raise UsageError("--split-seed with --split-seed-file", "one of them", "leave one out")
+        raise UsageError("--split-seed conflicts with --split-seed-file", "only one of them", "omit one")
 
     from outblas_lab.compare.compare_run import ScoreRequest, score_agent
     from outblas_lab.compare.splits import PUBLIC_SEED
@@ -101,13 +101,14 @@ def score(
 
 def _private_seed(path: Path) -> int:
     """Return the seed in a file. Its content is in no error text."""
-    do = "write one integer into it"
+    do = "write one integer into the file"
     try:
         seed = int(read_plain_file(path).decode())
     except OSError as error:
-        raise RecordError(f"{path} cannot be read ({error.strerror or error})", "a file with a seed", do) from error
+        wrong = f"{path} cannot be read ({error.strerror or error})"
+        raise RecordError(wrong, "a readable file with a seed", do) from error
     except ValueError:
-        raise UsageError(f"{path} holds no seed", f"an integer from 0 to {MAX_SEED - 1}", do) from None
+        raise UsageError(f"{path} contains no seed", f"an integer from 0 to {MAX_SEED - 1}", do) from None
     if not 0 <= seed < MAX_SEED:
         raise UsageError(f"the seed in {path} is out of range", f"an integer from 0 to {MAX_SEED - 1}", do)
     return seed

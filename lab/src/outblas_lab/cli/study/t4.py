@@ -20,16 +20,18 @@ if TYPE_CHECKING:
 
 
 def export_t4(
-    mnk: Annotated[str, typer.Option(help="Recorded problem, M_N_K.")],
+    mnk: Annotated[str, typer.Option(help="Recorded problem M_N_K to export.")],
     out_file: Annotated[Path, typer.Option("--out", help="JSON file to write.")],
     launch: LaunchOption = "plain",
-    device: Annotated[str, typer.Option(help="Recording, replay:NAME.")] = f"replay:{common.DEFAULT_RECORDING}",
+    device: Annotated[
+        str, typer.Option(help="Recording to export from, replay:NAME.")
+    ] = f"replay:{common.DEFAULT_RECORDING}",
     layout: LayoutOption = "tn",
     dtype: DtypeOption = "fp16",
     acc: AccOption = "fp32",
     cache: Annotated[bool, typer.Option("--cache", help="Write a cache for Kernel Tuner's simulation mode.")] = False,
 ) -> None:
-    """Export the recorded measurements of a problem as Kernel Tuner T4 results or cache, in milliseconds."""
+    """Export the recorded measurements of a problem as a Kernel Tuner T4 results file or cache, in milliseconds."""
     chosen = common.check_launch(launch)
 
     from outblas.core.files import write_atomic
@@ -53,7 +55,7 @@ def import_t4(
     to: Annotated[Path | None, typer.Option(help="Write the evaluations to this JSON Lines file.")] = None,
     device: Annotated[str | None, typer.Option(help="Recording to compare with, replay:NAME.")] = None,
 ) -> None:
-    """Read Kernel Tuner measurements: report count and fastest config, compare them, convert them."""
+    """Read Kernel Tuner measurements: report their number and the fastest config; compare or convert them."""
     from outblas.core.files import write_atomic
     from outblas.records.evaluation_json import evaluation_to_json
     from outblas_lab.kernel_tuner.t4_files import read_task, task_of
@@ -63,8 +65,8 @@ def import_t4(
     for name, option in given_options(context, *kind).items():
         of_file = str(getattr(task.problem, name)).lower()
         if kind[name].lower() != of_file:
-            wrong, expected = f"{option} {kind[name]}", f"{of_file}, as the file is on {task.problem.key}"
-            raise UsageError(wrong, expected, "leave it out")
+            wrong, expected = f"{option} {kind[name]} contradicts the file", f"{of_file} for its {task.problem.key}"
+            raise UsageError(wrong, expected, f"omit {option}")
     recorded = None if device is None else task_of(_recording(device), task.problem, task.launch)
     if to is not None:
         common.output_file("--to", to, "file of evaluations", _read_evaluations)
@@ -95,7 +97,7 @@ def _read_evaluations(path: Path) -> None:
     try:
         evaluation_from_json(json.loads(read_plain_file(path).partition(b"\n")[0]))
     except (AttributeError, KeyError, TypeError) as error:
-        raise ValueError("its first line is no evaluation") from error
+        raise ValueError("its first line is not an evaluation") from error
 
 
 def _recording(device: str) -> Recording:

@@ -70,7 +70,8 @@ def export_recording(
     there = _is_empty_folder(folder)
     split = public_split(recording.problems)
     if not 0 <= kernel_tuner <= len(split.held_out):
-        raise UsageError(f"--kernel-tuner is {kernel_tuner}", f"0 to {len(split.held_out)}", "pass another number")
+        wrong = f"--kernel-tuner is {kernel_tuner}"
+        raise UsageError(wrong, f"an integer from 0 to {len(split.held_out)}", "pass another --kernel-tuner")
     chosen = sample(split.held_out, kernel_tuner, PUBLIC_SEED, gpu=recording.gpu) if kernel_tuner else []
     folder = folder.absolute()
     try:

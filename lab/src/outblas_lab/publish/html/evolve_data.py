@@ -166,7 +166,7 @@ def load_evolution(path: Path) -> EvolveRun:
     files = EvolveFiles(path)
     about = read_run(path)
     if not files.store.is_file():
-        raise RecordError(f"{path} has no {files.store.name}", "a started run", "rerun `outblas evolve`")
+        raise RecordError(f"{path} has no {files.store.name}", "a run that has started", "rerun `outblas evolve`")
     with Store(files.store) as store:
         evaluations = {(e.problem.key, config_name(e.config)): e for e in store.evaluations()}
     with EvolveJournal(files.store) as journal:

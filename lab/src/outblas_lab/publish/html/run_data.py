@@ -133,11 +133,8 @@ def load_run(path: str | os.PathLike[str]) -> ReportedRun:
     if not path.is_dir():
         return ReportedRun(read_result(path))
     if not (path / "result.parquet").is_file():
-        raise RecordError(
-            f"run directory {path} has no result.parquet",
-            "a finished `outblas tune` run",
-            "rerun the same `outblas tune`; it resumes",
-        )
+        wrong = f"run directory {path} has no result.parquet"
+        raise RecordError(wrong, "a finished `outblas tune` run", "rerun the same `outblas tune`; it resumes")
     run, do = path / "run.json", "restore it or run `outblas tune` again"
     about = read_object(run, "a JSON object", do) if run.exists() else {}
     intervals = Library.load(path / "library.json").intervals if about.get("ranges") else ()

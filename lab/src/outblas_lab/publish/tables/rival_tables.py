@@ -156,7 +156,7 @@ def _cuda_l2_text(data: dict[str, Any], _: Path) -> str:
 
 def _some(means: list[Any]) -> list[Any]:
     if not means:
-        raise RecordError("no rival was timed on any problem", "at least one", "measure again")
+        raise RecordError("no rival was timed on any problem", "at least one timed rival", "measure again")
     return means
 
 
