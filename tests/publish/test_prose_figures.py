@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from outblas.core.stats import geomean
+from outblas.core.stats import flop_weighted, geomean
+from outblas.records.results import read_result
 from outblas_lab.publish.tables.headline import headline_rows
 
 ROOT = Path(__file__).parents[2]
@@ -53,6 +54,22 @@ def invariant(file: Path, who: str) -> tuple[int, int]:
     return means["invariant"][who], means["weights"]
 
 
+def over_torch(folder: Path) -> str:
+    """The FLOP-weighted speedup of grid1000 TN over torch.matmul."""
+    rows = [row for row in read_result(folder / "grid1000_tn_fp16_fp32_offline.parquet").rows if not row["pdl"]]
+    ratios = [row["torch_us"] / row["ours_us"] for row in rows]
+    return f"{flop_weighted(ratios, [row['m'] * row['n'] * row['k'] for row in rows]):.3f}"
+
+
+def memory(model: str) -> float:
+    """GB that a worker of vLLM used more with OutBLAS, in the median."""
+    used = {
+        variant: median(one["state"]["gpu_bytes"] for one in vllm(model)["processes"] if one["variant"] == variant)
+        for variant in ("torch", "outblas")
+    }
+    return (used["outblas"] - used["torch"]) / 1e9
+
+
 def engines() -> list[tuple[str, str]]:
     means = {model: vllm(model)["geomean"] for model in ("llama-3-8b", "qwen2.5-7b")}
     llama, qwen = means.values()
@@ -73,6 +90,9 @@ def engines() -> list[tuple[str, str]]:
         (page, f"{compiled('compile_enable'):.3f}× over `torch.compile` for Llama 3 8B at batch 64"),
         (faq, f"Llama 3 8B decode steps in vLLM, batch 1 to 256 | {llama['decode']:.3f}× |"),
         (faq, f"Qwen2.5 7B decode steps in vLLM, batch 1 to 256 | {qwen['decode']:.3f}× |"),
+        (faq, f"is {over_torch(H200)} on the H200 and {over_torch(H100)} on the H100"),
+        (faq, f"used {min(map(memory, means)):.1f} to {max(map(memory, means)):.1f} GB more in the median"),
+        (faq, f"It ran {compiled('compile_enable'):.3f} times as fast as with torch.compile"),
         (faq, f"takes {step['outblas']:.3f} ms with OutBLAS and {step['torch']:.3f} ms without"),
         (faq, f"{step['ratio']:.3f}, with a 95% interval of {step['low']:.3f} to {step['high']:.3f}"),
         (
