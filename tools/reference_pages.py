@@ -60,9 +60,10 @@ def cli_page() -> str:
     lines = [
         "# Command line",
         "",
-        "This page is generated from the code. `outblas COMMAND --help` prints the same.",
+        "This page is generated from the code. `outblas COMMAND --help` prints the same texts.",
         "",
-        "Exit status: 0: success. 1: `outblas try` says no. 2: an error, in one line on stderr. 130: Ctrl-C.",
+        'Exit status: 0 for success; 1 if `outblas try` says "do not keep"; 2 for an error, reported in one line on '
+        "stderr; 130 for Ctrl-C.",
         "",
         "## Global options",
         "",

@@ -17,7 +17,7 @@ def calibrate(
         Path | None, typer.Option("--out", help="GPU record to write (default: a file in ~/.local/share/outblas/gpus).")
     ] = None,
 ) -> None:
-    """Measure this GPU's rates in under a minute and write them to its GPU record (GPU).
+    """Measure this GPU's rates in under a minute and write them to its GPU record (needs a GPU).
 
     The roofline floors, regimes, ranking model and policy then use measured rates instead of estimates.
     """

@@ -68,26 +68,26 @@ AccOption = Annotated[str, typer.Option(help="Accumulator type: fp32, or fp16 (f
 SuiteOption = Annotated[str, typer.Option(help="Problem suite: grid1000, llm, llm_tp or engine.")]
 SampleOption = Annotated[
     int | None,
-    typer.Option(help="Number of problems to sample per layout, stratified by regime and reproducible (default: all)."),
+    typer.Option(help="Number of problems to sample per layout, reproducibly and stratified by regime (default: all)."),
 ]
 SampleSeedOption = Annotated[int, typer.Option(help="Random seed for --sample.")]
 WorkersOption = Annotated[
     str | None,
-    typer.Option(help="local: one process per GPU; ray: one actor per GPU of a Ray cluster. Default: one GPU."),
+    typer.Option(help="local (one process per GPU) or ray (one actor per GPU of a Ray cluster). Default: one GPU."),
 ]
 GpusOption = Annotated[str | None, typer.Option(help="Comma-separated GPU indices for --workers local (default: all).")]
 RayAddressOption = Annotated[
-    str | None, typer.Option(help="Ray cluster: auto (the running one; default), local, or host:port.")
+    str | None, typer.Option(help="Ray cluster to use: auto (the running one, default), local, or HOST:PORT.")
 ]
 GpuOption = Annotated[str, typer.Option("--device", help="GPU to use, e.g. cuda:0.")]
 LaunchOption = Annotated[str, typer.Option(help="Kernel launch option: plain, pdl or weights.")]
 LibraryOption = Annotated[Path | None, typer.Option(help="Library file (default: the packaged library).")]
-RecordingNameOption = Annotated[str, typer.Option("--recording", help="Name of a packaged recording, or a directory.")]
+RecordingNameOption = Annotated[str, typer.Option("--recording", help="Packaged recording, or a recording directory.")]
 QpsOption = Annotated[
     float | None,
     typer.Option(
-        help="Requests per second, with Poisson arrivals. Required in mode server and refused in other modes. "
-        "The rate is lowered if the slowest entry would be busy more than 25% of the time.",
+        help="Requests per second, with Poisson arrivals. Required with --mode server, refused with other modes. "
+        "The rate is lowered if the slowest kernel or baseline would be busy more than 25% of the time.",
     ),
 ]
 

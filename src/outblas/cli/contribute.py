@@ -15,16 +15,16 @@ from outblas.core.errors import UsageError
 
 def contribute(
     run: Annotated[
-        list[Path] | None, typer.Option(help="Run directory of `outblas tune` that contains proofs. Repeatable.")
+        list[Path] | None, typer.Option(help="Run directory of `outblas tune` with proofs to pack. Repeatable.")
     ] = None,
     out_file: Annotated[
-        Path | None, typer.Option("--out", help="File to write (default: GPU.outblas.zip in the current directory).")
+        Path | None, typer.Option("--out", help="File to write (default: ./GPU_NAME.outblas.zip).")
     ] = None,
     device: GpuOption = "cuda:0",
 ) -> None:
-    """Pack your tuned library, GPU record, provenance and proofs into one file (GPU).
+    """Pack your tuned library, GPU record, provenance and proofs into one file (needs a GPU).
 
-    Attach the file to an issue titled "results of my GPU". It contains no paths, host names or program data.
+    Attach the file to an issue titled "results of my GPU". The file contains no paths, host names or program data.
     """
     index = common.gpu_index(device)
 

@@ -18,10 +18,10 @@ LINE_WIDTH = 120
 
 
 def doctor() -> None:
-    """Check the installation, and suggest a fix for each broken part; optional parts that are missing come last.
+    """Check the installation and suggest a fix for each broken part. Missing optional parts are listed last.
 
-    The last line summarizes the capabilities of this machine. Exit status: 2 if a line says WRONG (nothing can run);
-    a line that says fix costs speed or a feature.
+    The last line summarizes what this machine can do. A line marked WRONG means that nothing can run; the exit status
+    is then 2. A line marked fix means that a feature is missing or slow.
     """
     checks = health.diagnose()
     verdict = verdict_of(checks)

@@ -31,11 +31,11 @@ def evaluate(
     file: Annotated[
         Path | None,
         typer.Option(
-            help="Free kernel to evaluate (see docs/judge/free-kernels.md). Without a GPU, it is only compiled."
+            help="File with a free kernel (see docs/judge/free-kernels.md). Without a GPU, it is only compiled."
         ),
     ] = None,
 ) -> None:
-    """Prove the kernel for one problem, then time it against all baselines in random interleaved order (GPU)."""
+    """Prove the kernel for one problem, then time it and all baselines in random interleaved order (needs a GPU)."""
     problem = Problem.from_mnk(mnk, layout, dtype, acc)
     common.folder("--base-dir", base_dir)
     device = device if gpu_device_id is None else f"cuda:{gpu_device_id}"

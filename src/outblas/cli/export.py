@@ -26,19 +26,17 @@ if TYPE_CHECKING:
 def export(
     mnk: Annotated[str | None, typer.Option(help="Tuned problem M_N_K to export.")] = None,
     suite: Annotated[
-        str | None,
-        typer.Option(help="Export all tuned problems of a suite (grid1000, llm, llm_tp or engine) to one hf folder."),
+        str | None, typer.Option(help="Export all tuned problems of a suite (see `outblas list`) as one hf folder.")
     ] = None,
     captured: Annotated[
-        Path | None, typer.Option(help="Export all tuned problems of a capture file to one hf folder.")
+        Path | None, typer.Option(help="Export all tuned problems of a capture file as one hf folder.")
     ] = None,
     layout: LayoutOption = "tn",
     dtype: DtypeOption = "fp16",
     acc: AccOption = "fp32",
     launch: LaunchOption = "plain",
     library: Annotated[
-        Path | None,
-        typer.Option(help="Library file, or the GPU of a packaged library: h200 or h100 (default: GPU 0, else h200)."),
+        Path | None, typer.Option(help="Library file, or packaged library h200 or h100 (default: GPU 0's, else h200).")
     ] = None,
     predicted: Annotated[
         bool, typer.Option(help="For problems not in the library, export the kernel that outblas.matmul would choose.")
@@ -48,7 +46,7 @@ def export(
         typer.Option(
             "--format",
             help="cu, ptx, cubin, cpp (launcher and test), all (these four) or hf (Hugging Face folder). Repeatable "
-            "or comma-separated. Default: all, or hf with --suite or --captured.",
+            "or comma-separated. Default: hf with --suite or --captured, else all.",
         ),
     ] = None,
     out_dir: Annotated[Path, typer.Option("--out", help="Output directory.")] = Path("export"),

@@ -18,7 +18,7 @@ KINDS = ("suites", "agents", "kernels", "counters")
 
 
 def listing(
-    kind: Annotated[str, typer.Argument(help="suites, agents, kernels or counters (default: all).")] = "",
+    kind: Annotated[str, typer.Argument(help="What to list: suites, agents, kernels or counters (default: all).")] = "",
 ) -> None:
     """List suites, search agents, kernel families and hardware counters."""
     if kind not in ("", *KINDS):

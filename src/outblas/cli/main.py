@@ -30,8 +30,8 @@ def main(
     version: Annotated[
         bool, typer.Option("--version", "-V", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only results and errors, no progress.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log details, such as every compilation.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print results and errors, but no progress.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log details such as every compilation.")] = False,
 ) -> None:
     """Search, prove, time and run half-precision GEMM kernels on NVIDIA GPUs."""
     err.quiet = quiet

@@ -35,30 +35,35 @@ USUAL_BUDGET = 16
 
 AgentOption = Annotated[
     str | None,
-    typer.Option(help="Search agent; see `outblas list agents` (default: regressor on a recording, else heuristic)."),
+    typer.Option(
+        help="Search agent from `outblas list agents`. Default: transfer with --model, regressor on a recording, else "
+        "heuristic."
+    ),
 ]
 BudgetOption = Annotated[
     str | None,
     typer.Option(
         help="Maximum number of candidates per problem (default: 16, or 12 with --model), a total time such as 60s, or "
-        "both, such as 32,60s. With --captured, the number is an average: problems with a larger share of the time get "
-        "more candidates."
+        "both, such as 32,60s. With --captured, the number is an average: problems with a larger share of the "
+        "program's time get more candidates."
     ),
 ]
 CapturedOption = Annotated[
     Path | None,
-    typer.Option(help="File from `outblas capture`: tune its problems, according to their share of the time."),
+    typer.Option(help="File from `outblas capture`: tune its problems, weighted by their share of the program's time."),
 ]
-LinearOption = Annotated[list[str] | None, typer.Option(help="Tune weight N_K for all M in --m. Repeatable.")]
-RangeOption = Annotated[str | None, typer.Option("--m", help="Range of M for --linear, FIRST:LAST (default: 1:8192).")]
+LinearOption = Annotated[
+    list[str] | None, typer.Option(help="Tune weight N_K for each M in the --m range. Repeatable.")
+]
+RangeOption = Annotated[str | None, typer.Option("--m", help="Range FIRST:LAST of M for --linear (default: 1:8192).")]
 ModelOption = Annotated[
     Path | None,
     typer.Option(
-        help="config.json of a model, or its directory: tune the matmuls that the library lacks for this model."
+        help="config.json of a model, or the model's directory: tune those of its matmuls that the library lacks."
     ),
 ]
 TpOption = Annotated[int, typer.Option(help="Tensor-parallel size for --model: number of GPUs that share each layer.")]
-EngineOption = Annotated[str, typer.Option(help="Inference engine for --model: vllm.")]
+EngineOption = Annotated[str, typer.Option(help="Inference engine for --model: only vllm.")]
 IntervalsOption = Annotated[
     bool | None,
     typer.Option(
@@ -71,14 +76,14 @@ InstallOption = Annotated[
     bool | None,
     typer.Option(
         "--install/--no-install",
-        help="Merge the winners into your user library, which outblas.matmul uses first. "
-        "Default: on with --captured and --model.",
+        help="Merge the winners into your user library, which outblas.matmul searches first. "
+        "Default: only with --captured or --model.",
     ),
 ]
 DeviceOption = Annotated[
     str | None,
     typer.Option(
-        help=f"cuda:N, or recording replay:NAME (default: cuda:0; without a GPU replay:{common.DEFAULT_RECORDING})."
+        help=f"cuda:N, or recording replay:NAME (default: cuda:0, or replay:{common.DEFAULT_RECORDING} without a GPU)."
     ),
 ]
 
@@ -109,11 +114,11 @@ def tune(
     workers: common.WorkersOption = None,
     gpus: common.GpusOption = None,
     worker_count: Annotated[
-        int | None, typer.Option(help="Number of workers (default: 2 on a recording, one per GPU of a Ray cluster).")
+        int | None, typer.Option(help="Number of workers (default: 2 on a recording, one per GPU on a Ray cluster).")
     ] = None,
     ray_address: common.RayAddressOption = None,
 ) -> None:
-    """Find the fastest proven kernel for every problem; write a library, a result file and a report."""
+    """Find the fastest proven kernel for every problem, and write a library, a result file and a report."""
     check_sources(context)
     kind = (layout, dtype, acc)
     suite, problems = named_problems(context, kind)

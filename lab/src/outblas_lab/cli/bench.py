@@ -34,16 +34,17 @@ def bench(
     rounds: Annotated[int, typer.Option(help="Number of interleaved rounds per problem, at least 7.")] = 9,
     gpus: Annotated[str, typer.Option(help="Comma-separated CUDA indices of the GPUs to use.")] = "0",
     out_file: Annotated[
-        Path | None, typer.Option("--out", help="Result file (default: ./results/SUITE_LAYOUT_....parquet).")
+        Path | None, typer.Option("--out", help="Result file to write (default: results/SUITE_LAYOUT_....parquet).")
     ] = None,
     resume: Annotated[
         bool,
         typer.Option(
-            help="Resume an interrupted run with the same settings, and never replace results of other problems."
+            help="Resume an interrupted run with the same settings and never replace results of other problems; "
+            "or start over and replace the file."
         ),
     ] = True,
 ) -> None:
-    """Time the library against all baselines over a suite; write a Parquet result file (GPU, resumable)."""
+    """Time the library against all baselines on a suite, and write a Parquet file (needs a GPU; resumable)."""
     layouts = ("TN", "NN") if layout.lower() == "both" else (layout.upper(),)
     problems = common.suite_problems(suite, layouts, dtype, acc, sample, seed)
     if common.check_mode(mode, target_qps) == "block":

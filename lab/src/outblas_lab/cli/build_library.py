@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from outblas_lab.build.build_work import BuildFolder
 
 WorkOption = Annotated[
-    Path | None, typer.Option(help="Build directory, required unless --check is given. Repeat the command to resume.")
+    Path | None, typer.Option(help="Build directory, required unless --check is given. Rerun the command to resume.")
 ]
 CheckOption = Annotated[
-    Path | None, typer.Option(help="Only verify a file from `outblas contribute`; needs no GPU and no --work.")
+    Path | None, typer.Option(help="Only verify this file from `outblas contribute`; needs no GPU and no --work.")
 ]
 GpusOption = Annotated[
     str,
@@ -32,30 +32,28 @@ TablesOption = Annotated[
     str | None, typer.Option(help="Comma-separated tables SUITE:LAYOUT:DTYPE:ACC (default: all published tables).")
 ]
 StepsOption = Annotated[
-    str | None, typer.Option(help="Comma-separated steps (default: all steps of the first list below).")
+    str | None, typer.Option(help="Comma-separated steps to run (default: all steps in the first list below).")
 ]
 ModesOption = Annotated[
     str | None,
     typer.Option(
         help="Comma-separated modes of step bench (default: "
         + ", ".join(MODES)
-        + "). Step trial_workloads uses only offline_cold and server."
+        + "). Tables not in --extra use only offline. Step trial_workloads uses only offline_cold and server."
     ),
 ]
 ExtraOption = Annotated[
     str | None,
-    typer.Option(
-        help="Tables to bench in all modes instead of only offline, and to give second winners (default: the first)."
-    ),
+    typer.Option(help="Comma-separated tables to bench in all modes and to give second winners (default: the first)."),
 ]
 StartsOption = Annotated[
     str | None,
     typer.Option(
-        help="Machine starts to run now in steps trial, judge and judge_cold: numbers from 1 to 9, or block (default: "
-        "1,2,3,block). Starts 4 to 9 apply only to trial; judge_cold has only starts 1 to 3."
+        help="Comma-separated machine starts to run now in steps trial, judge and judge_cold: 1 to 9, or block "
+        "(default: 1,2,3,block). Starts 4 to 9 apply only to trial; judge_cold has only starts 1 to 3."
     ),
 ]
-RecordedOption = Annotated[str | None, typer.Option(help="Tables that step record measures (default: the first).")]
+RecordedOption = Annotated[str | None, typer.Option(help="Comma-separated tables to record (default: the first).")]
 FromNothingOption = Annotated[
     bool, typer.Option("--from-nothing", help="Start without the kernels of the packaged library.")
 ]
@@ -64,7 +62,7 @@ BeginOption = Annotated[
     typer.Option(
         metavar="FILE",
         help="Initial library of a new build directory. Repeatable; for each problem, the first library that "
-        "has it is used.",
+        "contains it is used.",
     ),
 ]
 AdoptOption = Annotated[
@@ -72,20 +70,20 @@ AdoptOption = Annotated[
     typer.Option(
         metavar="DIR",
         help="Build directory of another GPU. Missing tables start with its finalists instead of a search. Steps trial "
-        "and choose then select among them.",
+        "and choose then select among these finalists.",
     ),
 ]
 JobOption = Annotated[str | None, typer.Option(hidden=True, help="Run one job in this process.")]
 
 #: What each step does, below the options in ``--help``; a paragraph after "\b" keeps its lines.
 STEPS_HELP = """
-Each step runs in a separate process for every table. STEM is the table in lower case with underscores.
+Each step runs in a separate process for every table. STEM is the table's name in lower case with underscores.
 
 \b
 record   measures the catalogue                                            -> WORK/recording/
-tune     searches the problems without a library row                        -> WORK/library.json
-borrow   tries winners of nearby shapes; keeps the faster kernel
-refine   tries neighbors of the best candidates; keeps the faster kernel
+tune     searches kernels for problems without a library row              -> WORK/library.json
+borrow   tries winners of nearby shapes and keeps the faster kernel
+refine   tries neighbors of the best candidates and keeps the faster kernel
 trial    times the fastest kernels of every row, in one machine start -> WORK/STEM_trial_START.jsonl
 choose   chooses the kernels of each row from the pooled rounds of all trials
 trial_workloads times the plain kernels with cold caches (mode offline_cold) and as single requests (mode server)
@@ -94,26 +92,27 @@ judge    times the library against all baselines, in one start       -> WORK/STE
 merge    publishes the median of three judge starts for each row     -> WORK/STEM_offline.parquet
 bench    times the library in the other modes, in one start          -> WORK/STEM_MODE.parquet
 
-These steps run only if --steps names them:
+The following steps run only if --steps names them:
 
 \b
 intervals searches kernels for every M of a suite's weights, e.g. --tables engine:TN:bf16:fp32 -> WORK/STEM_intervals/
-prove_intervals proves intervals of another library (--begin-with) with the current kernel sources
-gates    searches kernels with SiLU for suite engine's gate/up weights, after intervals -> WORK/STEM_gates/
-again    repeats the search for rows that fall back or barely win; run trial next
+prove_intervals proves the intervals of another library (--begin-with) with the current kernel sources
+gates    searches kernels with SiLU for the gate/up weights of suite engine; run it after intervals -> WORK/STEM_gates/
+again    repeats the search for rows that fall back to a baseline or barely win; run trial next
 search_cold times neighbors of the plain kernels with cold caches; run trial_workloads next
-judge_cold times the library with cold caches in one start           -> WORK/STEM_judge_cold_START.parquet
+judge_cold times the library with cold caches, in one start          -> WORK/STEM_judge_cold_START.parquet
 merge_cold publishes the median of three judge_cold starts for each row -> WORK/STEM_offline_cold.parquet
 reopen   repeats the search for rows that trials chose; run trial with --starts 4,5,6 next
-reopen_again searches rows for which reopen found nothing new; run trial with --starts 7,8,9 next
+reopen_again repeats the search for rows that reopen did not improve; run trial with --starts 7,8,9 next
 
-Starts 1 to 3 of trial and judge time interleaved rounds. Start "block" times each large problem alone at its settled
-clock. Results vary between machine starts, so restart the machine before each start (--starts).
+In starts 1 to 3, trial and judge time kernels in interleaved rounds. In start "block", they time each kernel of a
+large problem alone, at its settled clock. Results vary between machine starts, so restart the machine before each
+start (--starts).
 
 A recorded table starts with the best kernels of its recording. Any other table starts with the winners for the same
-M, N, K in earlier tables and with the choices of the ranking model. Kernels of the packaged library are tried, too.
+M, N, K in earlier tables and with the choices of the ranking model. Kernels of the packaged library are also tried.
 
-The library's provenance records the seconds of every step; with --from-nothing, WORK/retune.json does, too.
+The library's provenance records how many seconds each step took. With --from-nothing, so does WORK/retune.json.
 To publish, copy WORK/recording/*.parquet and library.json into src/outblas/data, copy the benches and retune.json
 into results/h200, and run `outblas results --write`.
 """
@@ -134,7 +133,7 @@ def build_library(
     check: CheckOption = None,
     job: JobOption = None,
 ) -> None:
-    """Build one library: record, tune, choose and judge all published tables (GPU, hours, resumable)."""
+    """Build one library: record, tune, choose and judge all published tables (needs a GPU for hours; resumable)."""
     if check is not None:
         from outblas.cli.contribute import check_contribution
 

@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 BudgetsOption = Annotated[
     str,
     typer.Option(
-        help="Comma-separated numbers of measurements after which to compare the choices. 0: the first proposal; "
-        "1: the same, unless it fails."
+        help="Comma-separated numbers of measurements after which to compare the choices. After 0 and after 1, the "
+        "choice is the first proposal, unless that fails."
     ),
 ]
 SplitsOption = Annotated[
     str,
     typer.Option(
-        help="Comma-separated splits: shapes (M, N, K), families (N, K), layout (all but TN), or an extent such as "
-        "k=64."
+        help="Comma-separated splits, named after what is held out: shapes (M, N, K), families (N, K), layout (all but "
+        "TN), or an extent such as k=64."
     ),
 ]
 
@@ -46,13 +46,11 @@ def compare(
         typer.Option(help="Number of held-out problems to search per split, stratified by regime (default: all)."),
     ] = None,
     device: Annotated[
-        str, typer.Option(help="Recording to search on, replay:NAME.")
+        str, typer.Option(help="Recording to search, as replay:NAME.")
     ] = f"replay:{common.DEFAULT_RECORDING}",
     across: Annotated[
         str | None,
-        typer.Option(
-            help="Recording of another GPU: compare agents trained on that recording, on --device, or on both."
-        ),
+        typer.Option(help="Recording of another GPU: compare agents trained on it, on --device, or on both."),
     ] = None,
     learn_from: Annotated[
         str | None,
@@ -67,7 +65,7 @@ def compare(
         ),
     ] = True,
 ) -> None:
-    """Compare agents on held-out problems of a recording, at small measurement budgets (no GPU)."""
+    """Compare agents on held-out problems of a recording, with small measurement budgets (needs no GPU)."""
     recording = common.recording_name(device)
     from outblas_lab.compare.compare_result import read_comparison
     from outblas_lab.compare.compare_run import CompareRequest, run_compare

@@ -44,11 +44,11 @@ BudgetOption = Annotated[
 ]
 PriceOption = Annotated[
     list[str] | None,
-    typer.Option(help="Price in USD per million prompt and completion tokens: IN,OUT, or NAME=IN,OUT. Repeatable."),
+    typer.Option(help="Price in USD per million prompt and completion tokens: IN,OUT or MODEL=IN,OUT. Repeatable."),
 ]
 DeviceOption = Annotated[
     str | None,
-    typer.Option(help="cuda:N, compile (only compile, run nothing) or a file of recorded kernels (default: cuda:0)."),
+    typer.Option(help="cuda:N, compile (compile without running) or a file of recorded kernels (default: cuda:0)."),
 ]
 ImprovementsOption = Annotated[
     int | None,
@@ -58,18 +58,19 @@ CountersOption = Annotated[
     Path | None,
     typer.Option(
         help="Hardware counters for prompts: a file from benchmarks/profile_regimes.py, a directory of such files, "
-        "or a tune run profiled with `outblas profile`."
+        "or the run directory of a tune run profiled with `outblas profile`."
     ),
 ]
 NearestOption = Annotated[
-    int, typer.Option(help="Maximum number of kernels of similar problems, and of journal lessons, per prompt.")
+    int, typer.Option(help="Maximum number of kernels for similar problems, and of journal lessons, per prompt.")
 ]
 
 
 def evolve(
     mnk: Annotated[list[str], typer.Option(help="Comma-separated problem sizes M_N_K. Repeatable.")],
     model: Annotated[
-        str, typer.Option(help="Model name on the server. Comma-separated for several, NAME=WEIGHT to weight them.")
+        str,
+        typer.Option(help="Model name on the server, or a comma-separated list. NAME=WEIGHT sets a model's weight."),
     ],
     base_url: BaseUrlOption = None,
     layout: common.LayoutOption = "tn",
@@ -86,7 +87,7 @@ def evolve(
         "code,config"
     ),
     islands: Annotated[int, typer.Option(help="Number of separate populations per problem.")] = 3,
-    turns: Annotated[int, typer.Option(help="Maximum turns per conversation, including the first prompt.")] = 4,
+    turns: Annotated[int, typer.Option(help="Maximum number of turns per conversation; the first prompt counts.")] = 4,
     repairs: Annotated[int | None, typer.Option(help="Maximum number of repairs in a row (default: --turns).")] = None,
     improvements: ImprovementsOption = None,
     parallel: Annotated[int, typer.Option(help="Number of concurrent conversations.")] = 4,
@@ -97,13 +98,13 @@ def evolve(
     temperature: Annotated[float | None, typer.Option(help="Sampling temperature (default: the server's).")] = None,
     requests_per_minute: Annotated[int | None, typer.Option(help="Maximum number of requests per minute.")] = None,
     tokens_per_minute: Annotated[int | None, typer.Option(help="Maximum number of tokens per minute.")] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds without received data before a request is retried.")] = 120,
+    timeout: Annotated[float, typer.Option(help="Seconds without data before a request is retried.")] = 120,
     stall: Annotated[float, typer.Option(help="Total seconds before a request is aborted and retried.")] = 300,
     run: Annotated[
         Path | None, typer.Option(help="Run directory; an existing run is resumed (default: named after the settings).")
     ] = None,
 ) -> None:
-    """Evolve kernels with language models: prove and time each answer, feed back the outcome, and keep the best."""
+    """Evolve kernels with language models: prove and time answers, feed back the results, and keep the best kernels."""
     from outblas_lab.llm.archive import ArchiveShape
     from outblas_lab.llm.evaluators import choose_workers
     from outblas_lab.llm.evolve_folder import folder_name

@@ -15,7 +15,7 @@ from outblas.core.errors import UsageError
 from outblas.core.problem import Layout
 
 fit = typer.Typer(
-    help="Fit packaged data to measurements: the catalogue, the ranking model, or the kernels for any shape.",
+    help="Fit packaged data to measurements: the catalogue, the ranking model or the choice of kernels for any shape.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -30,15 +30,15 @@ RESULTS = Path("results/any_shapes")
 COUNTS = {"record": 1200, "extend": 800, "answers": 5000, "bench": 300}
 
 
-@fit.command("catalogue", short_help="Choose the candidate kernels of searches")
+@fit.command("catalogue", short_help="Choose candidate kernels for searches")
 @with_json
 def fit_catalogue(
     out_file: Annotated[Path, typer.Option("--out", help="Catalogue (JSON) to write.")],
-    recording: Annotated[Path | None, typer.Option(help="Recording directory.")] = None,
+    recording: Annotated[Path | None, typer.Option(help="Recording directory to read.")] = None,
     store: StoreOption = None,
-    kernels: Annotated[int, typer.Option(help="Maximum number of kernels.")] = 190,
+    kernels: Annotated[int, typer.Option(help="Maximum number of kernels to choose.")] = 190,
 ) -> None:
-    """Choose the catalogue: a small set of kernels that covers all measured problems several times (no GPU).
+    """Choose the catalogue: a small set of kernels that covers all measured problems several times (needs no GPU).
 
     Example: ``outblas fit catalogue --recording recordings/h200 --out catalogue.json``.
     """
@@ -59,7 +59,7 @@ def fit_catalogue(
 @fit.command("model", short_help="Fit the ranking model's coefficients")
 @with_json
 def fit_model(
-    recording: Annotated[str | None, typer.Option(help="Name of a packaged recording, or a directory.")] = None,
+    recording: Annotated[str | None, typer.Option(help="Packaged recording, or a recording directory.")] = None,
     store: StoreOption = None,
     folds: Annotated[int, typer.Option(help="Number of cross-validation folds, at least 2.")] = 5,
     out_file: Annotated[
@@ -67,7 +67,7 @@ def fit_model(
         typer.Option("--out", help="Model (JSON) to write (default: the packaged model of the measured GPU)."),
     ] = None,
 ) -> None:
-    """Fit the coefficients of the ranking model, and report its ranking of held-out shapes (no GPU).
+    """Fit the coefficients of the ranking model, and report how well it ranks held-out shapes (needs no GPU).
 
     Example: ``outblas fit model --recording h200 --out model.json``.
     """
@@ -107,27 +107,27 @@ _FILES = ("cells.parquet", "trials.parquet", "held_out.json", "proved.json", "be
 _CELLS, _TRIALS, _HELD_OUT, _PROVED, _BENCH = (RESULTS / f"{common.DEFAULT_RECORDING}_{name}" for name in _FILES)
 _WORK, _BUILD = Path("build/any_shapes"), Path("build") / common.DEFAULT_RECORDING
 _SUMMARY = RESULTS / f"{common.DEFAULT_RECORDING}.json"
-_STEP_HELP = "record, extend, answers, prove or bench (need a GPU); collect, fit or evaluate."
-_COUNT_HELP = "Number of problems (default: record 1200, extend 800, answers 5000, bench 300)."
-_MEASUREMENTS_HELP = "Kernels to measure per recorded problem (default: the most promising ones)."
-_MORE_HELP = "Further table of problems, of any GPU. Repeatable (default: all in the directory of --cells)."
-_ANSWERS_HELP = "Table of cuBLASLt answers. Repeatable (default: *_answers*.parquet in the directory of --cells)."
+_STEP_HELP = "Step to run: record, extend, answers, prove or bench (need a GPU), or collect, fit or evaluate."
+_COUNT_HELP = "Number of problems (default: 1200 for record, 800 for extend, 5000 for answers, 300 for bench)."
+_MEASUREMENTS_HELP = "Number of kernels that step record measures per problem (default: 6)."
+_MORE_HELP = "Additional table of measurements, from any GPU. Repeatable (default: all next to --cells)."
+_ANSWERS_HELP = "Table of timed cuBLASLt results. Repeatable (default: all *_answers*.parquet next to --cells)."
 StepArgument = Annotated[str, typer.Argument(help=_STEP_HELP, metavar="STEP")]
 CountOption = Annotated[int | None, typer.Option(help=_COUNT_HELP, show_default=False)]
 MeasurementsOption = Annotated[int | None, typer.Option(help=_MEASUREMENTS_HELP)]
 SeedOption = Annotated[int, typer.Option(help="Random seed for the problems.")]
 LayoutsOption = Annotated[
-    str, typer.Option("--layouts", help="Layouts for extend and answers, comma-separated.", metavar="LAYOUT[,LAYOUT]")
+    str, typer.Option("--layouts", help="Comma-separated layouts for extend and answers.", metavar="LAYOUT[,LAYOUT]")
 ]
 WorkOption = Annotated[Path, typer.Option(help="Directory for intermediate stores; steps resume from them.")]
 CellsOption = Annotated[Path, typer.Option(help="Table of recorded measurements.")]
 MoreOption = Annotated[list[Path] | None, typer.Option(help=_MORE_HELP)]
 AnswersOption = Annotated[list[Path] | None, typer.Option(help=_ANSWERS_HELP)]
-TrialsOption = Annotated[Path, typer.Option(help="Table of library trials.")]
-BuildOption = Annotated[Path, typer.Option(help="Build directory whose trials are collected.")]
-HeldOutOption = Annotated[Path, typer.Option(help="Results (JSON) on held-out problems.")]
+TrialsOption = Annotated[Path, typer.Option(help="Table of the library's trials.")]
+BuildOption = Annotated[Path, typer.Option(help="Build directory whose trials to collect.")]
+HeldOutOption = Annotated[Path, typer.Option(help="Scores (JSON) on held-out problems.")]
 EveryOption = Annotated[int, typer.Option(help="Evaluate only every n-th problem, for a quick check.")]
-ProvedOption = Annotated[Path, typer.Option(help="List (JSON) of kernels that passed all gates.")]
+ProvedOption = Annotated[Path, typer.Option(help="Proof results (JSON) of the offered kernels.")]
 BenchOption = Annotated[Path, typer.Option("--out", help="Result file (Parquet) of step bench.")]
 SummaryOption = Annotated[Path, typer.Option(help="Summary (JSON) of step bench.")]
 
@@ -152,14 +152,14 @@ def fit_any_shape(
     out_file: BenchOption = _BENCH,
     summary: SummaryOption = _SUMMARY,
 ) -> None:
-    """Choose kernels for shapes that are not in the library: ``outblas fit any-shape STEP``.
+    """Choose kernels for shapes that are not in the library, step by step: ``outblas fit any-shape STEP``.
 
-    ``record`` measures random shapes and writes --cells. ``extend`` measures the package's choices on further shapes
-    and writes --more. ``answers`` times all results of cuBLASLt's heuristic and writes --answers. ``collect`` writes
-    the trials of --build to --trials. ``fit`` writes the packaged tables from --cells, --more, --answers, --trials and
-    --proved, for each measured GPU. ``evaluate`` scores the choices on held-out problems and writes --held-out.
-    ``prove`` proves every offered kernel and writes --proved. ``bench`` times other shapes and writes --out and
-    --summary.
+    ``record`` measures kernels on random shapes and writes --cells. ``extend`` measures the package's choices on more
+    shapes and writes --more. ``answers`` times all results of cuBLASLt's heuristic and writes --answers. ``collect``
+    copies the trials of --build to --trials. ``fit`` fits the packaged tables of each measured GPU to --cells, --more,
+    --answers, --trials and --proved. ``evaluate`` scores the choices on held-out problems and writes --held-out.
+    ``prove`` proves every offered kernel and writes --proved. ``bench`` times the choices on other random shapes and
+    writes --out and --summary.
     """
     if step not in STEPS:
         raise UsageError(f"unknown step {step!r}", " or ".join(STEPS), "pass one of them")

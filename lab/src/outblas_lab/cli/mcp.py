@@ -16,16 +16,16 @@ from outblas_lab.cli.evolve import DeviceOption
 def mcp(
     device: DeviceOption = None,
     recording: Annotated[
-        str, typer.Option(help="Recording of template kernels, used without a GPU: packaged name or directory.")
+        str, typer.Option(help="Packaged recording, or a directory, to replay for template kernels if there is no GPU.")
     ] = common.DEFAULT_RECORDING,
     compilations: Annotated[int, typer.Option(help="Maximum number of kernels to compile per session.")] = 200,
     evaluations: Annotated[int, typer.Option(help="Maximum number of kernels to prove and time per session.")] = 100,
-    gpu_seconds: Annotated[float, typer.Option(help="Maximum number of GPU seconds per session.")] = 600.0,
+    gpu_seconds: Annotated[float, typer.Option(help="Maximum GPU time per session in seconds.")] = 600.0,
     run: Annotated[
-        Path | None, typer.Option(help="Directory of the archive. Without it, the archive tool saves nothing.")
+        Path | None, typer.Option(help="Directory for the archive. Without --run, the archive tool saves nothing.")
     ] = None,
 ) -> None:
-    """Serve tools to a coding agent over MCP on stdin and stdout: compile, prove, time and archive kernels."""
+    """Serve tools that compile, prove, time and archive kernels to a coding agent, over MCP on stdin and stdout."""
     from outblas_lab.llm.evaluators import parse_evaluator
     from outblas_lab.mcp.session_budget import SessionLimits
     from outblas_lab.mcp.stdio_server import require_sdk, serve

@@ -12,15 +12,15 @@ from outblas.cli.common import out
 
 
 def profile(
-    run: Annotated[Path, typer.Argument(help="Run directory of `outblas tune`; counters are added to its store.")],
-    top: Annotated[int, typer.Option(help="Number of fastest passing candidates per problem.")] = 4,
+    run: Annotated[Path, typer.Argument(help="Run directory of `outblas tune`; the counters are added to its store.")],
+    top: Annotated[int, typer.Option(help="Number of fastest passing candidates to profile per problem.")] = 4,
     mnk: Annotated[list[str] | None, typer.Option(help="Profile only problem M_N_K of the run. Repeatable.")] = None,
     config: Annotated[str | None, typer.Option(help="Name of a candidate to profile instead of the fastest.")] = None,
     device: common.GpuOption = "cuda:0",
-    ncu: Annotated[str | None, typer.Option(help="Path of Nsight Compute's ncu (default: search for it).")] = None,
+    ncu: Annotated[str | None, typer.Option(help="Path to Nsight Compute's ncu (default: search for it).")] = None,
     timeout: Annotated[float, typer.Option(help="Time limit per ncu run in seconds.")] = 600.0,
 ) -> None:
-    """Collect hardware counters of a run's best candidates with Nsight Compute (GPU, needs counter access)."""
+    """Collect hardware counters for a run's best candidates with Nsight Compute (needs a GPU and counter access)."""
     common.at_least("--top", top, 1)
     common.positive("--timeout", timeout)
     gpu = common.gpu_index(device)

@@ -16,7 +16,7 @@ DEFAULT_NEAR = 0.03
 
 CatalogueOption = Annotated[
     str | None,
-    typer.Option(help="Catalogue of candidates (default: that of the most similar GPU; a pool with --candidates)."),
+    typer.Option(help="Catalogue of candidates (default: that of the most similar GPU, or a pool with --candidates)."),
 ]
 RandomOption = Annotated[
     int, typer.Option(help="Number of candidates drawn at random from all legal ones; the cost model picks the rest.")
@@ -30,26 +30,23 @@ def record(
     acc: AccOption = "fp32",
     catalogue: CatalogueOption = None,
     sample: Annotated[
-        int | None,
-        typer.Option(help="Number of problems to sample, stratified by regime (default: all problems of the suite)."),
+        int | None, typer.Option(help="Number of problems to sample, stratified by regime (default: all).")
     ] = None,
     candidates: Annotated[
-        int | None,
-        typer.Option(help="Number of candidates to choose per problem (default: the whole catalogue)."),
+        int | None, typer.Option(help="Number of candidates to choose per problem (default: the whole catalogue).")
     ] = None,
     random: RandomOption = 0,
     seed: Annotated[int, typer.Option(help="Random seed for --sample and --random.")] = 0,
     rounds_near_best: Annotated[
-        int | None,
-        typer.Option(help="Timing rounds for candidates near the best (default: as many as for the others)."),
+        int | None, typer.Option(help="Timing rounds for candidates near the best (default: as many as for others).")
     ] = None,
     near: Annotated[
-        float | None, typer.Option(help="Relative distance to the best time that counts as near (default: 0.03).")
+        float | None, typer.Option(help="Relative distance from the best time that counts as near (default: 0.03).")
     ] = None,
-    out_dir: Annotated[Path, typer.Option("--out", help="Recording directory.")] = Path("./recordings"),
+    out_dir: Annotated[Path, typer.Option("--out", help="Recording directory to write.")] = Path("./recordings"),
     device: GpuOption = "cuda:0",
 ) -> None:
-    """Prove and time candidates on every problem of a suite, or of a sample of it (GPU, resumable)."""
+    """Prove and time candidates on every problem of a suite or of a sample of it (needs a GPU; resumable)."""
     from outblas_lab.pool.record_suite import CandidateDraw, RecordSettings, run_record
 
     if near is not None and rounds_near_best is None:

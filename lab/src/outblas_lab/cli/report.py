@@ -21,7 +21,7 @@ def report(
     ],
     out_file: Annotated[
         Path | None,
-        typer.Option("--out", help="HTML file to write (default: report.html in the run, or next to the file)."),
+        typer.Option("--out", help="HTML file to write (default: RUN/report.html; for a result file, FILE.html)."),
     ] = None,
 ) -> None:
     """Write an HTML report with provenance: speedups, heat maps, roofline and losses, or a comparison of agents."""

@@ -42,16 +42,16 @@ def summary_table(rows: Sequence[Mapping[str, Any]]) -> Any:
 
 def results(
     write: Annotated[
-        bool, typer.Option("--write", help="Write summary.json, figures, and the generated blocks of README and docs.")
+        bool, typer.Option("--write", help="Write summary.json, figures and the generated blocks of README and docs.")
     ] = False,
     check: Annotated[
         bool, typer.Option("--check", help="Exit with status 2 if --write would change anything.")
     ] = False,
-    directory: Annotated[Path, typer.Option("--dir", help="Directory of result files.")] = Path(
+    directory: Annotated[Path, typer.Option("--dir", help="Directory that contains the result files.")] = Path(
         "results", common.DEFAULT_RECORDING
     ),
 ) -> None:
-    """Summarize the committed result files in a table, the source of every published number."""
+    """Summarize the committed result files, the source of every published number, in a table."""
     from outblas_lab.publish.summary import summary_rows
     from outblas_lab.publish.tables.publish_results import check_published, publish
 

@@ -24,7 +24,7 @@ def train(
         list[str] | None,
         typer.Option(
             "--recording",
-            help="Name of a packaged recording, or a directory. Repeatable, e.g. for several GPUs "
+            help="Packaged recording, or a recording directory. Repeatable, e.g. for several GPUs "
             f"(default: {common.DEFAULT_RECORDING}).",
         ),
     ] = None,
@@ -32,13 +32,12 @@ def train(
         "runs/train"
     ),
     steps: Annotated[
-        int | None,
-        typer.Option(help="Number of PPO transitions after the regressor's epochs (default: as in the recipe)."),
+        int | None, typer.Option(help="Number of PPO transitions after the regressor's epochs (default: 32768).")
     ] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
     entropy: Annotated[float | None, typer.Option(help="Entropy bonus coefficient.")] = None,
     gamma: Annotated[float | None, typer.Option(help="Discount factor.")] = None,
-    batch: Annotated[int | None, typer.Option(help="Transitions per minibatch.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Number of transitions per minibatch.")] = None,
     preset: Annotated[str, typer.Option(help="Reward preset: gated or additive.")] = "gated",
     seed: Annotated[int, typer.Option(help="Random seed for training.")] = 0,
     tensorboard: Annotated[bool, typer.Option(help="Write TensorBoard logs to the run directory.")] = False,
@@ -46,11 +45,11 @@ def train(
         bool,
         typer.Option(
             "--quick",
-            help="Short trial that gives a weak policy: 200 problems per recording, 1 regressor epoch, 1024 steps.",
+            help="Run a short trial for a weak policy: 200 problems per recording, 1 regressor epoch, 1024 steps.",
         ),
     ] = False,
 ) -> None:
-    """Train the policy of agent ppo on recorded problems (no GPU)."""
+    """Train the policy of agent ppo on recorded problems (needs no GPU)."""
     given: dict[str, Any] = {"steps": QUICK_STEPS if quick and steps is None else steps, "seed": seed}
     given |= {"lr": lr, "entropy": entropy, "gamma": gamma, "batch": batch}
     from outblas_lab.train.train_ppo import RECIPE, TrainingRun, steps_done

@@ -22,11 +22,13 @@ AnswererOption = Annotated[
     str, typer.Option(help="Evaluator: compile (no GPU), cuda:N, or a file of recorded kernels.")
 ]
 GpusOption = Annotated[
-    str | None, typer.Option(help="GPUs used for timing, e.g. 1,2; training runs on another GPU. Replaces --device.")
+    str | None, typer.Option(help="GPUs for timing, e.g. 1,2; training runs on another GPU. Replaces --device.")
 ]
 ArchiveOption = Annotated[
     Path | None,
-    typer.Option(help="Store or JSON Lines file of passing kernels: training data (supervised) or examples (GRPO)."),
+    typer.Option(
+        help="Store or JSON Lines file of passing kernels, to train on (supervised) or show in prompts (GRPO)."
+    ),
 ]
 ContrastOption = Annotated[
     bool, typer.Option(help="Show two earlier kernels in GRPO prompts, and ask why one is faster.")
@@ -35,7 +37,7 @@ VllmOption = Annotated[
     str | None, typer.Option(help="URL of a vLLM server that generates answers, e.g. http://localhost:8000.")
 ]
 MemoryOption = Annotated[
-    float, typer.Option(help="Fraction of GPU memory that training may use on a GPU shared with timing.")
+    float, typer.Option(help="Fraction of GPU memory that training may use on a GPU that also times kernels.")
 ]
 
 
@@ -53,29 +55,29 @@ def train_llm(
     language: LanguageOption = None,
     device: AnswererOption = "compile",
     gpus: GpusOption = None,
-    proof: Annotated[str, typer.Option(help="Kind of proof: full, or cell (only on the timed operands).")] = "full",
+    proof: Annotated[str, typer.Option(help="Kind of proof: full, or cell (only with the timed operands).")] = "full",
     archive: ArchiveOption = None,
     contrast: ContrastOption = True,
     turns: Annotated[int, typer.Option(help="Maximum number of turns per conversation; each turn is a step.")] = 1,
     vllm: VllmOption = None,
-    lr: Annotated[float | None, typer.Option(help="Learning rate (default: 1e-6; 1e-5 with LoRA).")] = None,
-    lora: Annotated[int, typer.Option(help="Rank of the LoRA adapters; 0: train all weights.")] = 0,
+    lr: Annotated[float | None, typer.Option(help="Learning rate (default: 1e-6, or 1e-5 with LoRA).")] = None,
+    lora: Annotated[int, typer.Option(help="Rank of the LoRA adapters; 0 trains all weights.")] = 0,
     kl: Annotated[float, typer.Option(help="Coefficient of the KL divergence from the initial model.")] = 0.02,
     temperature: Annotated[float, typer.Option(help="Sampling temperature.")] = 1.0,
     max_tokens: Annotated[int | None, typer.Option(help="Maximum number of tokens per answer.")] = None,
-    least_std: Annotated[float, typer.Option(help="Lower bound of a group's reward standard deviation.")] = 0.05,
-    clip: Annotated[float, typer.Option(help="Upper bound of the advantage.")] = 2.0,
+    least_std: Annotated[float, typer.Option(help="Lower bound for the standard deviation of group rewards.")] = 0.05,
+    clip: Annotated[float, typer.Option(help="Upper bound for the advantage's magnitude.")] = 2.0,
     seed: Annotated[int, typer.Option(help="Random seed for sampling and training.")] = 0,
     save_every: Annotated[int, typer.Option(help="Number of steps between checkpoints.")] = 50,
-    batch_seconds: Annotated[float, typer.Option(help="Time limit for the evaluations of a step, in seconds.")] = 600.0,
+    batch_seconds: Annotated[float, typer.Option(help="Time limit for each step's evaluations in seconds.")] = 600.0,
     memory_fraction: MemoryOption = 0.7,
     cpu: Annotated[bool, typer.Option(help="Train on the CPU even if a GPU is available.")] = False,
     tensorboard: Annotated[bool, typer.Option(help="Write TensorBoard logs to the stage directory.")] = False,
     wandb: Annotated[bool, typer.Option(help="Log to Weights & Biases; WANDB_MODE=offline logs to disk.")] = False,
-    run: Annotated[Path, typer.Option(help="Directory of stages, checkpoints and logs.")] = Path("runs/train-llm"),
+    run: Annotated[Path, typer.Option(help="Directory for stages, checkpoints and logs.")] = Path("runs/train-llm"),
     resume: Annotated[bool, typer.Option("--resume", help="Resume the stage from its last checkpoint.")] = False,
 ) -> None:
-    """Train a language model to write kernels: supervised, then by GRPO with compiler, proof and timing rewards."""
+    """Train a language model to write kernels, supervised or by GRPO with compiler, proof and timing rewards."""
     from outblas.core.problem import Problem
     from outblas_lab.llm.train.languages import language_of
     from outblas_lab.llm.train.settings import TrainSettings

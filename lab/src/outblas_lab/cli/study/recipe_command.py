@@ -19,24 +19,24 @@ def recipe(
         int, typer.Option(help="Average number of episodes per problem; 1000 episodes take hours.")
     ] = 30,
     budget: Annotated[
-        int, typer.Option(help="Number of measurements per episode and per search on a judged problem.")
+        int, typer.Option(help="Number of measurements per episode and per search on a held-out problem.")
     ] = 8,
     judged: Annotated[
-        int, typer.Option(help="Number of held-out problems (other M, N, K) to judge the choices on.")
+        int, typer.Option(help="Number of held-out problems (other M, N, K) on which to judge the choices.")
     ] = 100,
     seeds: Annotated[int, typer.Option(help="Number of training runs per reward.")] = 2,
     faulty: Annotated[
-        float, typer.Option(help="Repeat the comparison with this fraction of faulty kernels, e.g. 0.05.")
+        float, typer.Option(help="Also repeat the comparison with this fraction of faulty kernels, e.g. 0.05.")
     ] = 0.0,
     hit_rates: Annotated[
-        Path | None, typer.Option(help="JSON file of measured L2 hit rates, from benchmarks/profile_regimes.py.")
+        Path | None, typer.Option(help="JSON file of measured L2 hit rates from benchmarks/profile_regimes.py.")
     ] = None,
-    run: Annotated[Path, typer.Option(help="Directory for training runs; finished ones are reused.")] = Path(
+    run: Annotated[Path, typer.Option(help="Directory for training runs; finished runs are reused.")] = Path(
         "runs/recipe"
     ),
     out_file: Annotated[Path, typer.Option("--out", help="Result file (JSON) to write.")] = Path("recipe.json"),
 ) -> None:
-    """Train with the published and with the gated reward, and compare the choices of both policies (no GPU)."""
+    """Train policies with the published and with the gated reward, and compare their choices (needs no GPU)."""
     from outblas_lab.recipe.recipe import RecipeRequest, run_recipe
     from outblas_lab.recipe.recipe_table import read_recipe, recipe_notes, recipe_rows
 

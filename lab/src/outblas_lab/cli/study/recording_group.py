@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from outblas_lab.compare.compare_run import Score, ScoreRequest
 
 recording = typer.Typer(
-    help="Export a recording as a data set, or score an agent file on it (no GPU).",
+    help="Export a recording as a data set, or score an agent file on it (needs no GPU).",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -31,13 +31,13 @@ MAX_SEED = 2**63
 @recording.command("export", short_help="Export a recording as a data set")
 @with_json
 def export_dataset(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Output directory. It must be empty or not exist.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Output directory, which must be empty or not exist.")],
     name: RecordingNameOption = common.DEFAULT_RECORDING,
     kernel_tuner: Annotated[
         int, typer.Option(help="Number of held-out problems to export for Kernel Tuner, stratified by regime.")
     ] = 10,
 ) -> None:
-    """Export a recording as Parquet with a data sheet, for Hugging Face datasets and Kernel Tuner.
+    """Export a recording as Parquet with a data sheet, for Hugging Face datasets and Kernel Tuner (needs no GPU).
 
     Example: ``outblas recording export gemm-h200``.
     """
@@ -59,28 +59,28 @@ def export_dataset(
 @recording.command("score", short_help="Score an agent file on held-out problems")
 @with_json
 def score(
-    agent_file: Annotated[Path, typer.Argument(metavar="AGENT_FILE", help="Python file that defines one agent.")],
+    agent_file: Annotated[Path, typer.Argument(metavar="AGENT_FILE", help="Python file that defines one agent class.")],
     name: RecordingNameOption = common.DEFAULT_RECORDING,
     baselines: Annotated[
         str,
-        typer.Option(help="Comma-separated baseline agents, or none. Agent regressor needs torch (extra rl)."),
+        typer.Option(help="Comma-separated baseline agents, or none. The agent regressor needs torch (extra rl)."),
     ] = "random,nearest,regressor",
     sample: Annotated[
         int | None, typer.Option(help="Number of held-out problems to search, stratified by regime (default: all).")
     ] = None,
     seeds: Annotated[int, typer.Option(help="Number of seeds for each stochastic agent.")] = 3,
-    split_seed: Annotated[int | None, typer.Option(help="Seed of the split (default: 0, the public split).")] = None,
+    split_seed: Annotated[int | None, typer.Option(help="Seed for the split (default: 0, the public split).")] = None,
     split_seed_file: Annotated[
-        Path | None, typer.Option(help="File with the seed of a private split; the seed is never printed.")
+        Path | None, typer.Option(help="File with the random seed for a private split; the seed is never printed.")
     ] = None,
-    run: Annotated[Path, typer.Option(help="Directory for scores; existing ones are reused.")] = Path("runs/score"),
+    run: Annotated[Path, typer.Option(help="Directory for scores; existing scores are reused.")] = Path("runs/score"),
     jobs: Annotated[int, typer.Option(help="Number of parallel search processes.")] = 1,
     resume: Annotated[bool, typer.Option(help="Reuse existing scores, or search again.")] = True,
 ) -> None:
     """Score an agent file against baselines: regret after 0, 1, 2, 4 and 8 measurements on held-out problems.
 
-    The file defines one subclass of ``outblas.tune.agents.base.Agent``. No checkout is needed.
-    The file runs without a sandbox: score only files that you trust.
+    The file defines one subclass of ``outblas.tune.agents.base.Agent``. You need no checkout of the repository.
+    The file runs without a sandbox, so score only files that you trust.
     Example: ``outblas recording score my_agent.py --sample 40``.
     """
     if split_seed is not None and split_seed_file is not None:

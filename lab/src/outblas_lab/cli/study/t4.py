@@ -24,7 +24,7 @@ def export_t4(
     out_file: Annotated[Path, typer.Option("--out", help="JSON file to write.")],
     launch: LaunchOption = "plain",
     device: Annotated[
-        str, typer.Option(help="Recording to export from, replay:NAME.")
+        str, typer.Option(help="Recording to export, as replay:NAME.")
     ] = f"replay:{common.DEFAULT_RECORDING}",
     layout: LayoutOption = "tn",
     dtype: DtypeOption = "fp16",
@@ -48,14 +48,14 @@ def export_t4(
 def import_t4(
     context: typer.Context,
     file: Annotated[Path, typer.Argument(help="Kernel Tuner T4 results file or cache.")],
-    mnk: Annotated[str | None, typer.Option(help="Problem size M_N_K, if the file does not name it.")] = None,
+    mnk: Annotated[str | None, typer.Option(help="Problem size M_N_K, needed if the file does not name it.")] = None,
     layout: LayoutOption = "tn",
     dtype: DtypeOption = "fp16",
     acc: AccOption = "fp32",
-    to: Annotated[Path | None, typer.Option(help="Write the evaluations to this JSON Lines file.")] = None,
-    device: Annotated[str | None, typer.Option(help="Recording to compare with, replay:NAME.")] = None,
+    to: Annotated[Path | None, typer.Option(help="JSON Lines file to which to write the evaluations.")] = None,
+    device: Annotated[str | None, typer.Option(help="Recording for comparison, as replay:NAME.")] = None,
 ) -> None:
-    """Read Kernel Tuner measurements: report their number and the fastest config; compare or convert them."""
+    """Read Kernel Tuner measurements; report their number and best config; optionally compare or convert them."""
     from outblas.core.files import write_atomic
     from outblas.records.evaluation_json import evaluation_to_json
     from outblas_lab.kernel_tuner.t4_files import read_task, task_of
