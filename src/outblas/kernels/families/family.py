@@ -241,7 +241,7 @@ class Family(ABC, Generic[C]):
         """Return configs near this one: one iterable per idea, the most successful idea first.
 
         Some may be illegal or equal to the config, and an iterable may be empty. Launch options are not among the
-        ideas; :func:`outblas_lab.build.neighbours.neighbours` adds them.
+        ideas; :func:`outblas_lab.build.refine.neighbours` adds them.
         """
 
     def special_candidates(self, problem: Problem, gpu: Gpu) -> Sequence[C]:
