@@ -268,7 +268,7 @@ def test_a_digest_changes_with_the_data(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(device_registry, "devices", {0: state})
     packaged, data = digest(), tmp_path / "h200.npz"
     data.write_bytes(b"others")
-    monkeypatch.setattr(unlisted_shapes, "_fitted", lambda name, folder: data)
+    monkeypatch.setattr(unlisted_shapes, "data_of_architecture", lambda name, folder: data)
     others = digest()
     state.any_shape = None
     assert len({packaged, others, digest()}) == 3

@@ -17,15 +17,10 @@ from outblas.core.problem import ELEMENT_BYTES, Problem
 from outblas.core.roofline import Gpu, floor_us
 from outblas.kernels.cost import cost_model
 from outblas.kernels.cost.columns import columns_by_family, problem_columns
+from outblas.kernels.families.registry import LEARNED_AS, LEARNED_FAMILIES
 
 Features = NDArray[np.float32]
 
-#: Families with an input column in packaged policies and models, in order. A name stays even if its family is removed.
-#: A name is added only when all policies and models are trained again. Kernels of other families have 0 in each of
-#: these columns, unless LEARNED_AS names one.
-LEARNED_FAMILIES = ("sm90_wgmma_gemm", "sm80_mma_gemm", "sm80_gemv_mma", "sm80_direct_gemm")
-#: Family that was not learned -> the learned family that it resembles, whose column its kernels have.
-LEARNED_AS = {"sm80_pipelined_gemm": "sm80_mma_gemm", "sm90_oddrows_gemm": "sm90_wgmma_gemm"}
 #: Figures of the GPU's record that are features: SMs, clock, L2, shared memory, bandwidths, tensor rates, launch gap.
 GPU_FIGURES = ("sms", "clock_mhz", "l2_bytes", "sm_smem", "hbm_tbs", "l2_tbs", "tflops", "mma_tflops", "launch_us")
 #: Names of :func:`problem_features`, in its order.
