@@ -29,6 +29,7 @@ from typing import Any
 
 from gates.batch_invariance import MOST_ROWS, check_batch_invariance, drawn_batches
 from rivals.journaled_rows import journaled_rows
+from rivals.timed_entries import time_entries
 
 from outblas.core.config import config_name
 from outblas.core.errors import DeviceError, OutblasError
@@ -138,7 +139,7 @@ def times(problem: Problem, who: Sequence[str], gpu: Any) -> dict[str, Any]:
             from rivals.triton_persistent import multiply
 
             entries["triton"] = IntoOutput("triton", multiply, bench.torch_stream)
-        measured = bench.time_entries(entries, ROUNDS, SEED)
+        measured = time_entries(bench, entries, ROUNDS, SEED)
     return {"m": problem.m, "config": config_name(config), "us": {name: t.median_us for name, t in measured.items()}}
 
 
