@@ -21,7 +21,7 @@ from outblas.records.results import PROVENANCE_FIELDS
 from outblas.tune.agents.agent_registry import make_agent
 from outblas.tune.tune import Interrupted
 from outblas_lab.agents.agent_file import SUFFIX, check_agent_file, is_agent_file
-from outblas_lab.agents.agent_table import agent_preparations
+from outblas_lab.agents.agent_table import PREPARATION_S
 from outblas_lab.compare.compare_result import Comparison, read_comparison, write_comparison
 from outblas_lab.compare.held_out import CompareUnit, HeldOutTask, Plan, Watch, check_agents, held_out_tasks, run_units
 from outblas_lab.compare.splits import (
@@ -178,13 +178,13 @@ def _watch(say: Callable[[str], None] | None, training: Mapping[str, Mapping[str
     """
     if say is None:
         return None
-    known = agent_preparations()
 
     def begun(unit: CompareUnit) -> None:
         agent, source = arm_parts(unit.agent)
-        if agent in known:
-            count = training[unit.split][source]
-            say(f"agent {unit.agent}, split {unit.split}: training on {count} problems ({known[agent]})")
+        if agent in PREPARATION_S:
+            work = f"training on {training[unit.split][source]} problems"
+            about = f"about {PREPARATION_S[agent]} s on one core of a server"
+            say(f"agent {unit.agent}, split {unit.split}: {work} ({about})")
 
     def waiting(units: Sequence[CompareUnit], seconds: float) -> None:
         names = ", ".join(sorted({f"{unit.agent} ({unit.split})" for unit in units}))
