@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from outblas.core import first_use
 from outblas.core.errors import OutblasError
-from outblas.core.first_use import names_on_first_use
 from outblas.core.problem import Problem
 from outblas.core.version import __version__
 
@@ -58,4 +58,4 @@ __all__ = [
     "use_workload",
     "warm",
 ]
-__getattr__, __dir__ = names_on_first_use(__name__, _LATER)
+__getattr__, __dir__ = first_use.names_on_first_use(__name__, _LATER)

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from outblas.core.first_use import names_on_first_use
+from outblas.core import first_use
 
 if TYPE_CHECKING:
     from outblas.records.library import Library
 
 __all__ = ["Library"]
-__getattr__, __dir__ = names_on_first_use(__name__, {"Library": "library"})
+__getattr__, __dir__ = first_use.names_on_first_use(__name__, {"Library": "library"})

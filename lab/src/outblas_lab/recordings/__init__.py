@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from outblas.core.first_use import names_on_first_use
+from outblas.core import first_use
 
 if TYPE_CHECKING:
     from outblas_lab.recordings.recording import Recording
     from outblas_lab.recordings.replay import ReplayEvaluator
 
 __all__ = ["Recording", "ReplayEvaluator"]
-__getattr__, __dir__ = names_on_first_use(__name__, {"Recording": "recording", "ReplayEvaluator": "replay"})
+__getattr__, __dir__ = first_use.names_on_first_use(__name__, {"Recording": "recording", "ReplayEvaluator": "replay"})

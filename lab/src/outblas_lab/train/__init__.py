@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from outblas.core.first_use import names_on_first_use
+from outblas.core import first_use
 
 if TYPE_CHECKING:
     from outblas_lab.train.env import TuningEnv
     from outblas_lab.train.policy import Policy
 
 __all__ = ["Policy", "TuningEnv"]
-__getattr__, __dir__ = names_on_first_use(__name__, {"Policy": "policy", "TuningEnv": "env"})
+__getattr__, __dir__ = first_use.names_on_first_use(__name__, {"Policy": "policy", "TuningEnv": "env"})
