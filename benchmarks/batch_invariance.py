@@ -8,7 +8,7 @@ Result file: results/<gpu>/batch_invariance.json, with ``--vllm`` batch_invarian
 optional; without it its lines are left out.
 
 The weights are drawn from suite llm in turns with random ones, half of whose rows are no multiple of 16 bytes. For each
-weight the gate of ``outblas_lab.pool.batch_invariance`` compares rows bit by bit over drawn M from 1 to 8192. It judges
+weight the gate of ``benchmarks/gates/`` compares rows bit by bit over drawn M from 1 to 8192. It judges
 ``outblas.matmul(batch_invariant=True)``, torch.matmul, and a persistent matmul in Triton
 (``benchmarks/rivals/triton_persistent.py``). torch.matmul has its default switches, or with ``--vllm`` those that vLLM
 0.26.0 sets on Hopper with ``VLLM_BATCH_INVARIANT=1``. Its linear layers call a kernel like that in Triton.
@@ -28,7 +28,9 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from gates.batch_invariance import MOST_ROWS, check_batch_invariance, drawn_batches
 from rivals.journaled_rows import journaled_rows
+from rivals.timed_entries import time_entries
 
 from outblas.core.config import config_name
 from outblas.core.errors import DeviceError, OutblasError
@@ -41,7 +43,6 @@ from outblas.judge.reference import b_as_k_by_n
 from outblas.kernels.fixed_order import summation_of_weight
 from outblas.records.provenance import collect_provenance, script_command
 from outblas.records.results import result_file
-from outblas_lab.pool.batch_invariance import MOST_ROWS, check_batch_invariance, drawn_batches
 
 FORMAT = "outblas-batch-invariance-2"
 SEED, ROUNDS = 0, 11
@@ -139,7 +140,7 @@ def times(problem: Problem, who: Sequence[str], gpu: Any) -> dict[str, Any]:
             from rivals.triton_persistent import multiply
 
             entries["triton"] = IntoOutput("triton", multiply, bench.torch_stream)
-        measured = bench.time_entries(entries, ROUNDS, SEED)
+        measured = time_entries(bench, entries, ROUNDS, SEED)
     return {"m": problem.m, "config": config_name(config), "us": {name: t.median_us for name, t in measured.items()}}
 
 

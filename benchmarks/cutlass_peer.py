@@ -30,6 +30,7 @@ from rivals.fall_back import fall_back
 from rivals.journaled_rows import journaled_rows
 from rivals.peer_arguments import peer_parser, peer_provenance
 from rivals.proofs import passed, unproved, why_not
+from rivals.timed_entries import time_entries
 
 from outblas.core.config import config_name
 from outblas.core.errors import CompileError, OutblasError
@@ -133,7 +134,7 @@ class Peer:
                 reason = why_not(entries["ours"], problem, bench, prover)
                 if reason:
                     raise CompileError(f"our kernel on {problem.key}: {reason}", "one that is right", "look at it")
-            timings = bench.time_entries(entries, ROUNDS, SEED)
+            timings = time_entries(bench, entries, ROUNDS, SEED)
         for kernel in self.cutlass.values():
             kernel.release()  # the workspaces of this problem
         return self._row(problem, choice, timings, quick, refused)

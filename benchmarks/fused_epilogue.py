@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rivals.timed_entries import time_entries
 
 from outblas.core.config import KernelConfig, Launch, config_name
 from outblas.core.errors import CompileError, OutblasError, UsageError
@@ -150,7 +151,7 @@ def measure(problem: Problem, config: KernelConfig, epilogue: Epilogue, rounds: 
         "plain": plain,
     }
     with GpuClock(problem, gpu=H200) as bench:
-        times = bench.time_entries(entries, rounds)
+        times = time_entries(bench, entries, rounds)
     us = {name: times[name].median_us for name in SIDES}
     paired = {
         f"over_{name}": sorted(t / f for t, f in zip(times[name].samples_us, times["fused"].samples_us, strict=True))

@@ -24,6 +24,7 @@ from typing import Any
 
 from rivals.fall_back import fall_back
 from rivals.journaled_rows import journaled_rows
+from rivals.timed_entries import time_entries
 
 from outblas.core.config import config_name
 from outblas.core.errors import OutblasError, ToolchainMissing
@@ -117,7 +118,7 @@ def measure_one(problem: Problem, row: LibraryRow | None, baselines: Mapping[str
             proved = prover.call(entries["ours"].bind(problem, *bench.operands(0)))
             if proved.status is not Status.PASSED:
                 raise OutblasError(f"our kernel on {problem.key}: {proved.detail}", "one that is right", "look at it")
-        timings = bench.time_entries(entries, ROUNDS, SEED)
+        timings = time_entries(bench, entries, ROUNDS, SEED)
     us = {name: timing.median_us for name, timing in timings.items()}
     best = fastest_baseline({name: us[name] for name in RIVALS if name in us})
     found = {"problem": problem.key, "regime": regime(problem, gpu), "baseline": best, "us": us}

@@ -33,6 +33,8 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from rivals.timed_entries import time_entries
+
 from outblas.core.errors import OutblasError
 from outblas.core.files import write_json
 from outblas.core.journal import Journal
@@ -129,7 +131,7 @@ def cost(problem: Problem, gpu: Any) -> dict[str, float]:
     with GpuClock(problem, 0, seed=SEED, gpu=gpu) as bench:
         for name, product in (("outblas", matmul), ("accurate", functools.partial(matmul, accurate=True))):
             entries[name] = IntoOutput(name, product, bench.torch_stream)
-        us = {name: timed.median_us for name, timed in bench.time_entries(entries, ROUNDS, SEED).items()}
+        us = {name: timed.median_us for name, timed in time_entries(bench, entries, ROUNDS, SEED).items()}
     return {"torch": us[TORCH_FULL] / us["torch"], "outblas": us["accurate"] / us["outblas"]}
 
 

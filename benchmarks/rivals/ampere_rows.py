@@ -8,6 +8,7 @@ from typing import Any
 from rivals.bound_rivals import SharedMemoryOf, load_instances
 from rivals.proofs import passed, proved_cuda_l2, unproved
 from rivals.row_worker import CUDA_L2, RowRequest, confined
+from rivals.timed_entries import time_entries
 
 from outblas.core.config import config_name
 from outblas.core.errors import OutblasError
@@ -64,7 +65,7 @@ class AmpereRows:
             entries = {name: right[name.partition("_")[0]][kernel] for name, kernel in chosen.items() if kernel}
             if theirs := proved_cuda_l2(request, self._folder, self._gpu, clock, prover, refused):
                 entries[CUDA_L2] = theirs
-            timings = clock.time_entries(entries, ROUNDS, SEED)
+            timings = time_entries(clock, entries, ROUNDS, SEED)
         for kernel in (*instances.values(), *sides[OURS].values()):
             getattr(kernel, "release", lambda: None)()
         return {

@@ -10,6 +10,7 @@ import host_cost
 from rivals.fall_back import fall_back
 from rivals.proofs import proved_cuda_l2, why_not
 from rivals.row_worker import CUDA_L2, RowRequest, confined
+from rivals.timed_entries import time_entries
 
 from outblas.core.config import config_name
 from outblas.core.errors import DeviceError
@@ -80,7 +81,7 @@ class CudaL2Rows:
                 prover = CellProver(clock.data, clock.torch_stream, sums(request))
             if theirs := proved_cuda_l2(request, self._folder, self._gpu, clock, prover, refused):
                 entries[CUDA_L2] = theirs
-            timings = clock.time_entries(entries, ROUNDS, SEED)
+            timings = time_entries(clock, entries, ROUNDS, SEED)
             host = host_times(problem, entries, clock, floor_us(problem, self._gpu))
         return {
             "problem": problem.key,

@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from outblas.core import first_use
 from outblas.core.errors import OutblasError
 from outblas.core.problem import Problem
 from outblas.core.version import __version__
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 #: Public name -> the module that defines it. These modules need torch, so each is imported on first access.
 _LATER = {
-    **dict.fromkeys(("explain", "matmul", "mm", "use_library", "use_workload"), "outblas.dispatch.matmul"),
-    **dict.fromkeys(("disable", "enable", "learned", "settle"), "outblas.adapt.learning.learning_switch"),
-    **dict.fromkeys(("enabled", "status", "use"), "outblas.dispatch.enable"),
-    "capture": "outblas.dispatch.capture.session",
-    **dict.fromkeys(("linear", "warm"), "outblas.dispatch.linear"),
-    **dict.fromkeys(("gated_linear", "interleave_gate_up"), "outblas.dispatch.gated"),
-    **dict.fromkeys(("optimize", "restore"), "outblas.adapt.optimize"),
-    "prepare": "outblas.tune.prepare",
+    **dict.fromkeys(("explain", "matmul", "mm", "use_library", "use_workload"), "dispatch.matmul"),
+    **dict.fromkeys(("disable", "enable", "learned", "settle"), "adapt.learning.learning_switch"),
+    **dict.fromkeys(("enabled", "status", "use"), "dispatch.enable"),
+    "capture": "dispatch.capture.session",
+    **dict.fromkeys(("linear", "warm"), "dispatch.linear"),
+    **dict.fromkeys(("gated_linear", "interleave_gate_up"), "dispatch.gated"),
+    **dict.fromkeys(("optimize", "restore"), "adapt.optimize"),
+    "prepare": "tune.prepare",
 }
 __all__ = [
     "OutblasError",
@@ -58,14 +58,4 @@ __all__ = [
     "use_workload",
     "warm",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name in _LATER:
-        globals()[name] = found = getattr(importlib.import_module(_LATER[name]), name)  # the next access is a plain one
-        return found
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = first_use.names_on_first_use(__name__, _LATER)

@@ -16,8 +16,8 @@ from outblas.core.problem import Problem
 from outblas.dispatch.decide import Operand, decide
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.records.library import Library
+from outblas.records.library_merge import merge_rows
 from outblas.records.library_row import LibraryChoice, LibraryRow, choose_kernel
-from outblas.records.merged_rows import merge_rows
 from outblas.records.result_rows import launch_columns, launch_of_row
 from outblas.records.results import Result, read_result, write_result
 from outblas.tune.agents.transfer import Transfer

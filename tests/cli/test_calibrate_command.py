@@ -48,7 +48,7 @@ def a100_fixture(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeDevice:
     plug_in(monkeypatch, fake)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     monkeypatch.setattr(calibration, "device_attributes", lambda index: fake.attributes)
-    monkeypatch.setattr(calibration.calibrate, "__defaults__", (FakeRunner,))
+    monkeypatch.setattr(calibration, "ProbeRunner", FakeRunner)
     return fake
 
 

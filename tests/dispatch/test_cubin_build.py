@@ -136,10 +136,10 @@ def test_kernels_of_no_library_are_packed_in_every_layout_and_dtype(
     compiler: FakeCompiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = cubin_build.any_shape_files()
-    sources = cubin_build.sources_for_any_shape(files)
+    sources = list(dict.fromkeys(make_source(p, c) for p, c in cubin_build.pairs_for_any_shape(files)))
     kernels = AnyShapeModel.load("h200").kernels
     assert list(files) == ["h100", "h200"] and len(set(sources)) == len(sources) > 3 * len(kernels)
-    few = cubin_build.sources_for_few_rows()
+    few = list(dict.fromkeys(make_source(p, c) for p, c in cubin_build.kernels_for_few_rows()))
     assert len(few) > 4 * 8 * 4 and not set(few) & set(sources)
     sources += few
     monkeypatch.setattr(cubin_build, "packaged_libraries", lambda: {})

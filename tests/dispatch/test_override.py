@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 import torch  # noqa: E402
 
 import outblas  # noqa: E402
-from outblas.dispatch import foreign_kernels  # noqa: E402
+from outblas.dispatch import aten_override  # noqa: E402
 from outblas.dispatch.aten_override import Override  # noqa: E402
 from outblas.dispatch.enable import Switch  # noqa: E402
 from support.native_fixture import built_fixture, switch_of_cpu  # noqa: F401  # noqa: E402
@@ -103,7 +103,7 @@ def test_newer_kernels_of_torch_itself_are_replaced(
     on: Switch, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """torch 2.13 registers a Triton kernel for aten::bmm on CUDA from Python."""
-    monkeypatch.setattr(foreign_kernels, "TORCH_FOLDER", os.path.dirname(__file__))
+    monkeypatch.setattr(aten_override, "TORCH_FOLDER", os.path.dirname(__file__))
     newer = torch.library.Library("aten", "IMPL")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -11,6 +11,7 @@ pytest.importorskip("torch")
 pytest.importorskip("cuda.bindings")
 
 import torch  # noqa: E402
+from gates.batch_invariance import check_batch_invariance, drawn_batches  # noqa: E402
 
 import outblas  # noqa: E402
 from outblas.core.config import KernelConfig, config_name, launch_of  # noqa: E402
@@ -24,7 +25,6 @@ from outblas.kernels.legality import why_illegal  # noqa: E402
 from outblas.kernels.source import make_source  # noqa: E402
 from outblas.runtime.launch import load  # noqa: E402
 from outblas.runtime.nvrtc import compile_tuned  # noqa: E402
-from outblas_lab.pool.batch_invariance import check_batch_invariance, drawn_batches  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 

@@ -9,11 +9,11 @@ import pytest
 pytest.importorskip("torch")
 
 import torch  # noqa: E402
+from gates.batch_invariance import EDGES, check_batch_invariance, drawn_batches  # noqa: E402
 
 from outblas.core.errors import UsageError  # noqa: E402
 from outblas.core.evaluation import Status  # noqa: E402
 from outblas.core.problem import Problem  # noqa: E402
-from outblas_lab.pool.batch_invariance import EDGES, check_batch_invariance, drawn_batches  # noqa: E402
 
 WEIGHT = Problem(1, 24, 64, "TN", "bf16")
 BATCHES = (1, 3, 40, 64)

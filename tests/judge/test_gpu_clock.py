@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from rivals.timed_entries import time_entries
 
 from outblas.core.errors import DeviceError
 from outblas.judge import gpu_clock, stream_clock
@@ -160,10 +161,10 @@ def test_entries_are_prepared_then_captured_then_timed_and_always_freed(monkeypa
     monkeypatch.setattr(bench, "capture", capture)
     monkeypatch.setattr(bench, "round", lambda graphs, order: [3.0 if g.name == "a" else 5.0 for g in graphs])
     with pytest.raises(DeviceError, match="cannot be captured"):
-        bench.time_entries(entries)
+        time_entries(bench, entries)
     assert log == [("prepare", True), "a", "b", "late"] and cu.log == ["cuGraphExecDestroy"] * 2
     del entries["late"]
-    found = bench.time_entries(entries, rounds=5, seed=1)
+    found = time_entries(bench, entries, rounds=5, seed=1)
     assert {name: (t.median_us, len(t.samples_us)) for name, t in found.items()} == {"a": (3.0, 5), "b": (5.0, 5)}
     assert cu.log == ["cuGraphExecDestroy"] * 4
 

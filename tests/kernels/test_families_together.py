@@ -28,7 +28,7 @@ from outblas.kernels.geometry import geometry, launch_smem, may_exceed_even_shar
 from outblas.kernels.geometry_terms import SMEM_LIMIT
 from outblas.kernels.legality import why_illegal
 from outblas.kernels.pool import pool
-from outblas_lab.build.neighbours import neighbours
+from outblas_lab.build.refine import neighbours
 from support.gpus.known import H200
 from support.helpers import store, synthetic_recording, timed
 

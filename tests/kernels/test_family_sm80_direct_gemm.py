@@ -14,7 +14,7 @@ from outblas.kernels.families.sm80_direct_gemm import Sm80DirectConfig, direct_r
 from outblas.kernels.geometry import launch_smem
 from outblas.kernels.geometry_terms import CTA_SMEM, SM_SMEM
 from outblas.kernels.legality import why_illegal
-from outblas_lab.build.neighbours import neighbours
+from outblas_lab.build.refine import neighbours
 from support.family_tools import assert_device_agrees
 from support.gpus.known import H200
 

@@ -18,7 +18,7 @@ from outblas.kernels.families.sm80_gemv_mma import Sm80GemvConfig, gemv_blocks_p
 from outblas.kernels.geometry import geometry, grid
 from outblas.kernels.legality import why_illegal
 from outblas.kernels.pool import pool
-from outblas_lab.build.neighbours import neighbours
+from outblas_lab.build.refine import neighbours
 from support.family_tools import assert_device_agrees
 from support.gpus.known import H200
 

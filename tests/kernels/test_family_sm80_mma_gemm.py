@@ -15,7 +15,7 @@ from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.geometry import geometry, k_tiles, launch_smem
 from outblas.kernels.geometry_terms import CTA_SMEM, SM_SMEM, SMEM_LIMIT
 from outblas.kernels.legality import why_illegal
-from outblas_lab.build.neighbours import neighbours
+from outblas_lab.build.refine import neighbours
 from support.family_tools import assert_device_agrees
 from support.gpus.known import H200
 

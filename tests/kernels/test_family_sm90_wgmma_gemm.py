@@ -20,8 +20,7 @@ from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.kernels.geometry import geometry, grid
 from outblas.kernels.legality import why_illegal
 from outblas.kernels.pool import pool
-from outblas_lab.build.neighbours import neighbours
-from outblas_lab.build.refine import neighbours_of_winners, winners
+from outblas_lab.build.refine import neighbours, neighbours_of_winners, winners
 from support.family_tools import assert_device_agrees
 from support.gpus.known import H200
 

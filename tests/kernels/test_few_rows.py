@@ -20,7 +20,7 @@ from outblas.kernels.proof_shapes import proof_shapes
 from outblas.kernels.source import make_source
 from outblas.runtime.cubin import Cubin
 from outblas.runtime.nvrtc import compile_source
-from outblas_lab.build.neighbours import neighbours
+from outblas_lab.build.refine import neighbours
 from support.gpus.known import H200
 
 PROBLEM = Problem(16, 4096, 4096)

@@ -10,7 +10,7 @@ from outblas.core.config import LAUNCHES, KernelConfig
 from outblas.core.problem import Problem
 from outblas.kernels.catalogue import candidates, catalogue, first_search_candidates, launch_options
 from outblas.kernels.legality import why_illegal
-from outblas_lab.build.neighbours import neighbours
+from outblas_lab.build.refine import neighbours
 from support.gpus.known import H200
 
 

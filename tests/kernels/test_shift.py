@@ -18,7 +18,7 @@ from outblas.kernels.legality import why_illegal
 from outblas.kernels.source import make_source
 from outblas.runtime.cubin import Cubin
 from outblas.runtime.nvrtc import compile_source
-from outblas_lab.build.neighbours import neighbours
+from outblas_lab.build.refine import neighbours
 from support.gpus.known import H200
 
 RAGGED = Problem(1000, 1000, 4096)

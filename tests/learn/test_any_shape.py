@@ -268,7 +268,7 @@ def test_a_digest_changes_with_the_data(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(device_registry, "devices", {0: state})
     packaged, data = digest(), tmp_path / "h200.npz"
     data.write_bytes(b"others")
-    monkeypatch.setattr(unlisted_shapes, "_fitted", lambda name, folder: data)
+    monkeypatch.setattr(unlisted_shapes, "data_of_architecture", lambda name, folder: data)
     others = digest()
     state.any_shape = None
     assert len({packaged, others, digest()}) == 3
@@ -291,9 +291,9 @@ def test_a_damaged_library_leaves_all_to_torch_as_its_warning_says(monkeypatch: 
 
 def test_every_kernel_on_offer_ships_wherever_it_is_legal() -> None:
     from outblas.kernels.source import make_source
-    from outblas_lab.build.cubin_build import any_shape_files, sources_for_any_shape
+    from outblas_lab.build.cubin_build import any_shape_files, pairs_for_any_shape
 
-    packaged = set(sources_for_any_shape(any_shape_files()))
+    packaged = {make_source(p, c) for p, c in pairs_for_any_shape(any_shape_files())}
     extents = [(m, n, k) for m in (2, 8, 16, 64, 333) for n in (8, 1001, 4096) for k in (8, 521, 2048, 8192, 16384)]
     for config in AnyShapeModel.load("h200").kernels:
         for layout in ("TN", "NN"):

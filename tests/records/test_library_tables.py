@@ -11,7 +11,7 @@ import pytest
 
 from outblas.core.errors import UsageError
 from outblas.core.evaluation import Status
-from outblas.records import merged_rows
+from outblas.records import library_merge
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow, runs_instead_of_torch
 from outblas_lab.build import library_tables
@@ -107,10 +107,10 @@ def test_of_two_kernels_the_one_with_the_higher_lower_bound_stays_and_the_older_
 ) -> None:
     other = LibraryChoice(CONFIGS[2], 1.25, low, 1.4)
     assert not CONFIGS[2].pdl and CONFIGS[2] != PLAIN
-    merged = merged_rows.merge_rows(row(0, CHOICE), row(0, other))
+    merged = library_merge.merge_rows(row(0, CHOICE), row(0, other))
     assert merged.plain == (other if newer else CHOICE)
-    assert merged_rows.merge_rows(row(0), row(0, other)).plain == other
-    assert merged_rows.merge_rows(row(0, CHOICE), row(0)).plain == CHOICE
+    assert library_merge.merge_rows(row(0), row(0, other)).plain == other
+    assert library_merge.merge_rows(row(0, CHOICE), row(0)).plain == CHOICE
 
 
 def test_figures_are_of_these_kernels_from_the_first_search_on() -> None:

@@ -13,7 +13,7 @@ from outblas.core.problem import Problem
 from outblas.core.stats import flop_weighted, geomean
 from outblas.records.results import COLUMN_DEFAULTS, COLUMNS, read_result, write_result
 from outblas_lab.pool.averages import regime_order
-from outblas_lab.publish.summary import summarise, summary_rows, summary_text, why_stale
+from outblas_lab.publish.summary import engine_rows, summarise, summary_rows, text_of_rows, why_stale
 from support.bench_fixture import META, make_rows, write_bench
 
 SUMMARY_FIELDS = [
@@ -231,6 +231,11 @@ def test_a_fallback_counts_as_one_and_not_as_a_loss(tmp_path):
     write_result([won, fell], META, tmp_path / "r.parquet")
     (row,) = summarise(tmp_path / "r.parquet")
     assert (row["geomean"], row["losses"], row["fallbacks"], row["min"]) == (2.0, 0, 1, 1.0)
+
+
+def summary_text(folder):
+    """Return the correct content of the folder's summary.json."""
+    return text_of_rows([*summary_rows(folder), *engine_rows(folder)])
 
 
 def test_the_summary_is_the_same_bytes_whatever_the_order_of_rows(tmp_path):

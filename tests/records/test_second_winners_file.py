@@ -13,9 +13,8 @@ from outblas.core.problem import Problem
 from outblas.core.workload import WORKLOADS, workload_of_mode
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.records.library import Library
-from outblas.records.library_merge import merge_user_row
+from outblas.records.library_merge import merge_rows, merge_user_row
 from outblas.records.library_row import LibraryChoice, LibraryRow, SecondWinner
-from outblas.records.merged_rows import merge_rows
 
 PLAIN, PDL, OTHER = Sm90WgmmaConfig(64, 64), Sm90WgmmaConfig(64, 64, pdl=True), Sm90WgmmaConfig(64, 32)
 CHOICE = LibraryChoice(PLAIN, 1.2, 1.1, 1.3)

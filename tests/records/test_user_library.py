@@ -17,7 +17,7 @@ from outblas.core.errors import DeviceError, RecordError, UsageError
 from outblas.core.problem import Problem
 from outblas.dispatch import device_registry, matmul
 from outblas.dispatch.decide import Operand, decide
-from outblas.kernels.cost.predicted_time import predicted_us
+from outblas.kernels.cost.cost_model import predicted_us
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.kernel_hash import kernels_sha
 from outblas.records import user_library

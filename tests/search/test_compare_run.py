@@ -149,7 +149,7 @@ def test_a_run_says_what_it_prepares_and_what_it_kept(
     folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(held_out, "HEARTBEAT_S", 0.001)
-    monkeypatch.setattr(compare_run, "agent_preparations", lambda: {"random": "about 65 s"})
+    monkeypatch.setattr(compare_run, "PREPARATION_S", {"random": 65})
     out, said = tmp_path / "r.parquet", list[str]()
 
     def stop(done: int, total: int, note: str) -> None:
@@ -157,7 +157,7 @@ def test_a_run_says_what_it_prepares_and_what_it_kept(
 
     with pytest.raises(Interrupted):
         run(folder, out, agents=["random"], progress=stop, say=said.append)
-    assert any("agent random, split" in line and "(about 65 s)" in line for line in said)
+    assert any("agent random, split" in line and "(about 65 s on one core" in line for line in said)
     assert any(line.startswith("still running after ") for line in said), "silence is reported"
     assert not any("resuming" in line for line in said)
     said.clear()

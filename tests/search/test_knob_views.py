@@ -18,8 +18,7 @@ from outblas.core.errors import UsageError
 from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
 from outblas.kernels.config_text import config_from_json, config_from_name
-from outblas.kernels.families.learned_families import LEARNED_FAMILIES
-from outblas.kernels.families.registry import FAMILIES, knobs_by_name
+from outblas.kernels.families.registry import FAMILIES, LEARNED_FAMILIES, knobs_by_name
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.knobs import knobs_of
 from outblas.predict.features import CANDIDATE_FEATURES

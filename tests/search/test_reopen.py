@@ -18,13 +18,13 @@ from outblas_lab.build import open_rows
 from outblas_lab.build.build_work import REOPENED_STARTS, proved
 from outblas_lab.build.choosing import pooled_trials
 from outblas_lab.build.finalists import earlier_finalists, finalists_of_search, reopened_finalists
-from outblas_lab.build.neighbours import neighbours
 from outblas_lab.build.open_rows import (
     WIDE_BUDGET,
     contenders,
     near_candidates,
     wide_candidates,
 )
+from outblas_lab.build.refine import neighbours
 from support import fake_gpu
 from support.build_library_fixture import run, script_fixture, work_fixture  # noqa: F401
 from support.gpus.known import H200

@@ -16,10 +16,10 @@ from outblas_lab.llm.archive import ArchiveShape
 from outblas_lab.llm.budget import Budget
 from outblas_lab.llm.client import RetryPolicy
 from outblas_lab.llm.evaluators import EvaluatorChoice
+from outblas_lab.llm.evolve import EvolveSettings
 from outblas_lab.llm.evolve_folder import EvolveFiles
 from outblas_lab.llm.evolve_journal import EvolveJournal
 from outblas_lab.llm.evolve_run import EvolveRequest, ServerSettings, run_evolve
-from outblas_lab.llm.evolve_settings import EvolveSettings
 from outblas_lab.llm.models import Model
 from support.gpus.known import H200
 from support.llm_kernels import PROBLEM, failed, kernel, passed, record

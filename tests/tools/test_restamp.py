@@ -93,10 +93,11 @@ def test_other_code_other_resources_and_refusals_are_told(script: Any, cubins: l
 
 
 def test_everything_that_ships_is_compared(script: Any) -> None:
-    from outblas_lab.build.cubin_build import any_shape_files, sources_for_any_shape, sources_of
+    from outblas_lab.build.cubin_build import any_shape_files, pairs_for_any_shape, sources_of
 
     compared = {script.source_of(key, name) for key, name in script.packaged_pairs()}
-    assert compared >= set(sources_of([Library.packaged("h200")])) | set(sources_for_any_shape(any_shape_files()))
+    offered = {make_source(p, c) for p, c in pairs_for_any_shape(any_shape_files())}
+    assert compared >= offered | set(sources_of([Library.packaged("h200")]))
 
 
 def test_kernels_for_any_shape_count_if_they_were_on_offer_before(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -200,20 +200,13 @@ def _forward(original: Any, takes_residual: bool) -> Callable[..., Any]:
         plan, present = self.__dict__.get(PLAN), type(self).forward
         if plan is not None and present is original and plan.runs(self):
             return plan.rewritten(self, *args, **kwargs)
-        return present(self, *args, **kwargs)
-
-    @functools.wraps(original)
-    def forward_with_residual(self: Any, *args: Any, **kwargs: Any) -> Any:
-        plan, present = self.__dict__.get(PLAN), type(self).forward
-        if plan is not None and present is original and plan.runs(self):
-            return plan.rewritten(self, *args, **kwargs)
-        residual = kwargs.pop(RESIDUAL, None)
+        residual = kwargs.pop(RESIDUAL, None) if takes_residual else None
         result = present(self, *args, **kwargs)
         if residual is None:
             return result
         return (residual + result[0], *result[1:]) if isinstance(result, tuple) else residual + result
 
-    return forward_with_residual if takes_residual else forward
+    return forward
 
 
 @functools.lru_cache(maxsize=256)

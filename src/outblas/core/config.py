@@ -110,7 +110,7 @@ class KernelConfig:
     @functools.cached_property
     def name(self) -> str:
         """Return ``family:knob=value,...`` with the knobs of :meth:`written_knobs`; switches as true or false."""
-        knobs = ",".join(f"{name}={_text(value)}" for name, value in self.written_knobs().items())
+        knobs = ",".join(f"{name}={value_text(value)}" for name, value in self.written_knobs().items())
         return f"{self.family}:{knobs}"
 
     def to_json(self) -> dict[str, Any]:
@@ -281,6 +281,6 @@ def _name_parts(config: Any) -> tuple[tuple[str, bool, Any], ...]:
     return tuple((knob.name, knob.later, knob.default) for knob in knob_schema(config))
 
 
-def _text(value: object) -> str:
-    """Return a knob's value as names spell it: "true" and "false" for switches, else ``str(value)``."""
+def value_text(value: object) -> str:
+    """Return a knob's value as names, prompts and pages have it: "true" or "false" of a switch, else ``str(value)``."""
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -290,8 +290,8 @@ def nearest_with_data(gpu: Gpu, kind: str, ending: str) -> str:
 
 
 @functools.cache
-def data_of_architecture(name: str, kind: str, ending: str) -> Any | None:
-    """Return the packaged file, of which machine code and data serve a GPU.
+def data_of_architecture(name: str, kind: str) -> Any | None:
+    """Return the packaged ``.npz`` file, of which machine code and data serve a GPU.
 
     It is the GPU's own file, else that of the nearest GPU of the same architecture. Return None without such a file, or
     if the package does not know the GPU.
@@ -299,9 +299,9 @@ def data_of_architecture(name: str, kind: str, ending: str) -> Any | None:
     record = packaged_records().get(name)
     if record is None:
         return None
-    known = [r.gpu for other, r in packaged_records().items() if has_data(other, kind, ending)]
+    known = [r.gpu for other, r in packaged_records().items() if has_data(other, kind, ".npz")]
     known = [gpu for gpu in known if gpu.arch == record.gpu.arch]
-    return packaged_data(kind) / f"{nearest(record.gpu, known).name}{ending}" if known else None
+    return packaged_data(kind) / f"{nearest(record.gpu, known).name}.npz" if known else None
 
 
 def has_data(name: str, kind: str, ending: str) -> bool:

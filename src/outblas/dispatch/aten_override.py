@@ -19,9 +19,11 @@ some microseconds, also where torch computes.
 
 from __future__ import annotations
 
+import inspect
 import threading
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,28 +37,15 @@ from outblas.dispatch import (
 from outblas.dispatch.aten_native import ASK_PYTHON_KEY, NativeCall, ask_python_keys, current_call, open_products
 from outblas.dispatch.aten_products import HALF_DTYPES, our_bmm, our_mm, torch_addmm, torch_bmm, torch_mm
 from outblas.dispatch.call_option import CallOption, option_without_promise
-from outblas.dispatch.foreign_kernels import takes_overrides, why_not_replaced
 from outblas.dispatch.fused_layer import FUSED_VARIABLE
 from outblas.dispatch.fusion.biased_product import biased_product
 from outblas.dispatch.guarantees.guarantee import Guarantee, process_guarantee
+from outblas.dispatch.product_operands import as_plain
 
 _Ours = Callable[[torch.Tensor, torch.Tensor, CallOption, "NativeCall | None"], "torch.Tensor | None"]
 _Theirs = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-
-
-def as_plain_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of a subclass as a plain ``torch.Tensor`` that shares its data.
-
-    A plain tensor and a ``torch.nn.Parameter`` are returned unchanged. So is a subclass with its own
-    ``__torch_dispatch__``; torch computes its product.
-    """
-    kind = type(tensor)
-    if kind in (torch.Tensor, torch.nn.Parameter):
-        return tensor
-    if getattr(kind, "__torch_dispatch__", None) is not torch.Tensor.__torch_dispatch__:
-        return tensor
-    with torch._C.DisableTorchFunctionSubclass():
-        return tensor.as_subclass(torch.Tensor)
+#: Files of torch's own Python kernels begin so.
+TORCH_FOLDER = f"{Path(torch.__file__).parent}/"
 
 
 class Override:
@@ -191,14 +180,14 @@ class Override:
         """Return a batch-invariant operator for plain tensors; half-precision products count as this package's."""
 
         def kernel(*operands: torch.Tensor, **factors: Any) -> torch.Tensor:
-            result = operator(*map(as_plain_tensor, operands), **factors)
+            result = operator(*map(as_plain, operands), **factors)
             self._count(result.dtype in HALF_DTYPES and result.numel() > 0)
             return result
 
         return kernel
 
     def _biased(self, *operands: torch.Tensor, **factors: Any) -> torch.Tensor:
-        operands = tuple(map(as_plain_tensor, operands))
+        operands = tuple(map(as_plain, operands))
         result = biased_product(*operands, **factors)
         self._count(result is not None)
         return torch_addmm(*operands, **factors) if result is None else result
@@ -206,7 +195,7 @@ class Override:
     def _kernel(self, our: _Ours, their: _Theirs) -> _Theirs:
         def kernel(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
             call = None if self._products is None else current_call(self._products)
-            a, b = as_plain_tensor(a), as_plain_tensor(b)
+            a, b = as_plain(a), as_plain(b)
             result = our(a, b, self._option, call)
             self._count(result is not None)
             return their(a, b) if result is None else result
@@ -219,3 +208,28 @@ class Override:
                 self._ours += 1
             else:
                 self._torchs += 1
+
+
+def why_not_replaced(name: str, key: str) -> str:
+    """Return in one line why a kernel of ``aten::`` must not be replaced; empty if it may.
+
+    torch keeps all kernels of an operator, the newest first. The oldest one is its own. Newer ones of its own, such as
+    the Triton kernel of ``aten::bmm`` in torch 2.13, do not count.
+
+    Args:
+        name: the operator, such as ``mm``.
+    """
+    lines = torch._C._dispatch_dump(f"aten::{name}").splitlines()
+    places = [
+        line.partition(": registered at ")[2] for line in lines if line.startswith((f"{key}:", f"{key} (inactive):"))
+    ]
+    where = next((place.partition(" :: ")[0] for place in places[:-1] if not place.startswith(TORCH_FOLDER)), "")
+    if not where and not takes_overrides() and f"aten/{name}/{key}" in torch.library._impls:
+        where = "an unknown place"  # torch would raise an error
+    text = f"another package has replaced aten::{name} for {key} (at {where}); call outblas.matmul instead"
+    return text if where else ""
+
+
+def takes_overrides() -> bool:
+    """Return True if ``torch.library`` has an option to replace a kernel that Python has registered."""
+    return "allow_override" in inspect.signature(torch.library.Library.impl).parameters

@@ -183,9 +183,7 @@ class FusedState:
                 call = kernel.bind(problem, (a, stored, c), extra, space)
                 call.release()  # kept by address, it must not keep the memory
             if not once:
-                self._calls[key] = call  # the most recently used comes last
-                if len(self._calls) > KEPT_CALLS:
-                    self._calls.popitem(last=False)
+                keep(self._calls, key, call, KEPT_CALLS)  # the most recently used comes last
             call(stream)
             self.launched += 1
 

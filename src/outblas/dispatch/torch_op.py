@@ -24,10 +24,6 @@ _TAGS = (getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_
 _LIBRARY = torch.library.Library("outblas", "FRAGMENT")
 
 
-def _fake(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    return torch.mm(a, b)
-
-
 def _setup(ctx: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
     save_operands(ctx, inputs[0], inputs[1], ctx.needs_input_grad)
 
@@ -54,19 +50,6 @@ def _batched(
     return torch.stack([MM[guarantee](*pair) for pair in zip(*each, strict=True)]), 0
 
 
-def _registered(name: str, guarantee: Guarantee) -> Any:
-    """Register the product with a guarantee, its gradients and its batches under a name; return the operator."""
-    full = f"outblas::{name}"
-    _LIBRARY.define(f"{name}(Tensor a, Tensor b) -> Tensor", tags=_TAGS)
-    for key in ("CPU", "CUDA"):
-        _LIBRARY.impl(name, functools.partial(_compute, guarantee), key)
-    torch.library.register_fake(full, _fake, lib=_LIBRARY)
-    backward = functools.partial(_backward, guarantee)
-    torch.library.register_autograd(full, backward, setup_context=_setup, lib=_LIBRARY)
-    torch.library.register_vmap(full, functools.partial(_batched, guarantee), lib=_LIBRARY)
-    return getattr(torch.ops.outblas, name).default
-
-
 def register_behind_autograd(schema: str, product: Any, fake: Any) -> Any:
     """Register an operator of ``outblas::`` for graphs behind autograd; return it.
 
@@ -81,6 +64,16 @@ def register_behind_autograd(schema: str, product: Any, fake: Any) -> Any:
         _LIBRARY.impl(name, product, key)
     torch.library.register_fake(f"outblas::{name}", fake, lib=_LIBRARY)
     return getattr(torch.ops.outblas, name).default
+
+
+def _registered(name: str, guarantee: Guarantee) -> Any:
+    """Register the product with a guarantee, its gradients and its batches under a name; return the operator."""
+    product = functools.partial(_compute, guarantee)
+    operator = register_behind_autograd(f"{name}(Tensor a, Tensor b) -> Tensor", product, torch.mm)
+    full, backward = f"outblas::{name}", functools.partial(_backward, guarantee)
+    torch.library.register_autograd(full, backward, setup_context=_setup, lib=_LIBRARY)
+    torch.library.register_vmap(full, functools.partial(_batched, guarantee), lib=_LIBRARY)
+    return operator
 
 
 #: Guarantee -> operator: (M, K) and (K, N) -> (M, N) of the same dtype; raises torch.mm's errors.

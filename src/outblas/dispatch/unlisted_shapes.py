@@ -58,7 +58,7 @@ def any_shape_chooser(gpu_name: str, library: Library, ask: Ask | None = None) -
             so that their machine code ships.
         ask: see :data:`Ask`; None: choose kernels alone, without an answer.
     """
-    if is_off(ANY_SHAPE_VARIABLE) or any(_fitted(gpu_name, folder) is None for folder in _FITTED):
+    if is_off(ANY_SHAPE_VARIABLE) or any(data_of_architecture(gpu_name, folder) is None for folder in _FITTED):
         return None
     return AnyShapeChooser(gpu_name, library, ask)
 
@@ -332,12 +332,8 @@ def choices_id(gpu_name: str) -> str:
         gpu_name: short name of the GPU, e.g. ``h200``. Missing files count as empty ones, without an error.
     """
     others = (resources.files("outblas") / "data" / kind / f"{gpu_name}.json" for kind in _OTHER_DATA)
-    files = (*(_fitted(gpu_name, folder) for folder in _FITTED), *others)
+    files = (*(data_of_architecture(gpu_name, folder) for folder in _FITTED), *others)
     return hashlib.sha256(b"".join(hashlib.sha256(_bytes(file)).digest() for file in files)).hexdigest()
-
-
-def _fitted(gpu_name: str, folder: str) -> Any:
-    return data_of_architecture(gpu_name, folder, ".npz")
 
 
 def _bytes(file: Any) -> bytes:

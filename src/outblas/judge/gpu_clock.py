@@ -203,25 +203,6 @@ class GpuClock(StreamClock, contextlib.AbstractContextManager["GpuClock"]):
                 calls[name] = self.bind(entries[name])
         return (self.measure_cold(calls) if calls else {}) or warm
 
-    def time_entries(
-        self, entries: Mapping[str, Bindable], rounds: int = MIN_ROUNDS, seed: int = 0
-    ) -> dict[str, Timing]:
-        """Prepare every entry, capture all, time them in interleaved rounds and free their graphs.
-
-        Args:
-            entries: entries by name; :func:`choose_algorithm` is called for each.
-
-        Returns:
-            What :meth:`measure` returns.
-
-        Raises:
-            DeviceError: a capture or a launch fails. An entry's own errors are raised, too.
-        """
-        for entry in entries.values():
-            choose_algorithm(entry, self)
-        with self.captured(entries) as graphs:
-            return self.measure(graphs, rounds, seed)
-
     @contextlib.contextmanager
     def captured(
         self, entries: Mapping[str, Bindable], skip: type[BaseException] | tuple[type[BaseException], ...] = ()

@@ -6,7 +6,7 @@ at a time, and all blocks of a round have the same arrivals. The stream is made 
 them, as it is for a user: no entry pays for that.
 
 The rate is at most :attr:`RequestPlan.max_qps`. It is lower where an entry would be busy for more than
-:attr:`RequestPlan.max_load` of the time, so that few requests wait for the one before.
+:data:`MAX_LOAD` of the time, so that few requests wait for the one before.
 """
 
 from __future__ import annotations
@@ -53,14 +53,12 @@ class RequestPlan:
         requests: timed requests of each entry, at least; a whole number of pairs of blocks is served.
         warmup_seconds: seconds of requests that do not count, of all entries together.
         benchmark_seconds: seconds of requests that count, at least, of all entries together.
-        max_load: share of the time that the slowest entry may be busy, 0 to 1.
     """
 
     max_qps: float = MAX_QPS
     requests: int = PUBLISHED_REQUESTS
     warmup_seconds: float = 0.2
     benchmark_seconds: float = 0.0
-    max_load: float = MAX_LOAD
 
 
 @dataclass(frozen=True)
@@ -135,7 +133,7 @@ def serve_blocks(
     if not serve:
         raise UsageError("nothing to serve", "at least one kernel or baseline", "pass one to time")
     service_us = [float(np.median(one([0] * BLOCK_REQUESTS).service_us)) for one in serve.values()]
-    qps = min(plan.max_qps, 1e6 * plan.max_load / max(service_us))
+    qps = min(plan.max_qps, 1e6 * MAX_LOAD / max(service_us))
 
     def one_round() -> dict[str, list[float]]:
         arrivals = _arrivals(LEAD_REQUESTS + BLOCK_REQUESTS, qps, rng)

@@ -23,22 +23,17 @@ class HostBehindGpu(DeviceError):
 
 
 class StreamClock:
-    """A stream and the events by which work on it is timed. Call :meth:`close` after use.
+    """A stream and the events by which work on it is timed. Call :meth:`close` after use."""
 
-    Args:
-        tries: tries to queue a round ahead of the GPU.
-        max_plug_us: longest plug, microseconds.
-    """
-
-    def __init__(self, torch_stream: Any, tries: int = TRIES, max_plug_us: float = MAX_PLUG_US) -> None:
+    def __init__(self, torch_stream: Any) -> None:
         self.torch_stream = torch_stream
         self.stream: int = torch_stream.cuda_stream
         self._events: list[tuple[Any, Any]] = []
         self._plug_us = _FIRST_PLUG_US
-        self.limit(tries, max_plug_us)
+        self.limit(TRIES, MAX_PLUG_US)
 
     def limit(self, tries: int, max_plug_us: float) -> None:
-        """Set the tries to queue a round and the longest plug, microseconds, as in the constructor."""
+        """Set the tries to queue a round ahead of the GPU, and the longest plug, microseconds."""
         self._tries, self._max_plug_us = tries, max_plug_us
         self._plug_us = min(self._plug_us, max_plug_us)
 

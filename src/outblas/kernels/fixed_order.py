@@ -2,7 +2,7 @@
 
 The order is a property of the knobs (:meth:`outblas.kernels.families.family.Family.summation`). A weight has one order
 for all M, and only kernels of that order may serve it. So a row of A gives the same row of C in every batch.
-:mod:`outblas_lab.pool.batch_invariance` proves this bit by bit on a GPU.
+``benchmarks/gates/batch_invariance.py`` proves this bit by bit on a GPU.
 """
 
 from __future__ import annotations

@@ -150,7 +150,7 @@ class BoundedNets:
             UsageError: the package has no model for it.
             RecordError: the file has another version, or is damaged.
         """
-        path = data_of_architecture(gpu_name, cls.folder, ".npz")
+        path = data_of_architecture(gpu_name, cls.folder)
         if path is None:
             raise UsageError(f"no {cls.words} for {gpu_name}", "a packaged GPU", "fit it with: outblas fit any-shape")
         return cls.parse(path.read_bytes(), str(path))

@@ -17,7 +17,7 @@ from outblas.core.problem import ELEMENT_BYTES, Problem
 from outblas.core.roofline import Gpu, floor_us
 from outblas.kernels.cost import cost_model
 from outblas.kernels.cost.columns import columns_by_family, problem_columns
-from outblas.kernels.families.learned_families import LEARNED_AS, LEARNED_FAMILIES
+from outblas.kernels.families.registry import LEARNED_AS, LEARNED_FAMILIES
 
 Features = NDArray[np.float32]
 

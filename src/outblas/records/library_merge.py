@@ -1,4 +1,4 @@
-"""Combine two libraries: a new tuning run with an old file, or a user's library with the packaged one."""
+"""Combine two libraries or rows: a new tuning run with an old file, or a user's library with the packaged one."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+from outblas.core.config import LAUNCHES
 from outblas.core.weight import Weight
 from outblas.core.workload import SECOND_WORKLOADS
 from outblas.records.library import Library
-from outblas.records.library_row import IntervalIndex, LibraryInterval, LibraryRow
+from outblas.records.library_row import IntervalIndex, LibraryChoice, LibraryInterval, LibraryRow
 
 
 def replace_intervals(old: Sequence[LibraryInterval], new: Sequence[LibraryInterval]) -> tuple[LibraryInterval, ...]:
@@ -135,3 +136,26 @@ def _overlaid(weight: Weight, own: IntervalIndex, packaged: IntervalIndex) -> It
             yield replace(mine.between(first, last), row=row)
         elif (one := mine or theirs) is not None:
             yield one.between(first, last)
+
+
+def merge_rows(old: LibraryRow, new: LibraryRow) -> LibraryRow:
+    """Return, for each launch option, the kernel with the higher lower bound; ``old`` wins a tie.
+
+    If any kernel changes, the baseline is that of ``new``. A row without a kernel loses to one with a kernel.
+    """
+    picks: dict[str, LibraryChoice | None] = {}
+    for launch in LAUNCHES:
+        a, b = old.choice(launch), new.choice(launch)
+        picks[launch] = b if a is None or (b is not None and b.low > a.low) else a
+    if picks["weights"] == picks["pdl"]:
+        picks["weights"] = None
+    if all(getattr(old, launch) == pick for launch, pick in picks.items()):
+        return old
+    row = replace(new, plain=picks["plain"], pdl=picks["pdl"], weights=picks["weights"])
+    # Second winners were timed against the plain choice of their row, so they stay with it.
+    return without_second_winners(row) if picks["plain"] != new.plain else row
+
+
+def without_second_winners(row: LibraryRow) -> LibraryRow:
+    """Return a row whose plain choice holds under every workload."""
+    return replace(row, cold=None, single=None)

@@ -118,7 +118,7 @@ def install(
     """Merge the rows and intervals of a tuning run into the user's library of the same GPU, or into another file.
 
     If a problem has an old and a new row, each launch option gets the better kernel
-    (:func:`outblas.records.merged_rows.merge_rows`). New intervals take the place of old ones
+    (:func:`outblas.records.library_merge.merge_rows`). New intervals take the place of old ones
     (:func:`outblas.records.library_merge.replace_intervals`). A file that is damaged or has another stamp is renamed,
     not deleted.
 
@@ -131,7 +131,7 @@ def install(
         UsageError: the figures come from a recording, so from another machine; or ``$OUTBLAS_LIBRARY`` is empty.
         RecordError: the file cannot be written. The old file is kept.
     """
-    from outblas.records.merged_rows import merge_rows
+    from outblas.records.library_merge import merge_rows
 
     tuned = (*library.rows, *(one.row for one in (*library.intervals, *library.gates)))
     replayed = [row for row in tuned if row.source.startswith("replay:")]

@@ -172,19 +172,8 @@ class LtAlgorithms:
             if problem not in self._answers:
                 if self._lt is None and not self._absent and not may_open:
                     return None
-                keep(self._answers, problem, self._ask(problem), MAX_ANSWERS)
+                keep(self._answers, problem, next(iter(self._ask(problem, 1)), ""), MAX_ANSWERS)
             return self._answers[problem]
-
-    def _ask(self, problem: Problem) -> str:
-        try:
-            plan = self._open().plan(problem)
-            try:
-                return describe(plan.heuristic(1)[0].algo)
-            finally:
-                plan.close()
-        except (DeviceError, ToolchainMissing) as error:
-            _LOG.debug("cuBLASLt has no algorithm for %s: %s", problem.key, error.wrong)
-            return ""
 
     def answers(self, problem: Problem) -> list[str]:
         """Return the algorithms that :meth:`find` finds, the heuristic's first in front; empty if cuBLASLt is missing.
@@ -193,20 +182,20 @@ class LtAlgorithms:
         """
         with self._lock:
             if problem not in self._all_answers:
-                keep(self._all_answers, problem, self._ask_all(problem), MAX_ANSWERS)
+                keep(self._all_answers, problem, self._ask(problem, AUTO_REQUEST, ROW_ALIGN_BYTES), MAX_ANSWERS)
             return self._all_answers[problem]
 
-    def _ask_all(self, problem: Problem) -> list[str]:
+    def _ask(self, problem: Problem, *request: int) -> list[str]:
+        """Return the heuristic's answers to a request, the arguments of :meth:`LtPlan.heuristic`; empty if it fails."""
         try:
             plan = self._open().plan(problem)
             try:
-                results = plan.heuristic(AUTO_REQUEST, ROW_ALIGN_BYTES)
+                return [describe(result.algo) for result in plan.heuristic(*request)]
             finally:
                 plan.close()
         except (DeviceError, ToolchainMissing) as error:
-            _LOG.debug("cuBLASLt has no algorithms for %s: %s", problem.key, error.wrong)
+            _LOG.debug("cuBLASLt has no algorithm for %s: %s", problem.key, error.wrong)
             return []
-        return [describe(result.algo) for result in results]
 
     def _look_up(self, problem: Problem, algorithm: str) -> LtAlgorithm:
         """Return the algorithm with this description.

@@ -20,8 +20,7 @@ from outblas.kernels.catalogue import candidates
 from outblas.kernels.cost.cost_model import rank
 from outblas.kernels.legality import why_illegal
 from outblas.records.library import Library
-from outblas.records.library_row import LibraryChoice
-from outblas.records.library_row import LibraryRow as LibraryRow
+from outblas.records.library_row import LibraryChoice, LibraryRow
 from outblas.records.provenance import collect_provenance, gpu_state
 from outblas.runtime.device import gpu_of_device
 from outblas.tune.live_evaluator import LiveEvaluator

@@ -24,7 +24,7 @@ from outblas.dispatch.guarantees.guarantee import process_guarantee
 from outblas.dispatch.linear import warm
 from outblas.dispatch.product_operands import dtype_name
 from outblas.dispatch.unlisted_shapes import any_shape_chooser
-from outblas.kernels.cost.predicted_time import predicted_us
+from outblas.kernels.cost.cost_model import predicted_us
 from outblas.records.library import Library
 from outblas.runtime.device import Device, gpu_count
 

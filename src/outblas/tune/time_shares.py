@@ -10,7 +10,7 @@ from outblas.core.config import Launch
 from outblas.core.errors import UsageError
 from outblas.core.lab_parts import part
 from outblas.core.problem import Problem
-from outblas.kernels.cost.predicted_time import predicted_us
+from outblas.kernels.cost.cost_model import predicted_us
 from outblas.records.captured_products import CapturedProducts
 from outblas.records.library import Library
 from outblas.runtime.device import Device, gpu_of_device

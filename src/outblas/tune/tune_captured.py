@@ -9,7 +9,7 @@ from pathlib import Path
 from outblas.core.config import LAUNCHES
 from outblas.core.problem import Problem
 from outblas.dispatch.call_option import option_without_promise
-from outblas.kernels.cost.predicted_time import predicted_us
+from outblas.kernels.cost.cost_model import predicted_us
 from outblas.records.captured_products import CapturedProducts
 from outblas.records.library import Library
 from outblas.records.user_library import check_installable, install, user_library_path

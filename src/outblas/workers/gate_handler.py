@@ -48,8 +48,6 @@ class GateHandler(Handler):
         return super()._why_illegal(problem, config) or why_not_fused(problem, config, self._options.epilogue)
 
     def _loaded(self, cubin: Cubin, config: Any) -> Any:
-        from outblas.runtime.fused_launch import FusedKernel
-
         return GateEntry(FusedKernel(cubin, config, self._options.epilogue))
 
     def _proof_shapes(self, problem: Problem, config: Any) -> list[Problem]:

@@ -18,9 +18,9 @@ from outblas.records.store import Store  # noqa: E402
 from outblas_lab.custom.free_kernel import FreeKernel  # noqa: E402
 from outblas_lab.llm.budget import Budget  # noqa: E402
 from outblas_lab.llm.evaluators import parse_evaluator  # noqa: E402
+from outblas_lab.llm.evolve import EvolveSettings  # noqa: E402
 from outblas_lab.llm.evolve_journal import EvolveJournal  # noqa: E402
 from outblas_lab.llm.evolve_run import EvolveRequest, ServerSettings, run_evolve  # noqa: E402
-from outblas_lab.llm.evolve_settings import EvolveSettings  # noqa: E402
 from outblas_lab.llm.models import Model  # noqa: E402
 from outblas_lab.publish.html.tune_page import write_report  # noqa: E402
 from support.helpers import ROOT  # noqa: E402

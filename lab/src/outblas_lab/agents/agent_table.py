@@ -25,13 +25,6 @@ EXTRAS = {"tpe": "rl", "nvmmh": "gpu", "llm": "llm"} | dict.fromkeys(
     (name for name in AGENTS if name.startswith("kt-")), "kernel-tuner"
 )
 #: Seconds that an agent prepared itself on one split of the recording h200, on one core (results/h200/compare.parquet).
-#: Where the regressor takes part, 45 s are added for its 16 further epochs (journal entry 0093).
+#: Where the regressor takes part, 45 s are added for its 16 further epochs (journal entry 0093). The other agents do
+#: not learn before they search.
 PREPARATION_S = {"ppo": 175, "regressor": 110, "heuristic": 65, "surrogate": 110}
-
-
-def agent_preparations() -> dict[str, str]:
-    """Return name -> time of its preparation in words, e.g. ``about 65 s on one core of a server`` for ``heuristic``.
-
-    The keys are those of :data:`PREPARATION_S`. The other agents do not learn before they search.
-    """
-    return {name: f"about {seconds} s on one core of a server" for name, seconds in PREPARATION_S.items()}

@@ -331,11 +331,8 @@ def library_of_choices(problems: Sequence[Problem], gpu: Gpu) -> Library:
     for problem in problems:
         found = {launch: choose(problem, gpu, launch) for launch in LAUNCHES}
         named = [choice.algorithm for choice in found.values() if isinstance(choice, AnswerChoice)]
-        row = (
-            LibraryRow(problem, LT_AUTO, named[0], "any_shape")
-            if named
-            else LibraryRow(problem, "torch", "", "any_shape")
-        )
+        baseline, detail = (LT_AUTO, named[0]) if named else ("torch", "")
+        row = LibraryRow(problem, baseline, detail, "any_shape")
         kernels = {launch: choice for launch, choice in found.items() if isinstance(choice, LibraryChoice)}
         rows.append(replace(row, plain=kernels.get("plain"), pdl=kernels.get("pdl"), weights=kernels.get("weights")))
     return Library(gpu.name, tuple(rows))

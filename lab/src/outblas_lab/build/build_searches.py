@@ -17,8 +17,8 @@ from outblas.judge.bench_cell import Options
 from outblas.kernels.catalogue import first_search_candidates, launch_options, with_launch
 from outblas.kernels.legality import why_illegal
 from outblas.records.library import Library
+from outblas.records.library_merge import merge_rows
 from outblas.records.library_row import LibraryRow
-from outblas.records.merged_rows import merge_rows
 from outblas.records.provenance import collect_provenance
 from outblas.records.store import Store
 from outblas.runtime.device import gpu_of_device
@@ -38,8 +38,14 @@ from outblas_lab.build.build_work import (
     proved,
 )
 from outblas_lab.build.library_tables import rows_of_table, with_table_rows
-from outblas_lab.build.neighbours import neighbours
-from outblas_lab.build.refine import InOrderAgent, PreferredFirstAgent, neighbours_of_winners, tried_by_problem, winners
+from outblas_lab.build.refine import (
+    InOrderAgent,
+    PreferredFirstAgent,
+    neighbours,
+    neighbours_of_winners,
+    tried_by_problem,
+    winners,
+)
 
 #: Measurements per problem, beside those of packaged kernels. The first is for a recorded table. The second is for a
 #: table that follows its sisters and the model; the third for one whose only sister has another dtype. The fourth is

@@ -104,16 +104,6 @@ def pairs_for_any_shape(files: Mapping[str, bytes]) -> list[tuple[Problem, Kerne
     return found
 
 
-def sources_for_any_shape(files: Mapping[str, bytes]) -> list[Source]:
-    """Return the distinct sources of :func:`pairs_for_any_shape`, whose errors it raises."""
-    return list(dict.fromkeys(make_source(p, c) for p, c in pairs_for_any_shape(files)))
-
-
-def sources_for_few_rows() -> list[Source]:
-    """Return the distinct sources of :func:`outblas.kernels.fixed_order.kernels_for_few_rows`."""
-    return list(dict.fromkeys(make_source(p, c) for p, c in kernels_for_few_rows()))
-
-
 def build(
     path: Path = PACK,
     jobs: int | None = None,
@@ -132,11 +122,11 @@ def build(
         RecordError: a packaged library cannot be read, or the file cannot be written.
     """
     nvrtc_version()
-    others = list[Source]()
+    others = list[tuple[Problem, KernelConfig]]()
     if libraries is None:
         libraries = [Library.packaged(gpu) for gpu in packaged_libraries()]
-        others = [*sources_for_any_shape(any_shape_files()), *sources_for_few_rows()]
-    sources = list(dict.fromkeys([*sources_of(libraries), *others]))
+        others = [*pairs_for_any_shape(any_shape_files()), *kernels_for_few_rows()]
+    sources = list(dict.fromkeys([*sources_of(libraries), *(make_source(p, c) for p, c in others)]))
     cubins: dict[bytes, Cubin] = {}
     left_out: list[str] = []
     progress = _Progress(len(sources), report)

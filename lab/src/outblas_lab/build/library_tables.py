@@ -16,8 +16,7 @@ from outblas.core.weight import Weight
 from outblas.core.workload import workload_of_mode
 from outblas.records.library import Library
 from outblas.records.library_merge import replace_intervals, replace_weights
-from outblas.records.library_row import LibraryInterval
-from outblas.records.library_row import LibraryRow as LibraryRow
+from outblas.records.library_row import LibraryInterval, LibraryRow
 from outblas.records.result_rows import launch_of_row
 from outblas.records.results import read_result
 

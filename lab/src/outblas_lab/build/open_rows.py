@@ -21,8 +21,7 @@ from outblas_lab.build.build_searches import second_search
 from outblas_lab.build.build_work import REOPENED_STARTS, BuildFolder
 from outblas_lab.build.choosing import chosen_row, kernel_ratios, pooled_starts
 from outblas_lab.build.finalists import near_the_best
-from outblas_lab.build.neighbours import neighbours
-from outblas_lab.build.refine import InOrderAgent
+from outblas_lab.build.refine import InOrderAgent, neighbours
 
 #: Untried candidates of a row that falls back, and of one with a kernel.
 WIDE_BUDGET, NEAR_BUDGET = 96, 10

@@ -34,8 +34,8 @@ from outblas.judge.latency import RequestPlan
 from outblas.judge.rounds import timing_of_samples
 from outblas.kernels.config_text import config_from_name
 from outblas.records.library import Library
+from outblas.records.library_merge import without_second_winners
 from outblas.records.library_row import LibraryChoice, LibraryRow, SecondWinner, algorithm_of_detail
-from outblas.records.merged_rows import without_second_winners
 from outblas.records.provenance import start_of_machine
 from outblas.runtime.cublaslt import LtAlgorithms
 from outblas.runtime.device import gpu_of_device

@@ -107,9 +107,9 @@ def evolve(
     """Evolve kernels with language models: prove and time answers, feed back the results, and keep the best kernels."""
     from outblas_lab.llm.archive import ArchiveShape
     from outblas_lab.llm.evaluators import choose_workers
+    from outblas_lab.llm.evolve import EvolveSettings
     from outblas_lab.llm.evolve_folder import folder_name
     from outblas_lab.llm.evolve_run import EvolveRequest
-    from outblas_lab.llm.evolve_settings import EvolveSettings
 
     problems = [Problem.from_mnk(one, layout, dtype, acc) for text in mnk for one in common.mnk_words(text)]
     models = parse_models(model, price or [])

@@ -315,7 +315,7 @@ class Gain:
     high: float
 
 
-def paired_gains(comparison: Comparison, split: str, agent: str, than: str, seed: int = 0) -> list[Gain]:
+def paired_gains(comparison: Comparison, split: str, agent: str, than: str) -> list[Gain]:
     """Return the gain of one agent over another for every budget of a split, problem by problem.
 
     Args:
@@ -325,7 +325,7 @@ def paired_gains(comparison: Comparison, split: str, agent: str, than: str, seed
     mine, other = (comparison.agents.index(name) for name in (agent, than))
     gains = sums[mine] / counts[mine] - sums[other] / counts[other]
     problems = len(gains)
-    drawn = np.random.default_rng(seed).integers(0, problems, (RESAMPLES, problems))
+    drawn = np.random.default_rng(0).integers(0, problems, (RESAMPLES, problems))
     low, high = np.percentile(gains[drawn].mean(axis=1), (2.5, 97.5), axis=0)
     mean = gains.mean(axis=0)
     return [

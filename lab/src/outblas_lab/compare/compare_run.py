@@ -21,7 +21,7 @@ from outblas.records.results import PROVENANCE_FIELDS
 from outblas.tune.agents.agent_registry import make_agent
 from outblas.tune.tune import Interrupted
 from outblas_lab.agents.agent_file import SUFFIX, check_agent_file, is_agent_file
-from outblas_lab.agents.agent_table import agent_preparations
+from outblas_lab.agents.agent_table import PREPARATION_S
 from outblas_lab.compare.compare_result import Comparison, read_comparison, write_comparison
 from outblas_lab.compare.held_out import CompareUnit, HeldOutTask, Plan, Watch, check_agents, held_out_tasks, run_units
 from outblas_lab.compare.splits import (
@@ -178,13 +178,13 @@ def _watch(say: Callable[[str], None] | None, training: Mapping[str, Mapping[str
     """
     if say is None:
         return None
-    known = agent_preparations()
 
     def begun(unit: CompareUnit) -> None:
         agent, source = arm_parts(unit.agent)
-        if agent in known:
-            count = training[unit.split][source]
-            say(f"agent {unit.agent}, split {unit.split}: training on {count} problems ({known[agent]})")
+        if agent in PREPARATION_S:
+            work = f"training on {training[unit.split][source]} problems"
+            about = f"about {PREPARATION_S[agent]} s on one core of a server"
+            say(f"agent {unit.agent}, split {unit.split}: {work} ({about})")
 
     def waiting(units: Sequence[CompareUnit], seconds: float) -> None:
         names = ", ".join(sorted({f"{unit.agent} ({unit.split})" for unit in units}))
@@ -346,7 +346,7 @@ def _cost(agent: str, entries: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 DRAWS = 200
 
 
-def noise_floor(recording: Recording, tasks: Sequence[HeldOutTask], seed: int = 0) -> float:
+def noise_floor(recording: Recording, tasks: Sequence[HeldOutTask]) -> float:
     """Return the quality of the choice of the fastest recorded candidate, if recording and truth differ by the noise.
 
     It is a geometric mean over tasks, below 1. Recorded medians are taken as the truth. Other recordings are drawn
@@ -357,7 +357,7 @@ def noise_floor(recording: Recording, tasks: Sequence[HeldOutTask], seed: int = 
     Args:
         tasks: tasks of recorded problems, at least one.
     """
-    rng, losses = np.random.default_rng(seed), []
+    rng, losses = np.random.default_rng(0), []
     for task in tasks:
         row = recording.row(task.problem)
         columns = [column for c in task.candidates if (column := recording.catalogue_index(c)) is not None]

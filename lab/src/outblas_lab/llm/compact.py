@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from functools import cache
 from typing import Any
 
-from outblas.core.config import KernelConfig, knob_schema
+from outblas.core.config import KernelConfig, knob_schema, value_text
 from outblas.core.errors import ConfigError
 from outblas.core.gpu_records import reference_gpu
 from outblas.kernels.config_text import template_from_json
@@ -89,11 +89,6 @@ def _thinned(values: Sequence[Any]) -> list[Any]:
     if len(values) <= _LISTED:
         return list(values)
     return [values[round(i * (len(values) - 1) / (_LISTED - 1))] for i in range(_LISTED)]
-
-
-def value_text(value: bool | int | str) -> str:
-    """Return a knob's value as prompts and pages show it: as in JSON, but without quotes."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 @cache

@@ -22,19 +22,18 @@ from outblas.core.problem import Problem
 from outblas.core.roofline import floor_us
 from outblas.records.store import Store
 from outblas_lab.custom.free_kernel import FreeKernel
-from outblas_lab.llm.answer import read_answer
-from outblas_lab.llm.archive import Archive, Entry
+from outblas_lab.llm.answer import CODE, CONFIG, read_answer
+from outblas_lab.llm.archive import Archive, ArchiveShape, Entry
 from outblas_lab.llm.async_evaluator import AsyncEvaluator
 from outblas_lab.llm.budget import BudgetSpent
 from outblas_lab.llm.client import Client, RequestRejected, ServerError, Unanswered
 from outblas_lab.llm.evolve_journal import AnswerOutcome, EvolveJournal, Question
-from outblas_lab.llm.evolve_settings import EvolveSettings
 from outblas_lab.llm.feedback import feedback_text, kernel_facts, kind_of, score_of
 from outblas_lab.llm.known_counters import KnownCounters
 from outblas_lab.llm.models import Model
 from outblas_lab.llm.near_problems import NearProblems
 from outblas_lab.llm.prompt import Asked, first_prompt, follow_up
-from outblas_lab.llm.repair_chain import Chain, chains_of
+from outblas_lab.llm.repair_chain import Chain, TurnLimits, chains_of
 from outblas_lab.llm.reply import Reply
 
 #: This number of questions in a row without an answer ends the run: the server is gone. So does this number of first
@@ -42,6 +41,33 @@ from outblas_lab.llm.reply import Reply
 MAX_UNANSWERED_IN_A_ROW = 3
 #: A gap of less than this (log of time / floor) is closed: nothing more is asked.
 CLOSED_GAP = math.log(1.02)
+
+
+@dataclass(frozen=True)
+class EvolveSettings:
+    """Settings of a search, apart from its problems and its server.
+
+    Attributes:
+        seed: seed of the archive's draws, and of the draw of models with different weights.
+        turns: most turns of a conversation, with the first question.
+        repairs: most repairs in a row in a conversation; None: as many as ``turns`` allows.
+        improvements: most improvements of proven kernels in a conversation; None: as many as ``turns`` allows.
+        nearest: most kernels of near problems, and most lessons, in a first prompt; 0: none.
+    """
+
+    shape: ArchiveShape = ArchiveShape()
+    seed: int = 0
+    turns: int = 4
+    parallel: int = 4
+    kinds: tuple[str, ...] = (CODE, CONFIG)
+    max_tokens: int = 16384
+    repairs: int | None = None
+    improvements: int | None = None
+    nearest: int = 3
+
+    @property
+    def limits(self) -> TurnLimits:
+        return TurnLimits(self.turns, self.repairs, self.improvements)
 
 
 @dataclass(frozen=True)

@@ -25,10 +25,9 @@ from outblas_lab.jail.evaluation_file import Recorder
 from outblas_lab.llm.budget import Budget, SpendingAccount
 from outblas_lab.llm.client import AnswerOptions, Client, RetryPolicy, ServerError, check_server
 from outblas_lab.llm.evaluators import EvaluatorChoice, open_chosen_evaluator
-from outblas_lab.llm.evolve import Evolution
+from outblas_lab.llm.evolve import Evolution, EvolveSettings
 from outblas_lab.llm.evolve_folder import KIND, EvolveFiles, open_folder, without_passwords
 from outblas_lab.llm.evolve_journal import AnswerOutcome, EvolveJournal
-from outblas_lab.llm.evolve_settings import EvolveSettings
 from outblas_lab.llm.known_counters import KnownCounters, load_counters
 from outblas_lab.llm.models import Model
 from outblas_lab.llm.rate_limits import RateLimiter

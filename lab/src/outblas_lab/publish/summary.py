@@ -104,11 +104,6 @@ def rows_of_results(results: Sequence[Result]) -> list[Row]:
     return [row for result in results for row in summarise_result(result)] + best_rows(results)
 
 
-def summary_text(directory: str | os.PathLike[str]) -> str:
-    """Return the correct content of ``directory/summary.json``, computed from the result files alone."""
-    return text_of_rows([*summary_rows(directory), *engine_rows(directory)])
-
-
 def use_json(path: Path, made_by: str, use: Callable[[dict[str, Any]], _T], form: str = "") -> _T:
     """Return the result of ``use``, called with the content of a result file in JSON.
 

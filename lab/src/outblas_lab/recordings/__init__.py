@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from outblas.core import first_use
 
 if TYPE_CHECKING:
     from outblas_lab.recordings.recording import Recording
     from outblas_lab.recordings.replay import ReplayEvaluator
 
 __all__ = ["Recording", "ReplayEvaluator"]
-#: Name -> module that defines it.
-_LATER = {"Recording": "recording", "ReplayEvaluator": "replay"}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _LATER:
-        return getattr(importlib.import_module(f"{__name__}.{_LATER[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = first_use.names_on_first_use(__name__, {"Recording": "recording", "ReplayEvaluator": "replay"})

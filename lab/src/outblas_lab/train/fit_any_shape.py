@@ -78,7 +78,7 @@ SETTINGS = NetSettings()
 _known_inputs = functools.lru_cache(1 << 15)(network_inputs)
 
 
-def general_kernels(gpu: Gpu, seed: int = 0) -> tuple[KernelConfig, ...]:
+def general_kernels(gpu: Gpu) -> tuple[KernelConfig, ...]:
     """Return the kernels without PDL that are offered for any shape, without repeats, at most 152.
 
     First come those that add most to the recorded problems, then those that the packaged library installs most. Last
@@ -91,7 +91,7 @@ def general_kernels(gpu: Gpu, seed: int = 0) -> tuple[KernelConfig, ...]:
     for wanted, among in (
         (BY_LIBRARY, (c for c in _installed(gpu.name) if not FAMILIES[c.family].few_rows_only)),
         (GEMVS, (c for c in _installed(gpu.name) if FAMILIES[c.family].few_rows_only)),
-        (BY_MODEL, _first_choices(gpu, seed)),
+        (BY_MODEL, _first_choices(gpu)),
     ):
         counts = Counter(c for c in among if c not in found)
         found.update(dict.fromkeys(config for config, _ in counts.most_common(wanted)))
@@ -151,12 +151,12 @@ def read_problems(
         raise RecordError(wrong, f"a complete table of {what}", do) from error
 
 
-def cells_of_recording(recording: Recording, gpu: Gpu, seed: int = 0) -> list[OfferedCells]:
+def cells_of_recording(recording: Recording, gpu: Gpu) -> list[OfferedCells]:
     """Return one :class:`OfferedCells` per recorded problem, in the recording's order, with all measured kernels.
 
     A fit sees the 8 fastest kernels without PDL, the 8 fastest with it, and up to 8 others of each, drawn.
     """
-    rng, found = np.random.default_rng(seed), []
+    rng, found = np.random.default_rng(0), []
     pdl = np.array([config.pdl for config in recording.catalogue])
     for i, problem in enumerate(recording.problems):
         timed = np.flatnonzero(recording.rounds[i] > 0)
@@ -299,8 +299,8 @@ def _installed(name: str) -> Iterator[KernelConfig]:
             yield row.plain.config
 
 
-def _first_choices(gpu: Gpu, seed: int) -> Iterator[KernelConfig]:
-    rng = random.Random(seed)
+def _first_choices(gpu: Gpu) -> Iterator[KernelConfig]:
+    rng = random.Random(0)
     for _ in range(RANDOM_PROBLEMS):
         m, n, k = (round(2 ** rng.uniform(0, 13)) for _ in range(3))
         problem = Problem(m, n, k, rng.choice(("TN", "NN")))
@@ -377,36 +377,33 @@ def joined(cells: Iterable[OfferedCells]) -> list[OfferedCells]:
     return list(found.values())
 
 
-def folds_of(cells: Sequence[OfferedCells], split: str, seed: int = 0) -> list[int]:
+def folds_of(cells: Sequence[OfferedCells], split: str) -> list[int]:
     """Return the fold of each problem; -1: it is never kept out.
 
     Args:
         split: one of :data:`SPLITS`.
-        seed: seed of the draw of the first two.
     """
     if split == "suites":
         return [0 if each.source == KEPT_SUITE else -1 for each in cells]
     keys = [each.problem.key if split == "problems" else f"{each.problem.n} {each.problem.k}" for each in cells]
     names = sorted(set(keys))
-    drawn = np.random.default_rng(seed).permutation(len(names)) % FOLDS
+    drawn = np.random.default_rng(0).permutation(len(names)) % FOLDS
     fold = dict(zip(names, drawn.tolist(), strict=True))
     return [fold[key] for key in keys]
 
 
-def guess_held_out(
-    cells: Sequence[OfferedCells], split: str, report: Callable[[str], None], seed: int = 0
-) -> list[Guess]:
+def guess_held_out(cells: Sequence[OfferedCells], split: str, report: Callable[[str], None]) -> list[Guess]:
     """Predict each problem that a split keeps out by nets that have not seen it.
 
     Args:
         split: one of :data:`SPLITS`.
         report: called with ``"problems: fold 1 of 3"`` and so on.
     """
-    folds = folds_of(cells, split, seed)
+    folds = folds_of(cells, split)
     kept = sorted(set(folds) - {-1})
     found = []
     for number, fold in enumerate(kept, 1):
-        nets = fit([each for each, one in zip(cells, folds, strict=True) if one != fold], seed)
+        nets = fit([each for each, one in zip(cells, folds, strict=True) if one != fold])
         for each, one in zip(cells, folds, strict=True):
             if one == fold:
                 needed = np.array([LAUNCHES.index(launch_of(config)) for config in each.configs])

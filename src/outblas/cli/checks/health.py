@@ -22,6 +22,7 @@ from outblas.core.gpu_records import GpuRecord, has_data, nearest_with_data
 from outblas.core.install_hint import CPU_TORCH, install_hint, lab_hint
 from outblas.core.lab_parts import find_part
 from outblas.core.roofline import Gpu, architecture
+from outblas.judge.faults import first_line
 from outblas.kernels.source import Source
 from outblas.records.library import Library
 from outblas.records.user_library import user_library_path
@@ -97,7 +98,7 @@ def _safely(look: Callable[[], Check]) -> Check:
         return look()
     except Exception as error:
         name = getattr(look, "__name__", "check").strip("_<>")
-        return Check(name, False, f"the check failed: {_line(error)}", "report it with this line")
+        return Check(name, False, f"the check failed: {first_line(error)}", "report it with this line")
 
 
 def _python() -> Check:
@@ -117,7 +118,7 @@ def _cache_directory() -> Check:
     try:
         try_folder(folder)
     except OSError as error:
-        return Check("cache directory", False, _line(error), "set OUTBLAS_CACHE_DIR to a writable directory")
+        return Check("cache directory", False, first_line(error), "set OUTBLAS_CACHE_DIR to a writable directory")
     return Check("cache directory", True, f"{folder} (writable)")
 
 
@@ -169,7 +170,7 @@ def _torch(need: bool) -> Check:
     try:
         torch = importlib.import_module("torch")
     except Exception as error:  # a broken installation raises anything, OSError for a library above all
-        return Check("torch", False, f"{version}, cannot be imported: {_line(error)}", "install torch afresh")
+        return Check("torch", False, f"{version}, cannot be imported: {first_line(error)}", "install torch afresh")
     if torch.version.cuda is None:
         do = "install a CUDA build of torch" if need else _FOR_GPU
         return Check("torch", missing, f"{version} without CUDA", do)
@@ -284,10 +285,6 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 CALIBRATE = "outblas calibrate"

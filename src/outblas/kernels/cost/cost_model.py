@@ -26,7 +26,8 @@ from outblas.core.config import KernelConfig
 from outblas.core.errors import DeviceError, RecordError
 from outblas.core.gpu_records import nearest_with_data, packaged_gpu, reference_gpu
 from outblas.core.problem import ELEMENT_BYTES, Problem
-from outblas.core.roofline import Gpu
+from outblas.core.roofline import Gpu, floor_us
+from outblas.kernels.catalogue import candidates
 from outblas.kernels.cost.columns import columns_by_family, problem_columns
 from outblas.kernels.cost.terms import Columns, Floats, admitted_ctas, log_extents, resident_ctas
 from outblas.kernels.cost.traffic import traffic_bytes
@@ -55,6 +56,12 @@ def predict_many(problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu) ->
         RecordError: the model's file is damaged, of another version, or lacks a coefficient.
     """
     return predict_with(*model_of(gpu), problem, configs, gpu)
+
+
+def predicted_us(problem: Problem, gpu: Gpu) -> float:
+    """Return the ranking model's time of the best candidate, microseconds; the roofline time if no candidate exists."""
+    offered = candidates(problem, gpu)
+    return float(predict_many(problem, offered, gpu).min()) if offered else floor_us(problem, gpu)
 
 
 def predict_with(

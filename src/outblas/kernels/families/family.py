@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outblas.core.config import KernelConfig, knob_schema
-from outblas.core.problem import ELEMENT_BYTES, Problem
+from outblas.core.problem import ELEMENT_BYTES, ROW_ALIGN_BYTES, Problem
 from outblas.kernels.cost.terms import Columns, Floats
 from outblas.kernels.geometry_terms import Geometry
 
@@ -155,8 +155,8 @@ class Family(ABC, Generic[C]):
         return -(-problem.k // config.bk)
 
     def min_blocks(self, config: C) -> int:
-        """Return the CTAs per SM for which shared memory must have room; by default 1."""
-        return 1
+        """Return the CTAs per SM for which shared memory must have room: the knob ``min_blocks``; 1 without it."""
+        return int(getattr(config, "min_blocks", 1))
 
     def workspace_bytes(self, problem: Problem, config: C) -> int:
         """Return the size of the workspace, bytes, counters included; by default 0: none."""
@@ -200,8 +200,8 @@ class Family(ABC, Generic[C]):
         return ()
 
     def alignment(self, config: C) -> int:
-        """Return the alignment that the address of each of A, B and C needs, bytes; by default one load by ``vec``."""
-        return int(config.vec) * ELEMENT_BYTES  # type: ignore[attr-defined]
+        """Return the alignment that the address of each of A, B and C needs, bytes: a load by ``vec``, or TMA's 16."""
+        return int(getattr(config, "vec", 0)) * ELEMENT_BYTES or ROW_ALIGN_BYTES
 
     def why_no_epilogue(self, config: C) -> str | None:
         """Return why the kernel of a config cannot have an epilogue, in words; None, the default, if it can.
@@ -241,7 +241,7 @@ class Family(ABC, Generic[C]):
         """Return configs near this one: one iterable per idea, the most successful idea first.
 
         Some may be illegal or equal to the config, and an iterable may be empty. Launch options are not among the
-        ideas; :func:`outblas_lab.build.neighbours.neighbours` adds them.
+        ideas; :func:`outblas_lab.build.refine.neighbours` adds them.
         """
 
     def special_candidates(self, problem: Problem, gpu: Gpu) -> Sequence[C]:

@@ -213,9 +213,6 @@ class Sm80PipelinedGemm(TiledCost, Family[Sm80PipelinedConfig]):
         x, y, z = banded_grid(tiles_m, tiles_n, config.group, 1)
         return x, y, z * config.split_k
 
-    def min_blocks(self, config: Sm80PipelinedConfig) -> int:
-        return config.min_blocks
-
     def workspace_bytes(self, problem: Problem, config: Sm80PipelinedConfig) -> int:
         return split_workspace_bytes(problem, config) if config.split_k > 1 else 0
 

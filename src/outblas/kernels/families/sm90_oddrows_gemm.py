@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from outblas.core.config import KernelConfig
-from outblas.core.problem import ELEMENT_BYTES, ROW_ALIGN_BYTES, Problem
+from outblas.core.problem import ELEMENT_BYTES, Problem
 from outblas.core.roofline import Gpu
 from outblas.kernels.cost.terms import Columns, Floats, smooth_max, workspace_us
 from outblas.kernels.cost.tiled import TiledCost
@@ -209,9 +209,6 @@ class Sm90OddrowsGemm(TiledCost, Family[Sm90OddrowsConfig]):
         x, y, z = banded_grid(tiles_m, tiles_n, config.group, 1)
         return x, y, z * config.split_k
 
-    def min_blocks(self, config: Sm90OddrowsConfig) -> int:
-        return config.min_blocks
-
     def workspace_bytes(self, problem: Problem, config: Sm90OddrowsConfig) -> int:
         return split_workspace_bytes(problem, config) if config.split_k > 1 else 0
 
@@ -226,9 +223,6 @@ class Sm90OddrowsGemm(TiledCost, Family[Sm90OddrowsConfig]):
         rows = config.loaded_rows // COMBS
         rows_b = config.bn if problem.layout == "TN" else SPAN
         return (problem.m, problem.k, rows, SPAN), (*problem.b_shape, rows_b // COMBS, SPAN)
-
-    def alignment(self, config: Sm90OddrowsConfig) -> int:
-        return ROW_ALIGN_BYTES
 
     def why_no_epilogue(self, config: Sm90OddrowsConfig) -> str | None:
         return "a kernel for rows of any length has no epilogue"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -27,21 +26,15 @@ def base_record(found: DeviceAttributes) -> GpuRecord:
     return next(fitting, None) or derived_record(found)
 
 
-def calibrate(
-    gpu_index: int, provenance: dict[str, Any], report: Callable[[str], None],
-    open_runner: Callable[[int, Gpu], AbstractContextManager[ProbeRunner]] = ProbeRunner,
-) -> GpuRecord:  # fmt: skip
+def calibrate(gpu_index: int, provenance: dict[str, Any], report: Callable[[str], None]) -> GpuRecord:
     """Measure a GPU and return its record; nothing is written.
-
-    Args:
-        open_runner: opens the runner of a GPU; tests pass another.
 
     Raises:
         DeviceError: the GPU cannot be used, or a rate is implausible.
         ToolchainMissing: cuda.bindings or NVRTC is not installed.
     """
     base = base_record(device_attributes(gpu_index))
-    with open_runner(gpu_index, base.gpu) as runner:
+    with ProbeRunner(gpu_index, base.gpu) as runner:
         rates = {}
         for figure, rate in _rates(runner, base.gpu):
             rates[figure] = rate

@@ -15,7 +15,7 @@ from outblas.core.suites import ENGINE_SEQUENCES, capture_sizes
 from outblas.core.weight import Weight, WeightRange
 from outblas.dispatch.decide import Choose
 from outblas.dispatch.exclusion import exclusions_of_environment
-from outblas.kernels.cost.predicted_time import predicted_us
+from outblas.kernels.cost.cost_model import predicted_us
 from outblas.records.library import Library
 from outblas.records.library_row import AnswerChoice, LibraryChoice
 from outblas.records.user_library import library_for_device

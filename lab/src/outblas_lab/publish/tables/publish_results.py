@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
-from outblas.core.config import KernelConfig, knob_schema
+from outblas.core.config import KernelConfig, knob_schema, value_text
 from outblas.core.errors import OutblasError, RecordError
 from outblas.core.files import write_atomic
 from outblas.kernels.families.registry import FAMILIES
@@ -24,7 +24,6 @@ from outblas.records.result_rows import Row
 from outblas.records.results import Result, bench_files, read_result
 from outblas.tune.agents import agent_registry
 from outblas_lab.compare.compare_result import read_comparison
-from outblas_lab.llm.compact import value_text
 from outblas_lab.publish.drawing import current_picture
 from outblas_lab.publish.summary import VLLM, engine_rows, rows_of_results, text_of_rows, why_stale
 from outblas_lab.publish.tables import notes

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from outblas.core.problem import ELEMENT_BYTES, ROW_ALIGN_BYTES, SECTOR_BYTES, Problem
+from outblas.core.problem import ELEMENT_BYTES, SECTOR_BYTES, Problem
 from outblas.core.roofline import Gpu
 from outblas.kernels.families.family import CacheHint, Family, Summation
 from outblas.kernels.families.sm90_wgmma.wgmma_config import NON_ACCUMULATOR_REGISTERS, Sm90WgmmaConfig
@@ -164,9 +164,6 @@ class WgmmaRules(Family[Sm90WgmmaConfig], ABC):
         x, y, z = banded_grid(inner, outer, config.group, cluster)
         return x, y, z * (config.split_k // config.cluster_split)
 
-    def min_blocks(self, config: Sm90WgmmaConfig) -> int:
-        return config.min_blocks
-
     def workspace_bytes(self, problem: Problem, config: Sm90WgmmaConfig) -> int:
         """Return the size of the workspace, bytes; 0 unless ``split_kind`` is ``workspace``.
 
@@ -225,9 +222,6 @@ class WgmmaRules(Family[Sm90WgmmaConfig], ABC):
         if swap:
             return box_b, box_a, (problem.n, problem.m, epi_w, 64)
         return box_a, box_b, (problem.m, problem.n, min(64, rows), epi_w)
-
-    def alignment(self, config: Sm90WgmmaConfig) -> int:
-        return ROW_ALIGN_BYTES
 
     def why_no_epilogue(self, config: Sm90WgmmaConfig) -> str | None:
         return "a kernel of the transpose has no epilogue but a stacked gate" if config.swap else None
