@@ -53,7 +53,7 @@ def check_batch_invariance(
     import torch
 
     if len(set(batches)) < 2:
-        raise UsageError(f"batches {sorted(set(batches))}", "at least two different sizes", "pass more batch sizes")
+        raise UsageError(f"batches is {sorted(set(batches))}", "at least two different sizes", "pass more batch sizes")
     generator = torch.Generator(device).manual_seed(seed)
     dtype, most = torch_dtype(weight), max(batches)
     a = torch.randn(most, weight.k, device=device, generator=generator).to(dtype)

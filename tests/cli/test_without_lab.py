@@ -86,7 +86,7 @@ def test_a_command_of_the_lab_says_in_one_line_what_to_install(run: Run) -> None
     assert done.stdout == "ended with 2\n" * len(LABS)
     lines = done.stderr.splitlines()
     assert [line.partition("; ")[0] for line in lines] == [
-        f"error: without outblas-lab there is no command {name!r}" for name in LABS
+        f"error: command {name!r} does not exist without outblas-lab" for name in LABS
     ]
     assert all(INSTALL in line for line in lines)
 

@@ -180,7 +180,7 @@ def test_a_workspace_of_another_kernel_and_problem_may_follow_on_the_stream() ->
 
 def test_a_workspace_that_is_too_small_is_refused() -> None:
     a, b, c = filled(RAGGED)[0]
-    with pytest.raises(TensorError, match="a workspace of 65536 bytes"):
+    with pytest.raises(TensorError, match="the workspace has 65536 bytes"):
         kernel(RAGGED, BASE).bind(RAGGED, a, b, c, workspace=allocate(COUNTERS_BYTES, "cuda:0"))
 
 

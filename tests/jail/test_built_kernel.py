@@ -54,7 +54,7 @@ def test_figures_of_a_library_are_maxima_or_sums_over_its_kernels(monkeypatch):
 )
 def test_a_refusal_names_the_first_error(said, first):
     error = building._refused(said)
-    assert error.wrong == f"nvcc rejects it: {first}" and error.log == said
+    assert error.wrong == f"nvcc rejected the source: {first}" and error.log == said
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_what_is_larger_than_the_limit_is_not_kept(tmp_path, monkeypatch):
     path.write_bytes(b"x" * (3 << 20))
     assert len(building._made(path)) == 3 << 20
     path.write_bytes(b"x" * ((4 << 20) + 1))
-    with pytest.raises(CompileError, match="it compiles to 4 MiB; expected at most 3"):
+    with pytest.raises(CompileError, match="the code has 4 MiB; expected at most 3"):
         building._made(path)
 
 

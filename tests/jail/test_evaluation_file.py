@@ -62,7 +62,7 @@ def test_a_head_alone_has_no_evaluations(path):
 @pytest.mark.parametrize("damage", [b"{}\n", b"[]\n", b"x\n", b"\xff\n"])
 def test_a_damaged_line_is_named_by_its_number(path, damage):
     path.write_bytes(HEAD + line(WRONG) + damage)
-    with pytest.raises(RecordError, match="has a line 3 that cannot be read"):
+    with pytest.raises(RecordError, match="has an unreadable line 3"):
         load(path)
 
 

@@ -202,7 +202,7 @@ def test_free_kernels_are_timed_in_mode_offline_only(world, tmp_path):
         Options(0, H200, baselines=(), rounds=3, mode="block"), free.JailedCell(str(tmp_path), None, False)
     )
     item = WorkItem(P, GOOD, None, False, SimpleNamespace(kernel=GOOD, counters=dict))
-    with pytest.raises(UsageError, match="a free kernel in mode block"):
+    with pytest.raises(UsageError, match="mode block does not support free kernels"):
         handler([(0, item)], Voice())
 
 

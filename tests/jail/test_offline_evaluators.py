@@ -104,7 +104,7 @@ def test_a_bad_kernel_is_a_status_with_words(kernel, problem, status, words):
 @compiles
 def test_a_compiler_that_takes_too_long_is_ended(monkeypatch):
     monkeypatch.setattr(building, "PLAIN_LIMITS", CompileLimits(0.05, 1 << 34))
-    with pytest.raises(CompileError, match="took over 0.05 s"):
+    with pytest.raises(CompileError, match="ran longer than 0.05 s"):
         build(GOOD, P, H200, cache=None)
 
 

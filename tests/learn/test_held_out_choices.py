@@ -86,7 +86,7 @@ def test_the_margin_leaves_few_problems_slower() -> None:
     unsure = [one._replace(deviation=np.full(1, 0.05)) for one in unaligned]
     both = choose_rule([*(one._replace(deviation=np.full(1, 0.02)) for one in right), *wrong, *unsure])
     assert both.sure < both.sure_unaligned, "predictions for unaligned rows are wrong here"
-    with pytest.raises(OutblasError, match="no margin"):
+    with pytest.raises(OutblasError, match="every margin"):
         choose_rule([guess(cells(gains=(-0.2,)), (0.5,))])
 
 

@@ -135,7 +135,7 @@ def test_a_conversation_of_real_models_ends_in_the_outcome() -> None:
 
 def test_a_damaged_file_of_conversations_is_refused(tmp_path: Path) -> None:
     (tmp_path / "conversations.jsonl").write_text('{"step": 1, "groups": [{"turn": 1}]}\n')
-    with pytest.raises(RecordError, match="line 1 that cannot be read"):
+    with pytest.raises(RecordError, match="line 1 of .* cannot be read"):
         StepPrompts((PROBLEM,), LANGUAGE, False, 4, 2, None, tmp_path)
 
 
@@ -201,7 +201,7 @@ def test_an_archive_is_read_back_and_a_damaged_one_is_refused(damaged: bytes, tm
     begin_archive(tmp_path, begun)
     assert archive_of_stage(tmp_path, LANGUAGE, 0).entries == begun
     (tmp_path / "archive.jsonl").write_bytes(damaged)
-    with pytest.raises(RecordError, match="line 1 that cannot be read"):
+    with pytest.raises(RecordError, match="line 1 of .* cannot be read"):
         archive_of_stage(tmp_path, LANGUAGE, 0)
 
 

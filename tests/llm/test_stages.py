@@ -169,14 +169,14 @@ def test_stages_go_on_from_each_other_and_a_stage_may_be_prolonged(tmp_path: Pat
         starting_model(run, "sped", RANDOM_TINY)
     with pytest.raises(UsageError, match="--lora"):
         go(run, stage="speed", steps=1)
-    with pytest.raises(UsageError, match="--lora 8 for .* a LoRA adapter of rank 4; expected --lora 4"):
+    with pytest.raises(UsageError, match="--lora 8 does not fit .* a LoRA adapter of rank 4; expected --lora 4"):
         go(run, stage="speed", steps=1, lora=8)
     go(run, stage="speed", steps=1, lora=4)
     assert (run / "speed" / "final" / "adapter_config.json").exists()
 
 
 def test_the_settings_name_the_language_that_is_trained(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="language 'knobs', but 'cuda' in the settings"):
+    with pytest.raises(UsageError, match="the language is 'knobs', but the settings name 'cuda'"):
         go(tmp_path / "run", language="cuda")
     assert not (tmp_path / "run").exists()
 

@@ -37,7 +37,7 @@ from support.helpers import without_kernels
 @pytest.mark.parametrize("step", ["trial", "choose", "judge", "merge", "bench", "judge_cold", "merge_cold"])
 def test_a_table_that_is_not_tuned_is_not_benched(script: Any, work: Any, step: str) -> None:
     run(script, work, "tune")
-    with pytest.raises(UsageError, match="grid1000:NN:fp16:fp32 is not tuned"):
+    with pytest.raises(UsageError, match="grid1000:NN:fp16:fp32 is not fully tuned"):
         run(script, work, step, tables="grid1000:NN:fp16:fp32")
 
 

@@ -165,7 +165,7 @@ def test_a_training_is_kept_and_is_of_its_problems_and_seed(monkeypatch: pytest.
 def test_nothing_to_learn_from_is_an_error() -> None:
     pytest.importorskip("torch", reason="needs torch")
     agent = make_agent("surrogate", 0, H200)
-    with pytest.raises(UsageError, match="no recorded cells"):
+    with pytest.raises(UsageError, match="there are no cells"):
         agent.prepare(structured_recording(), [])
     with pytest.raises(UsageError, match="not in the recording"):
         agent.prepare(structured_recording(), [Problem(8, 8, 8)])

@@ -106,7 +106,7 @@ class OutblasGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the command that the arguments name. Without outblas-lab, an unknown name says what to install."""
         if args and args[0] not in self.commands and not entry_points(COMMANDS):
-            wrong = f"without outblas-lab there is no command {args[0]!r}"
+            wrong = f"command {args[0]!r} does not exist without outblas-lab"
             raise ToolchainMissing(wrong, ", ".join(commands()), f"for more commands, run {lab_hint()}")
         return super().resolve_command(ctx, args)
 

@@ -60,7 +60,7 @@ def export(
     wanted = [word.strip() for one in formats or ["all" if mnk else "hf"] for word in one.split(",")]
     if mnk is None and wanted != ["hf"]:
         wrong = f"--format {','.join(wanted)} needs --mnk"
-        raise UsageError(wrong, "hf for a set of problems", "pass --format hf or --mnk")
+        raise UsageError(wrong, "--format hf for a set of problems", "pass --format hf or --mnk")
 
     from outblas.export.target import find_target, find_targets
 

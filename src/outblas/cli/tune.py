@@ -402,9 +402,9 @@ def check_sources(context: typer.Context) -> None:
     mnk, captured, sample, linear, model = (given[name] for name in ("mnk", "captured", "sample", "linear", "model"))
     if given_options(context, "suite") and (mnk or captured is not None or linear or model is not None):
         wrong = "--suite conflicts with --mnk, --captured, --linear and --model"
-        raise UsageError(wrong, "only one of them", "omit one")
+        raise UsageError(wrong, "only one of them", "omit the others")
     if linear and (mnk or captured is not None or sample is not None):
-        raise UsageError("--linear conflicts with --mnk, --captured and --sample", "only one of them", "omit one")
+        raise UsageError("--linear conflicts with --mnk, --captured and --sample", "one of them", "omit the others")
     if given["m"] is not None and not linear and model is None:
         raise UsageError("--m needs --linear", "a weight N_K", "pass e.g. --linear 4096_14336 --m 1:8192")
     if given["intervals"] is False and linear:
@@ -414,7 +414,7 @@ def check_sources(context: typer.Context) -> None:
     if mnk and sample is not None:
         raise UsageError("--sample conflicts with --mnk", "only one of them", "omit one")
     if captured is not None and (mnk or sample is not None):
-        raise UsageError("--captured conflicts with --mnk and --sample", "only one of them", "omit one")
+        raise UsageError("--captured conflicts with --mnk and --sample", "only one of them", "omit the others")
     # Raise UsageError for options that do not go with --model, or with it alone.
     engine = given["engine"]
     others = ("tp", "engine") if model is None else _NOT_OF_A_MODEL

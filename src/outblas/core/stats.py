@@ -84,7 +84,7 @@ def bootstrap_median(
     """
     x = np.asarray(samples, dtype=np.float64)
     if x.ndim != 1 or x.size < MIN_ROUNDS or not np.isfinite(x).all():
-        wrong = f"no confidence interval exists for {x.size} samples of shape {x.shape}"
+        wrong = f"no confidence interval can be computed from {x.size} samples of shape {x.shape}"
         raise UsageError(wrong, f"a flat list of {MIN_ROUNDS} or more finite samples", "measure more rounds")
     x = np.sort(x)
     below, above = _middles(x.size, resamples, seed)
@@ -110,7 +110,7 @@ def bootstrap_geomean(values: Sequence[float]) -> tuple[float, float]:
     """
     logs = np.sort(_logs(values, "the geometric mean"))
     if logs.size < MIN_ROUNDS:
-        wrong = f"no interval exists for {logs.size} values"
+        wrong = f"no interval can be computed from {logs.size} values"
         raise UsageError(wrong, f"{MIN_ROUNDS} or more values", "measure more problems")
     drawn = np.random.default_rng(0).integers(0, logs.size, (2000, logs.size))
     low, high = np.percentile(logs[drawn].mean(axis=1), (2.5, 97.5))
@@ -162,7 +162,7 @@ def unpaired_speedup(
         Efron & Tibshirani, An Introduction to the Bootstrap, section 13.3.
     """
     if not len(ours) or not len(baseline):
-        wrong = f"no speedup exists for {len(ours)} kernel and {len(baseline)} baseline samples"
+        wrong = f"no speedup can be computed from {len(ours)} kernel and {len(baseline)} baseline samples"
         raise UsageError(wrong, "at least one sample of each", "time both the kernel and the baseline")
     rng = np.random.default_rng(seed)
     x, y = np.asarray(ours), np.asarray(baseline)

@@ -50,7 +50,7 @@ def launch_code(pdl: bool | None, weights: bool | None) -> int | None:
     """
     if weights and pdl is not None and not pdl:
         wrong = "weights=True conflicts with pdl=False"
-        raise UsageError(wrong, "pdl=True or no pdl", "omit pdl, which weights=True implies")
+        raise UsageError(wrong, "pdl=True or no pdl argument", "omit pdl, which weights=True implies")
     if weights:
         return _WEIGHTS_CODE
     if pdl is None:

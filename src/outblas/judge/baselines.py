@@ -451,7 +451,7 @@ class AlgorithmCache:
         """
         if len(algorithm) != ALGORITHM_BYTES:  # one such line would empty the file when it is next opened
             raise UsageError(
-                f"an algorithm of {len(algorithm)} bytes", f"{ALGORITHM_BYTES} bytes", "pass a cublasLtMatmulAlgo_t"
+                f"the algorithm has {len(algorithm)} bytes", f"{ALGORITHM_BYTES} bytes", "pass a cublasLtMatmulAlgo_t"
             )
         self._journal.append({"problem": problem.key, "algorithm": algorithm.hex(), "detail": detail})
 

@@ -176,5 +176,5 @@ class SmClock:
             if early[0] and late[0]
         ]
         if not both:
-            raise DeviceError("no SM wrote both timestamps", "at least one", "stamp both slots, then synchronize")
+            raise DeviceError("no SM wrote both timestamps", "at least one SM", "stamp both slots, then synchronize")
         return statistics.median(one[0] for one in both), statistics.median(one[1] for one in both)

@@ -131,7 +131,7 @@ def serve_blocks(
         UsageError: ``serve`` is empty.
     """
     if not serve:
-        raise UsageError("nothing to serve", "at least one kernel or baseline", "pass one to time")
+        raise UsageError("there is nothing to serve", "at least one kernel or baseline", "pass one to time")
     service_us = [float(np.median(one([0] * BLOCK_REQUESTS).service_us)) for one in serve.values()]
     qps = min(plan.max_qps, 1e6 * MAX_LOAD / max(service_us))
 
@@ -183,7 +183,7 @@ def percentile(timing: Timing, q: float) -> float:
         UsageError: the timing has no samples.
     """
     if not timing.samples_us:
-        raise UsageError(f"the {timing.mode} timing has no samples", "at least one", "time it again")
+        raise UsageError(f"the {timing.mode} timing has no samples", "at least one sample", "time it again")
     return float(np.percentile(np.asarray(timing.samples_us), q))
 
 

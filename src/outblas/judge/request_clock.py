@@ -70,9 +70,9 @@ def serve_requests(
     due = np.asarray(arrivals_ns, dtype=np.int64)
     if not len(calls) or (due.size and (due[0] < 0 or (np.diff(due) < 0).any())):
         raise UsageError(
-            f"{len(calls)} calls, arrivals {list(arrivals_ns)[:3]} ns",
-            "calls, and ascending arrival times from 0",
-            "correct the arrival times",
+            f"{len(calls)} calls have arrivals at {list(arrivals_ns)[:3]} ns",
+            "one or more calls, and ascending arrival times of 0 or more",
+            "correct the calls or the arrival times",
         )
     clock = require_clock()
     words = tuple(call[:3] if isinstance(call, CallFromC) else call for call in calls)

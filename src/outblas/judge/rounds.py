@@ -145,7 +145,7 @@ def speedup(timings: Mapping[str, Timing], ours: str, baselines: Iterable[str], 
     present = [name for name in baselines if name in timings]
     if not present or ours not in timings:
         raise UsageError(
-            f"no timing of {ours!r} or of a baseline", "a timing of each from the same rounds", "time both together"
+            f"{ours!r} or a baseline lacks a timing", "a timing of each from the same rounds", "time both together"
         )
     best = min(present, key=lambda name: timings[name].median_us)
     mine, theirs = timings[ours].samples_us, timings[best].samples_us

@@ -50,7 +50,7 @@ class TorchMm:
         half = problem.acc == "fp16"
         if half and not hasattr(torch.backends.cuda.matmul, "allow_fp16_accumulation"):
             raise DeviceError(
-                f"torch {torch.__version__} cannot accumulate in fp16", "torch >= 2.7", "leave this baseline out"
+                f"torch {torch.__version__} cannot accumulate in fp16", "torch >= 2.7", "omit this baseline"
             )
 
         def call(stream: int) -> None:

@@ -281,7 +281,7 @@ def _check_meta(meta: Mapping[str, Any], what: str) -> None:
     absent = [f for f in PROVENANCE_FIELDS if f not in provenance]
     if absent:
         raise RecordError(
-            f"{what}: provenance lacks {', '.join(absent)}", ", ".join(PROVENANCE_FIELDS), "record them with the result"
+            f"{what}: the provenance lacks {', '.join(absent)}", ", ".join(PROVENANCE_FIELDS), "record these fields"
         )
 
 
@@ -297,7 +297,7 @@ def _check_rows(rows: Iterable[Row], what: str) -> None:
         except (OutblasError, TypeError) as error:
             where = f"{what}, row {index}: {_first_line(error)}"
             raise RecordError(where, "a valid problem in each row", _AGAIN) from error
-        wrong = "a second row of the same problem, mode and launch option" if key in seen else _contradiction(row)
+        wrong = "it repeats the problem, mode and launch option" if key in seen else _contradiction(row)
         if wrong:
             raise RecordError(f"{what}, row {index} ({key[0].key}): {wrong}", "consistent rows", _AGAIN)
         seen.add(key)
@@ -311,9 +311,9 @@ def _contradiction(row: Row) -> str | None:
     Example: a row without a kernel's time must be a fall-back.
     """
     if row["early"] and not row["pdl"]:
-        return "early loads without PDL"
+        return "it has early loads without PDL"
     if row["mode"] not in MODES:
-        return f"mode {row['mode']!r}"
+        return f"its mode is {row['mode']!r}"
     for name in ("published", "baseline_us", "floor_us"):
         if not _positive(row[name]):
             return f"{name} is {row[name]!r}"
@@ -375,7 +375,7 @@ def median_rows(benches: Sequence[Sequence[Row]]) -> list[Row]:
     by_key = [{tuple(row[c] for c in _KEY): row for row in rows} for rows in benches]
     if any(known.keys() != by_key[0].keys() for known in by_key):
         wrong = "the benches have different problems or launch options"
-        raise UsageError(wrong, "the same ones in each bench", "bench the same table each time")
+        raise UsageError(wrong, "the same in each bench", "bench the same table each time")
     for number, rows in enumerate(benches, 1):
         for row in rows:
             if row["status"] not in (Status.PASSED.value, Status.LEFT_OUT.value):

@@ -71,7 +71,7 @@ def require_gpus(indices: tuple[int, ...], replays: bool = False) -> tuple[int, 
         DeviceError: no such GPU.
     """
     if not indices or min(indices) < 0 or len(set(indices)) != len(indices):
-        raise UsageError(f"invalid GPU indices {list(indices)}", "distinct non-negative integers", "e.g. 0 or 0,1")
+        raise UsageError(f"invalid GPU indices {list(indices)}", "distinct non-negative integers", "pass e.g. 0 or 0,1")
     count = gpu_count()
     if count == 0:
         raise DeviceError(
@@ -107,7 +107,7 @@ def parse_device(text: str | None, replays: bool = True) -> Device:
     if re.fullmatch(r"replay:.+", text):
         return Device(recording=text.removeprefix("replay:"))
     raise UsageError(
-        f"unknown device {text!r}", "cuda:N or replay:NAME", "e.g. --device cuda:0 or --device replay:h200"
+        f"unknown device {text!r}", "cuda:N or replay:NAME", "pass e.g. --device cuda:0 or --device replay:h200"
     )
 
 
@@ -173,7 +173,7 @@ def device_attributes(index: int) -> DeviceAttributes:
     def ask(attribute: int) -> int:
         value = ctypes.c_int(0)
         if status := cuda.cuDeviceGetAttribute(ctypes.byref(value), attribute, handle):
-            raise DeviceError(f"the driver rejects attribute {attribute} ({status})", "a value", "update the driver")
+            raise DeviceError(f"the driver rejected attribute {attribute} ({status})", "a value", "update the driver")
         return value.value
 
     if cuda.cuDeviceGetName(name, len(name), handle) or cuda.cuDeviceTotalMem_v2(ctypes.byref(size), handle):

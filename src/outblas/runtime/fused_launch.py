@@ -133,7 +133,7 @@ class FusedKernel:
         wrong = why_unfit(problem, self.config, extra, operands[0], operands[2])
         if not extra.fits(self.epilogue):
             given = "+".join(name for name, t in extra._asdict().items() if t is not None) or "none"
-            wrong = f"operands of the epilogue: {given}"
+            wrong = f"wrong operands for the epilogue: {given}"
         if wrong:
             raise TensorError(wrong, f"the operands of {self.name}", "pass exactly those, or use torch")
         addresses = [ctypes.c_void_p(0 if t is None else t.data_ptr()) for t in extra]

@@ -141,7 +141,7 @@ def _neither_loads(refused: str, error: OutblasError) -> DeviceError:
     from outblas.runtime.packaged_cubins import PACKAGED
 
     return DeviceError(
-        f"the driver rejects the packaged cubin ({refused}), and the kernel cannot be compiled here ({error.wrong})",
+        f"the driver rejected the packaged cubin ({refused}), and the kernel cannot be compiled here ({error.wrong})",
         f"a driver for {PACKAGED.driver_needed()}, or an NVRTC whose cubins this driver loads",
         "update the driver, or install a matching NVRTC",
     )

@@ -260,8 +260,8 @@ class LoadedKernel:
             return allocate(need, like.device)
         if given.device != like.device or given.nbytes < need:
             raise TensorError(
-                f"a workspace of {given.nbytes} bytes on {given.device}",
-                f"{need} bytes on {like.device}",
+                f"the workspace has {given.nbytes} bytes on {given.device}",
+                f"at least {need} bytes on {like.device}",
                 "allocate it with outblas.runtime.workspace.allocate",
             )
         return given
@@ -320,7 +320,7 @@ def check_operands(
                 f"{name} has shape {tuple(tensor.shape)}", f"{shape} for {problem.key}", "pass a tensor of that shape"
             )
         if str(tensor.dtype) != dtype:
-            raise TensorError(f"{name} is {tensor.dtype}", dtype, "convert it, or use a problem of its dtype")
+            raise TensorError(f"{name} has dtype {tensor.dtype}", dtype, "convert it, or use a problem of its dtype")
         if tensor.device.type != "cuda" or tensor.device != a.device:
             raise TensorError(f"{name} is on {tensor.device}", "one CUDA device for a, b and c", "move it there")
         if not tensor.is_contiguous():

@@ -206,7 +206,7 @@ def _alone(source: Source, arch: str, cache: CubinCache | None) -> Cubin | Compi
             return _unpack(pool.submit(_work, source, arch, None if cache is None else cache.directory).result(), cache)
         except BrokenProcessPool:
             return CompileError(
-                f"the compiler process died on {source.entry}",
+                f"the compiler process died while compiling {source.entry}",
                 "a source that NVRTC can compile, and enough memory",
                 "check the source and the free memory",
             )
@@ -290,7 +290,7 @@ def parse_ptxas(log: str, entry: str) -> tuple[int, int, int, int]:
     used = section and re.search(r"Used (\d+) registers([^\n]*)", section[1])
     if not section or not used:
         raise CompileError(
-            f"no kernel {entry!r} in the compiled code", f'extern "C" __global__ void {entry}', "fix its name", log
+            f"the code has no kernel {entry!r}", f'extern "C" __global__ void {entry}', "correct the name", log
         )
     smem = re.search(r"(\d+) bytes smem", used[2])
     spill = sum(

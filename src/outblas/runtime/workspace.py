@@ -40,7 +40,7 @@ def allocate(nbytes: int, device: torch.device | str) -> torch.Tensor:
     if torch.cuda.is_current_stream_capturing():
         raise DeviceError(
             f"a workspace of {nbytes} bytes is needed during graph capture",
-            "a workspace from before the capture",
+            "a workspace allocated before the capture",
             "bind the call before the capture",
         )
     workspace: torch.Tensor = run_on_own_thread(zeroed, nbytes, device)

@@ -145,7 +145,7 @@ def open_store(path: Path) -> Iterator[tuple[Store, str]]:
     with Store(file) as store:
         runs, name = [run.run_id for run in store.runs()], run_name(store, path)
         if name not in runs:
-            do = "rename the directory after one of them"
+            do = "rename the directory after one of these runs"
             raise RecordError(f"{file} has {len(runs)} runs, none named {name!r}", "a run with that name", do)
         yield store, name
 

@@ -32,7 +32,7 @@ def test_rates_are_work_over_time() -> None:
 
 def test_the_gap_is_the_time_of_a_further_node() -> None:
     assert launch_gap_us((64, 70.0), (512, 518.0)) == 1.0
-    with pytest.raises(DeviceError, match="512 nodes took no longer than 64"):
+    with pytest.raises(DeviceError, match="512 graph nodes took no longer than 64"):
         launch_gap_us((64, 70.0), (512, 70.0))
 
 

@@ -93,7 +93,7 @@ def test_what_cannot_be_loaded_at_all_is_torchs_in_one_line(
     driver.refused = (b"shipped", b"compiled")
     if not compiler:
         no_compiler(monkeypatch)
-    with pytest.warns(RuntimeWarning, match="uses another kernel or torch: .*rejects the packaged cubin") as told:
+    with pytest.warns(RuntimeWarning, match="uses another kernel or torch: .*rejected the packaged cubin") as told:
         assert not is_ready(state)
     line = str(told[0].message)
     assert len(told) == 1 and "R580" in line and ("NVRTC cannot be loaded" in line) != compiler

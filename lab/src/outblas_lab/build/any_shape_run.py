@@ -108,7 +108,7 @@ def collect_trials(work: Path, out: Path) -> str:
             entries[problem, table.suite].append(entry)
         about = lines[-1]["provenance"]
     if not entries:
-        raise UsageError(f"{work} has no finished trial", "a finished build directory", "unpack or run a build first")
+        raise UsageError(f"{work} has no finished trial", "a finished build directory", "run or unpack a build first")
     rows = [row for (problem, suite), starts in entries.items() for row in _rows(problem, suite, starts)]
     table_of_rows = pa.Table.from_pylist(rows).replace_schema_metadata({"provenance": json.dumps(about)})
     write_atomic(out, parquet_bytes(table_of_rows))
@@ -325,7 +325,7 @@ def library_of_choices(problems: Sequence[Problem], gpu: Gpu) -> Library:
     choose = any_shape_chooser(gpu.name, Library.packaged(gpu.name, missing_ok=True), ask)
     if choose is None:
         raise UsageError(
-            f"no choices for unlisted shapes on {gpu.name}", "a packaged GPU", "unset OUTBLAS_ANY_SHAPE or use an H200"
+            f"{gpu.name} has no choices for unlisted shapes", "a packaged GPU", "unset OUTBLAS_ANY_SHAPE or use an H200"
         )
     rows = []
     for problem in problems:

@@ -116,7 +116,7 @@ def copy_tables_from(work: BuildFolder, files: Sequence[Path]) -> None:
         return
     gpus = sorted({library.gpu for library in libraries})
     if len(gpus) > 1:
-        raise UsageError(f"the libraries are for {', '.join(gpus)}", "one GPU model", "omit the others")
+        raise UsageError(f"the libraries are for {', '.join(gpus)}", "one GPU model", "omit those of other models")
     rows: dict[Problem, LibraryRow] = {}
     tables: dict[str, Any] = {}
     for library in libraries:
@@ -314,7 +314,7 @@ def parse_names(text: str, known: Sequence[str], option: str) -> list[str]:
     words = text.split(",")
     unknown = [word for word in words if word not in known]
     if unknown:
-        raise UsageError(f"unknown {option} {','.join(unknown)}", f"names from {', '.join(known)}", "correct it")
+        raise UsageError(f"unknown {option} {','.join(unknown)}", f"any of {', '.join(known)}", "correct them")
     return words
 
 
@@ -337,7 +337,7 @@ def adopt(work: BuildFolder, other: Path, tables: Sequence[Table]) -> None:
     """
     source = BuildFolder(other)
     if not source.library.exists():
-        raise UsageError(f"{other} has no library.json", "another GPU's build directory", "pass one")
+        raise UsageError(f"{other} has no library.json", "another GPU's build directory", "correct the path")
     gpu, library, theirs = gpu_of_device(work.gpu_index), work.load(), Library.load(source.library)
     if theirs.gpu == gpu.name:
         raise UsageError(

@@ -118,13 +118,13 @@ class BuildFolder:
         kinds = sorted({gpu_of_device(index).name for index in self.gpus})
         if len(kinds) > 1:
             raise UsageError(
-                f"GPUs of different models: {', '.join(kinds)}", "one model", "pass GPUs of one model as --gpus"
+                f"the GPUs are of different models: {', '.join(kinds)}", "one model", "pass GPUs of one model as --gpus"
             )
         about = {**built_by(), "gpu": kinds[0]}
         if not self.stamp.exists():
             write_json(self.stamp, about)
         elif (found := {"gpu": about["gpu"], **self._stamped()}) != about:
-            raise UsageError(f"{self.path} belongs to {found}", str(about), "pass another --work")
+            raise UsageError(f"{self.path} belongs to a build of {found}", str(about), "pass another --work")
 
     def check_kernels(self) -> None:
         """Refuse a directory of other kernel sources, without a GPU; return None.

@@ -177,7 +177,7 @@ def merge(work: BuildFolder, table: Table, mode: str = OFFLINE) -> None:
     results = [_judged(work, table, start, mode) for start in STARTS]
     for result in results:
         if not is_bench_of(result.path, part, table.problems()):
-            raise UsageError(f"{result.path} used another library", "a bench of this one", "delete it and judge again")
+            raise UsageError(f"{result.path} used another library", "this library", "delete the file and judge again")
         if _toolchain(result) != _toolchain(results[0]):
             raise UsageError(
                 f"{result.path} and {results[0].path.name} used different toolchains",

@@ -155,7 +155,7 @@ def run_workload_trial(work: BuildFolder, table: Table, mode: str) -> None:
         if not finished_trial(work, table, COLD):
             raise UsageError(
                 f"trial {COLD} of {table} is not finished",
-                f"it to finish before mode {SERVER}: it proves the kernels",
+                f"this trial to be finished before mode {SERVER}, because it proves the kernels",
                 f"run `outblas build-library --work {work.path} --tables {table} --steps trial_workloads`",
             )
         passed = read_trial(work, table, COLD)

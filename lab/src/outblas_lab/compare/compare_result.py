@@ -138,7 +138,7 @@ def _checked(table: Any, meta: dict[str, Any], path: Path) -> Comparison:
     absent = [name for name in _META if name not in meta]
     absent += [name for name in PROVENANCE_FIELDS if name not in meta.get("provenance", {})]
     if absent:
-        raise RecordError(f"{path}: metadata lacks {', '.join(absent)}", "complete metadata", _AGAIN)
+        raise RecordError(f"{path}: the metadata lacks {', '.join(absent)}", "complete metadata", _AGAIN)
     if not table.num_rows or any(column.null_count for column in table.columns):
         raise RecordError(f"{path} has no rows, or contains a null", "rows without nulls", _AGAIN)
     splits, split = _coded(table["split"], list(meta["splits"]), "split", path)
@@ -164,7 +164,7 @@ def _checked(table: Any, meta: dict[str, Any], path: Path) -> Comparison:
 def _fault(c: Comparison) -> str | None:
     """Return one line on the first contradiction of the rows; None if they are consistent."""
     if not ((c.quality > 0) & (c.quality <= 1)).all():
-        return "a quality outside (0, 1]"
+        return "a quality is outside (0, 1]"
     cells = (c.problem * len(c.launches) + c.launch) * len(c.budgets) + c.budget
     for i, split in enumerate(c.splits):
         of_split = c.split == i
@@ -176,7 +176,7 @@ def _fault(c: Comparison) -> str | None:
                 return f"agent {agent} was not run on split {split}"
             for seed in np.unique(c.seed[mine]):
                 if not np.array_equal(np.sort(cells[mine & (c.seed == seed)]), wanted):
-                    return f"agent {agent}, seed {seed}, split {split}: tasks or budgets that differ, or twice the same"
+                    return f"agent {agent}, seed {seed}, split {split}: tasks or budgets are missing, extra or repeated"
     return None
 
 
@@ -187,7 +187,7 @@ def _coded(column: Any, known: list[str], what: str, path: Path) -> tuple[tuple[
     odd = sorted(set(map(str, values)) ^ set(names))
     if odd:
         wrong = f"{path}: {what} {', '.join(odd)} is only in the rows or only in the metadata"
-        raise RecordError(wrong, "it in both", _AGAIN)
+        raise RecordError(wrong, "every name in both", _AGAIN)
     positions = np.array([names.index(str(value)) for value in values], dtype=np.int64)
     return names, positions[codes]
 

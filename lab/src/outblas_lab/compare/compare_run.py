@@ -255,7 +255,7 @@ def _check(request: CompareRequest) -> None:
         wrong = f"--budgets is {budgets}"
         raise UsageError(wrong, f"ascending integers from 0 to {MAX_BUDGET}", "pass e.g. --budgets 0,1,2,4,8")
     if seeds > MAX_SEEDS:
-        raise UsageError(f"--seeds is {seeds}", f"an integer from 1 to {MAX_SEEDS}", "pass a smaller --seeds")
+        raise UsageError(f"--seeds is {seeds}", f"an integer from 1 to {MAX_SEEDS}", "correct --seeds")
     sample = 1 if plan.sample is None else plan.sample
     for name, value in (("--seeds", seeds), ("--jobs", request.jobs), ("--sample", sample)):
         if value < 1:
@@ -428,7 +428,7 @@ def score_agent(
         Interrupted: Ctrl-C.
     """
     if not is_agent_file(str(request.agent)):
-        wrong = f"agent file {request.agent} has another ending"
+        wrong = f"agent file {request.agent} does not end in {SUFFIX}"
         raise UsageError(wrong, f"a Python file ending in {SUFFIX}", "rename the file")
     agent_sha = check_agent_file(request.agent)
     if request.baselines:

@@ -198,7 +198,7 @@ def search_task(
         tried = {evaluation.config for evaluation in history}
         if len(proposed) > 1 or proposed[0] in tried or proposed[0] not in offered:
             wrong = f"agent {agent.name!r} proposed {[config_name(c) for c in proposed]} for {task.problem.key}"
-            raise UsageError(wrong, "one offered, untried candidate", "correct the agent")
+            raise UsageError(wrong, "one offered, untried candidate per call", "correct the agent")
         evaluation, us = _answer(task, proposed[0], evaluator)
         history.append(evaluation)
         times.append(us)

@@ -194,7 +194,7 @@ def read_launch(text: str) -> LaunchBlock:
     """
     blocks = [each.strip() for each in comments(text) if each.strip().startswith(LAUNCH_MARK)]
     if len(blocks) != 1:
-        raise ContractError(f"{len(blocks)} launch blocks", f"exactly one comment /* {LAUNCH_MARK} {{...}} */", _DO)
+        raise ContractError(f"found {len(blocks)} launch blocks", f"one comment /* {LAUNCH_MARK} {{...}} */", _DO)
     try:
         data = json.loads(blocks[0][len(LAUNCH_MARK) :], object_pairs_hook=_no_doubles, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
@@ -209,7 +209,7 @@ def read_launch(text: str) -> LaunchBlock:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise ContractError(f"launch block: {where}: {first['msg'].lower()}", "the keys of the contract", _DO) from None
+        raise ContractError(f"launch block, key {where}: {first['msg'].lower()}", "the contract's keys", _DO) from None
 
 
 def _device(block: _Device) -> LaunchBlock:
@@ -234,16 +234,16 @@ def _tensor_map(block: _Map) -> TensorMap:
     rows, columns = block.box
     row_bytes = columns * ELEMENT_BYTES
     if not (1 <= rows <= _MAX_BOX and 1 <= columns <= _MAX_BOX) or row_bytes % ROW_ALIGN_BYTES:
-        raise ContractError(f"box is {block.box}", f"1 to {_MAX_BOX} per side, rows of a multiple of 16 bytes", _DO)
+        raise ContractError(f"box is {block.box}", f"1 to {_MAX_BOX} per side, row bytes a multiple of 16", _DO)
     if block.swizzle and row_bytes > block.swizzle:
-        raise ContractError(f"rows of {row_bytes} bytes, swizzle {block.swizzle}", f"{block.swizzle} or less", _DO)
+        raise ContractError(f"{row_bytes}-byte rows exceed swizzle {block.swizzle}", f"{block.swizzle} or less", _DO)
     return TensorMap(block.operand, (rows, columns), block.swizzle)
 
 
 def _within(what: str, sizes: tuple[int, ...], most: tuple[int, ...], product: int, product_most: int) -> None:
     """Raise ContractError if a size is out of 1..most or the product exceeds ``product_most``."""
     if any(not 1 <= size <= top for size, top in zip(sizes, most, strict=True)) or product > product_most:
-        raise ContractError(f"{what} is {sizes}", f"1 to {most} per side, at most {product_most} in total", _DO)
+        raise ContractError(f"{what} is {sizes}", f"1 to {most} per side, a product up to {product_most}", _DO)
 
 
 def _all(texts: list[str]) -> tuple[Expression, ...]:

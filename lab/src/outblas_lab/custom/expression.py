@@ -107,7 +107,7 @@ def _check(node: ast.AST, text: str) -> None:
         return
     if isinstance(node, ast.Name):
         if node.id not in VARIABLE_NAMES:
-            raise _bad(text, f"the name {node.id!r}")
+            raise _bad(text, f"the unknown name {node.id!r}")
         return
     children: list[ast.AST]
     if isinstance(node, ast.BinOp):
@@ -123,7 +123,7 @@ def _check(node: ast.AST, text: str) -> None:
         children = [node.operand]
     elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords:
         if node.func.id not in _FUNCTIONS:
-            raise _bad(text, f"the function {node.func.id!r}")
+            raise _bad(text, f"the unknown function {node.func.id!r}")
         least, most = _FUNCTIONS[node.func.id]
         if not least <= len(node.args) <= most:
             raise _bad(text, f"{node.func.id} with {len(node.args)} arguments")

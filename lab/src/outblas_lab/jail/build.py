@@ -242,7 +242,7 @@ def _made(path: Path) -> bytes:
     """Return the compiler's output file; raise CompileError if it is too large to keep."""
     size = path.stat().st_size
     if size > MAX_IMAGE_BYTES:
-        raise CompileError(f"it compiles to {size >> 20} MiB", f"at most {MAX_IMAGE_BYTES >> 20}", "embed less data")
+        raise CompileError(f"the code has {size >> 20} MiB", f"at most {MAX_IMAGE_BYTES >> 20}", "embed less data")
     return path.read_bytes()
 
 
@@ -295,13 +295,13 @@ def _error_of(error: dict[str, Any], words: Callable[[str], str]) -> CompileErro
 def _refused(said: str) -> CompileError:
     lines = [line.strip() for line in said.splitlines()]
     first = next((line for line in lines if "error" in line.lower()), lines[0] if lines else "no message")
-    return CompileError(f"nvcc rejects it: {first[:200]}", "CUDA C++17", "correct the source", said)
+    return CompileError(f"nvcc rejected the source: {first[:200]}", "CUDA C++17", "correct the source", said)
 
 
 def _died(what: str, code: int, said: str) -> CompileError:
     how = f"signal {-code}" if code < 0 else f"exit code {code}"
     last = said.strip().splitlines()[-1][:200] if said.strip() else "no message"
-    return CompileError(f"{what} ended with {how} ({last})", "a source that it can compile", "simplify it", said)
+    return CompileError(f"{what} ended with {how} ({last})", "a source that compiles", "simplify the source", said)
 
 
 #: Read before every text of form ``device``.

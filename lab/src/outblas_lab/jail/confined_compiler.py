@@ -78,8 +78,8 @@ def run_confined(
             child.communicate(json.dumps(spec).encode(), timeout=limits.seconds)
         except subprocess.TimeoutExpired:
             raise CompileError(
-                f"the compiler took over {limits.seconds:g} s", "a source that compiles in time", "simplify it",
-                _read(said),
+                f"the compiler ran longer than {limits.seconds:g} s", "a source that compiles in time",
+                "simplify the source", _read(said),
             ) from None  # fmt: skip
         finally:
             with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -162,7 +162,7 @@ def _evaluation(path: Path, number: int, line: bytes) -> Evaluation:
     try:
         return evaluation_from_json(json.loads(line))
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError, OutblasError) as error:
-        raise _refused(path, f"has a line {number} that cannot be read ({error})") from error
+        raise _refused(path, f"has an unreadable line {number} ({error})") from error
 
 
 def _refused(path: Path, kind: str) -> RecordError:

@@ -238,7 +238,7 @@ class HostCall:
     def __call__(self, stream: int) -> None:
         status = self._function(*self._fixed, stream)
         if status:
-            raise DeviceError(f"outblas_launch returned {status}", "0", "check its launches")
+            raise DeviceError(f"outblas_launch returned {status}", "0", "check its kernel launches")
 
 
 def load(

@@ -178,7 +178,7 @@ class FreeHandler(Handler):
 
         if self._options.mode != "offline":
             raise UsageError(
-                f"a free kernel in mode {self._options.mode}",
+                f"mode {self._options.mode} does not support free kernels",
                 "mode offline, in which each replay is judged",
                 "use mode offline",
             )

@@ -116,5 +116,5 @@ def _free(candidate: Candidate) -> FreeKernel:
     from outblas.core.errors import UsageError
 
     if not isinstance(candidate, FreeKernel):
-        raise UsageError(f"a {candidate.family} kernel", "a free kernel", "use a replay or a live evaluator")
+        raise UsageError(f"a {candidate.family} kernel was passed", "a free kernel", "use a replay or a live evaluator")
     return candidate

@@ -109,7 +109,7 @@ class SmallTask:
         if self.name not in _RULES:
             raise unknown_name("task", self.name, TASK_NAMES, "pass one of them")
         if min(self.m, self.k) < 1:
-            raise UsageError(f"a task of {self.m} x {self.k}", "extents of 1 or more", "pass larger extents")
+            raise UsageError(f"the task has extents {self.m} x {self.k}", "extents of 1 or more", "pass larger extents")
 
     @classmethod
     def of(cls, name: str, problem: Problem) -> SmallTask:

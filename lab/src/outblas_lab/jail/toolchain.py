@@ -60,7 +60,7 @@ def find_nvcc() -> Nvcc:
         ToolchainMissing: no nvcc starts, libcudart is not beside it, or its host code has no C++ compiler.
     """
     if shutil.which("g++") is None and shutil.which("c++") is None:
-        raise ToolchainMissing("no C++ compiler", "g++ on PATH", "install g++, which nvcc needs for host code")
+        raise ToolchainMissing("no C++ compiler was found", "g++ on PATH", "install g++; nvcc needs it for host code")
     for root in _roots():
         program = root / "bin" / "nvcc"
         if not os.access(program, os.X_OK):
@@ -116,7 +116,7 @@ def _located_cutlass(directory: str | None) -> tuple[Path, str]:
             parts = [re.search(rf"#define\s+CUTLASS_{name}\s+(\d+)", text) for name in ("MAJOR", "MINOR", "PATCH")]
             if None in parts:
                 wrong = f"{include}/cutlass/version.h defines no version"
-                raise ToolchainMissing(wrong, "CUTLASS_MAJOR, _MINOR, _PATCH", _DO_CUTLASS)
+                raise ToolchainMissing(wrong, "CUTLASS_MAJOR, CUTLASS_MINOR and CUTLASS_PATCH", _DO_CUTLASS)
             return include.resolve(), ".".join(part[1] for part in parts if part)
     where = f"CUTLASS_DIR={directory}" if directory else "the package nvidia-cutlass"
     raise ToolchainMissing(f"CUTLASS headers were not found in {where}", "include/cutlass/version.h there", _DO_CUTLASS)

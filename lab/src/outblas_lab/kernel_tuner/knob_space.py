@@ -75,7 +75,7 @@ def tunable(configs: Sequence[KernelConfig], parameters: Sequence[str] = PARAMET
         UsageError: there are no configs.
     """
     if not configs:
-        raise UsageError("the search space has no configs", "at least one", "pass the candidates of a problem")
+        raise UsageError("the search space has no configs", "at least one config", "pass the candidates of a problem")
     columns = zip(*(point(config, parameters) for config in configs), strict=True)
     return {name: sorted(dict.fromkeys(column), key=_order) for name, column in zip(parameters, columns, strict=True)}
 

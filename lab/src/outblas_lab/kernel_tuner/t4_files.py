@@ -141,7 +141,7 @@ def task_of(recording: Recording, problem: Problem, launch: Launch) -> T4Task:
         cells[config] = T4Entry(status, median, spread, int(recording.rounds[row, column]))
     if not cells:
         raise UsageError(
-            f"launch option {launch} was not recorded on {problem.key}", " or ".join(LAUNCHES), "use another one"
+            f"launch option {launch} was not recorded on {problem.key}", " or ".join(LAUNCHES), "use another option"
         )
     gpu = str(recording.provenance.get("gpu", ""))
     return T4Task(problem, cells, gpu, recording.baselines_of(problem), dict(recording.provenance))
@@ -269,18 +269,18 @@ def _task(
     if "problem" in about:
         named = Problem.from_key(about["problem"])
     if named is not None and given is not None and named != given:
-        raise UsageError(f"the file is for {named.key}", f"{given.key}, as given", "omit the problem")
+        raise UsageError(f"the file is for {named.key}", f"{given.key}, as passed", "omit the problem")
     problem = named or given
     if problem is None:
-        raise UsageError("the file does not name its problem", "its M, N and K", "pass it, e.g. --mnk 64_4096_64")
+        raise UsageError("the file does not name its problem", "its M, N and K", "pass them, e.g. --mnk 64_4096_64")
     cells: dict[KernelConfig, T4Entry] = {}
     for config, cell in pairs:  # a strategy asks for some configs again and again
         if cells.setdefault(config, cell) != cell:
             raise RecordError(
-                f"{config_name(config)} occurs twice with different figures", "one measurement", "correct the file"
+                f"{config_name(config)} occurs twice with different figures", "one measurement each", "correct the file"
             )
     if not cells:
-        raise RecordError("the file has no results", "one or more", "export it again")
+        raise RecordError("the file has no results", "one or more results", "export it again")
     baselines = {str(name): _microseconds(ms) for name, ms in about.get("baselines_ms", {}).items()}
     return T4Task(problem, cells, str(about.get("gpu", gpu)), baselines, dict(about.get("provenance", {})))
 

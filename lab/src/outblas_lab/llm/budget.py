@@ -131,7 +131,7 @@ class SpendingAccount:
         """
         passed = self.budget.why_not(self.spent + self.reserved + most, seconds)
         if passed is not None:
-            raise BudgetSpent(f"the next request could exceed the budget of {passed}", "remaining budget",
+            raise BudgetSpent(f"the next request could exceed the budget of {passed}", "enough remaining budget",
                               "rerun the command with a larger --budget; it resumes")  # fmt: skip
         self.reserved += most
 

@@ -166,15 +166,15 @@ class Client:
         if reply.answered:
             return reply
         if after == NEVER:
-            raise ServerError(f"the server rejects model {model.name!r} ({reply.outcome}: {reply.text})",
+            raise ServerError(f"the server rejected model {model.name!r} ({reply.outcome}: {reply.text})",
                               "a valid key with credit, a valid address and an available model",
                               "set OPENAI_API_KEY, --base-url and --model")  # fmt: skip
         if after is None:
             raise RequestRejected(f"the server rejected a request ({reply.outcome}: {reply.text})",
                                   "a request that the server accepts", "see the transcript")  # fmt: skip
-        do = "check that the server runs, then repeat the command"
+        do = "check that the server is running, then repeat the command"
         if reply.outcome == "timeout":
-            do = "give it more time (--timeout, --stall) or fewer tokens (--max-tokens), then repeat the command"
+            do = "allow more time (--timeout, --stall) or fewer tokens (--max-tokens), then repeat the command"
         raise Unanswered(f"no response after {self._retry_policy.attempts} attempts (last: {reply.outcome})",
                          "a server that responds", do)  # fmt: skip
 

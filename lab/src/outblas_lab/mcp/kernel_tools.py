@@ -76,7 +76,7 @@ class ProfileTool(CandidateTool):
             raise UsageError(wrong, "a kernel of a template family", do)
         if session.gpu_index is None:
             do = "ask the user to start the server on a machine with a GPU"
-            raise DeviceError("no counters: this session has no GPU", "a GPU with Nsight Compute", do)
+            raise DeviceError("this session has no GPU to profile on", "a GPU with Nsight Compute", do)
         ncu = find_ncu()
         proof = proof_reply(session.evaluated(problem, candidate))
         if not proof["proven"]:

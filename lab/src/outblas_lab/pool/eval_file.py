@@ -27,7 +27,7 @@ def read_kernel(path: Path) -> FreeKernel:
         with path.open("rb") as file:
             data = file.read(MAX_TEXT_BYTES + 1)
     except OSError as error:
-        raise UsageError(f"cannot read --file {path} ({error.strerror})", "a CUDA C++ file", "check it") from error
+        raise UsageError(f"cannot read --file {path} ({error.strerror})", "a CUDA C++ file", "check --file") from error
     try:
         return FreeKernel.parse(data.decode())
     except UnicodeDecodeError as error:

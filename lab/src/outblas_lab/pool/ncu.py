@@ -224,7 +224,7 @@ def parse(output: str) -> list[ProfiledLaunch]:
     table = [line for line in lines[begin:] if line and not line.startswith("==")]
     head, *rows = csv.reader(io.StringIO("\n".join(table)))
     if "Kernel Name" not in head or "Metric Name" in head:
-        raise RecordError("ncu's table is from another page", "a column per metric", "pass --csv --page raw")
+        raise RecordError("ncu's table is not from page raw", "a column per metric", "pass --csv --page raw")
     for number, row in enumerate(rows, begin + 2):
         if len(row) != len(head):
             raise RecordError(
@@ -251,10 +251,10 @@ def refusal(output: str) -> OutblasError | None:
             " NVreg_RestrictProfilingToAdminUsers=0",
         )
     if "not compatible with Nsight Compute" in output:
-        return DeviceError("ncu does not support this driver", "an ncu that does", "install a newer Nsight Compute")
+        return DeviceError("ncu does not support this driver", "a compatible ncu", "install a newer Nsight Compute")
     errors = re.findall(r"^==ERROR== (.*)$", output, flags=re.MULTILINE)
     if errors:
-        return DeviceError(f"ncu failed: {errors[0].strip()}", "a profile", "run its command by hand")
+        return DeviceError(f"ncu failed: {errors[0].strip()}", "a profile", "run the ncu command by hand")
     return _no_kernels() if "No kernels were profiled" in output else None
 
 

@@ -128,9 +128,7 @@ def run_record(
     stem = stem_of(suite, problems)
     path = out_dir / f"{stem}_record.jsonl"
     if (out_dir / f"{stem}{CELLS}").exists() and not path.exists():
-        raise UsageError(
-            f"{out_dir} has recording {stem} without its journal", "a folder without it", "pass another --out"
-        )
+        raise UsageError(f"{out_dir} has recording {stem} without its journal", "a new folder", "pass another --out")
     journal = Journal(path, settings)
     done = {entry["problem"] for entry in journal.entries}
     proved = {

@@ -97,7 +97,7 @@ def run_bench(request: BenchRequest, progress: Progress | None = None) -> Path:
     problems, gpu = request.problems, gpu_of_device(request.gpu_indices[0])
     if kinds := sorted({gpu_of_device(index).name for index in request.gpu_indices} - {gpu.name}):
         raise UsageError(
-            f"GPUs of different models: {', '.join((gpu.name, *kinds))}",
+            f"the GPUs are of different models: {', '.join((gpu.name, *kinds))}",
             "one model, because the figures in a file are compared",
             "pass GPUs of one model as --gpus",
         )

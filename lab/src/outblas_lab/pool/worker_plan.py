@@ -146,18 +146,18 @@ def make_plan(
     if count is not None and count < 1:
         raise UsageError(f"--worker-count is {count}", "1 or more", "pass a larger --worker-count")
     if ray_address is not None and kind != "ray":
-        raise UsageError(f"--ray-address with --workers {kind}", "--ray-address only with --workers ray", "omit it")
+        raise UsageError(f"--ray-address conflicts with --workers {kind}", "--workers ray", "omit --ray-address")
     if device is not None and not device.startswith("replay:"):
         how = "--gpus" if kind == "local" else "--worker-count"
-        raise UsageError(f"--device {device} with --workers", f"GPUs chosen by {how}, or replay:NAME", "omit --device")
+        raise UsageError(f"--workers rejects --device {device}", f"GPUs from {how}, or replay:NAME", "omit --device")
     live = device is None and (kind == "ray" or gpus is not None or gpu_count() > 0)
     if not live and count is not None and count > MAX_REPLAYS:
-        raise UsageError(f"--worker-count is {count}", f"at most {MAX_REPLAYS} for a replay", "pass a smaller one")
+        raise UsageError(f"--worker-count is {count}", f"at most {MAX_REPLAYS} for a replay", "pass fewer workers")
     if gpus is not None and (kind == "ray" or not live):
-        raise UsageError("--gpus without local GPU workers", "--workers local and a GPU", "use --worker-count instead")
+        raise UsageError("--gpus needs local GPU workers", "--workers local and a GPU", "use --worker-count instead")
     if kind == "local" and live:
         if count is not None:
-            raise UsageError("--worker-count with local GPUs", "one worker per GPU", "pass the GPUs as --gpus")
+            raise UsageError("--worker-count conflicts with local GPUs", "one worker per GPU", "pass GPUs as --gpus")
         indices = tuple(gpus) if gpus is not None else tuple(range(gpu_count()))
         return WorkerPlan(kind, Device(gpu_index=indices[0] if indices else 0), require_gpus(indices))
     where = Device(gpu_index=0) if live else parse_device(device)
@@ -249,10 +249,10 @@ class RayTransport:
                 there = int(self._ray.cluster_resources().get("GPU", 0))
                 if there == 0:
                     do = "start Ray on hosts with a GPU (`ray start`)"
-                    raise DeviceError("the Ray cluster has no GPU", "at least one", do)
+                    raise DeviceError("the Ray cluster has no GPU", "at least one GPU", do)
                 if size is not None and size > there:
                     expected = f"at most {there}, the GPUs of the cluster"
-                    raise UsageError(f"--worker-count is {size}", expected, "pass a smaller one")
+                    raise UsageError(f"--worker-count is {size}", expected, "pass fewer workers")
                 size = size or there
             self._size = size
         except BaseException:

@@ -109,7 +109,7 @@ class RecipeRequest:
         if not 0 <= self.faulty < 1:
             raise UsageError(f"--faulty is {self.faulty:g}", "a share from 0 to below 1", "pass e.g. --faulty 0.05")
         if self.out.is_dir():
-            raise UsageError(f"--out {self.out} is a folder", "a result file", "pass a file in it")
+            raise UsageError(f"--out {self.out} is a folder", "a result file", "pass a file in that folder")
 
     def ppo(self, preset: str, seed: int) -> PpoSettings:
         """Return the settings of a training under a preset of the reward."""

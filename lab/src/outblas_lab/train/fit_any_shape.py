@@ -442,7 +442,7 @@ def choose_rule(guesses: Sequence[Guess]) -> Rule:
         if best is None or gain > best[0]:
             best = gain, Rule(aligned[1], margin, unaligned[1])
     if best is None:
-        raise OutblasError("no margin keeps matmuls from getting slower", "more problems", "record more problems")
+        raise OutblasError("every margin makes too many matmuls slower", "better predictions", "record more problems")
     return best[1]
 
 

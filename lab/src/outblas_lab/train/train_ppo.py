@@ -152,7 +152,7 @@ def train(
     settings, run = settings or PpoSettings(), run or TrainingRun()
     count = sum(len(part.problems) for part in parts)
     if count < 10:
-        raise UsageError(f"only {count} problems to train on", "10 or more", "pass more problems")
+        raise UsageError(f"there are only {count} problems to train on", "10 or more", "pass more problems")
     with contextlib.nullcontext() if run.path is None else lock_folder(run.path), one_thread():
         return _train(parts, settings, run, progress)
 

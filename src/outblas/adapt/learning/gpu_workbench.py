@@ -203,7 +203,7 @@ class GpuWorkbench:
             return bound
         algorithm = self._lt.find(self._problem, contender.algorithm)
         if algorithm is None:
-            wrong = f"cuBLASLt refuses algorithm {contender.algorithm}"
+            wrong = f"cuBLASLt rejects algorithm {contender.algorithm}"
             raise DeviceError(wrong, "an algorithm that it accepts", "tune again")
         workspace = self._workspace
         return lambda stream: algorithm(a, b, c, stream, workspace)

@@ -152,7 +152,7 @@ class Learner:
         """
         if self._capturing():
             wrong = "settle() was called during CUDA graph capture"
-            raise UsageError(wrong, "a call outside the capture", "call it before the capture")
+            raise UsageError(wrong, "a call outside the capture", "call settle() before the capture")
         with self._changed:
             if seconds is not None:
                 self.budget.allow(seconds)

@@ -69,7 +69,7 @@ class capture:
     def __enter__(self) -> capture:
         if self._mode is not None:
             wrong = "an outblas.capture object was entered twice"
-            raise UsageError(wrong, "one with block per object", "create a new object")
+            raise UsageError(wrong, "one `with` block per object", "create a new object")
         # Now, for it starts processes; but without the GPU: CUDA is the program's to initialise, or not.
         self._provenance = collect_provenance(self._command, gpu_index=None)
         self._mode, self._open = self._new_mode(), True

@@ -63,7 +63,7 @@ def check_agent(name: str, option: str = "--agent") -> None:
     """
     if name.endswith(".py"):
         do = f"score the file with: outblas recording score {name}"
-        raise UsageError(f"agent file {name}", "an agent name from `outblas list agents`", do)
+        raise UsageError(f"{name} is an agent file", "an agent name from `outblas list agents`", do)
     known = agents()
     if name not in known:
         more = "" if lab_parts.entry_points(lab_parts.AGENTS) else f"; for more agents {lab_hint()}"

@@ -87,7 +87,7 @@ class Agent:
             UsageError: there are several parts, and the agent learns from one.
         """
         if len(parts) != 1:
-            raise UsageError(f"agent {self.name!r} with {len(parts)} recordings", "one recording", "pass only one")
+            raise UsageError(f"agent {self.name!r} received {len(parts)} recordings", "one recording", "pass only one")
         self.prepare(parts[0].recording, parts[0].problems)
 
     def observe(self, evaluations: Sequence[Evaluation]) -> None:

@@ -99,7 +99,7 @@ def launch_gap_us(few: tuple[int, float], many: tuple[int, float]) -> float:
     """
     gap = (many[1] - few[1]) / (many[0] - few[0])
     if gap <= 0:
-        raise DeviceError(f"{many[0]} nodes took no longer than {few[0]}", "an idle GPU", "stop other programs on it")
+        raise DeviceError(f"{many[0]} graph nodes took no longer than {few[0]}", "an idle GPU", "stop other programs")
     return gap
 
 

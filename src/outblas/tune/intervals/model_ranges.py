@@ -130,9 +130,9 @@ def engine_products(config: Mapping[str, Any], tp: int = 1) -> list[EngineProduc
     words = -(-_extent(config, "vocab_size") // _VOCABULARY_MULTIPLE) * _VOCABULARY_MULTIPLE
     for name, number in (("num_attention_heads", heads), ("intermediate_size", inner), ("vocab_size", words)):
         if tp < 1 or number % tp:
-            raise UsageError(f"--tp {tp} does not divide {name} {number}", "a divisor", "e.g. --tp 1")
+            raise UsageError(f"--tp {tp} does not divide {name} {number}", "a divisor", "pass e.g. --tp 1")
     if max(pairs, tp) % min(pairs, tp):
-        raise UsageError(f"--tp {tp} does not fit {pairs} key-value heads", "a divisor or a multiple", "e.g. --tp 1")
+        raise UsageError(f"--tp {tp} does not fit {pairs} key-value heads", "a divisor or multiple", "pass e.g. --tp 1")
     own, biased = heads // tp, config.get("model_type") in _BIASED
     bias, mlp_bias = _flag(config, "attention_bias", biased), _flag(config, "mlp_bias", False)
     usual = "gelu" if str(config.get("model_type")).startswith("gemma") else "silu"

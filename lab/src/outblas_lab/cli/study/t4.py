@@ -65,7 +65,7 @@ def import_t4(
     for name, option in given_options(context, *kind).items():
         of_file = str(getattr(task.problem, name)).lower()
         if kind[name].lower() != of_file:
-            wrong, expected = f"{option} {kind[name]} contradicts the file", f"{of_file} for its {task.problem.key}"
+            wrong, expected = f"{option} {kind[name]} contradicts the file", f"{of_file}, as in {task.problem.key}"
             raise UsageError(wrong, expected, f"omit {option}")
     recorded = None if device is None else task_of(_recording(device), task.problem, task.launch)
     if to is not None:

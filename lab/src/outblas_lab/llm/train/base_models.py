@@ -31,7 +31,7 @@ def check_installed() -> None:
 
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        raise ToolchainMissing(f"{', '.join(missing)} not installed", ", ".join(_NEEDED), _INSTALL)
+        raise ToolchainMissing(f"missing packages: {', '.join(missing)}", ", ".join(_NEEDED), _INSTALL)
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def load_model(run: Path, settings: TrainSettings, bf16: bool) -> LoadedModel:
     if trained and about.get("r") != settings.lora:
         rank = about.get("r")
         raise UsageError(
-            f"--lora {settings.lora} for {source}, a LoRA adapter of rank {rank}",
+            f"--lora {settings.lora} does not fit {source}, a LoRA adapter of rank {rank}",
             f"--lora {rank}, as in the previous stage",
             "pass that rank, or start a new run",
         )
@@ -137,7 +137,7 @@ def make_tiny(folder: Path, language: Language, seed: int = 0) -> Path:
         RecordError: the folder cannot be written.
     """
     if not isinstance(language, KnobWords):
-        raise UsageError(f"{RANDOM_TINY} with --language {language.name}", "--language knobs", "use it or a real model")
+        raise UsageError(f"{RANDOM_TINY} rejects --language {language.name}", "--language knobs", "change one of them")
     if folder.exists():
         return folder
     import torch

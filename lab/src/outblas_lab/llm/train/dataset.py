@@ -153,7 +153,7 @@ def _readable(path: Path, number: int) -> Iterator[None]:
         yield
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError, OutblasError) as error:
         raise RecordError(
-            f"archive {path} has a line {number} that cannot be read ({error})",
+            f"line {number} of archive {path} cannot be read ({error})",
             "a prompt and completion, a problem and answer, or an evaluation",
             "remove the line, or pass another --archive",
         ) from error

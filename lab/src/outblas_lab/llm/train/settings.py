@@ -98,27 +98,27 @@ class TrainSettings:
             "batch-seconds": self.batch_seconds, "max-tokens": self.max_tokens, "micro-batch": self.micro_batch,
         }  # fmt: skip
         rules = (
-            (not self.problems and not supervised, "no problems", "at least one", "pass --problems 512_512_512"),
-            (self.steps < 1, f"--steps {self.steps}", "1 or more", "pass a larger --steps"),
-            (self.group < 2 and not supervised, f"--group {self.group}", "2 or more answers", "pass a larger --group"),
-            (self.prompts < 1, f"--prompts {self.prompts}", "1 or more", "pass a larger --prompts"),
-            (self.turns < 1, f"--turns {self.turns}", "1 or more", "pass a larger --turns"),
-            (self.lora < 0, f"--lora {self.lora}", "a rank of 0 or more", "pass a larger --lora"),
-            (self.save_every < 1, f"--save-every {self.save_every}", "1 or more", "pass a larger value"),
+            (not self.problems and not supervised, "no problems given", "at least one", "pass --problems 512_512_512"),
+            (self.steps < 1, f"--steps is {self.steps}", "1 or more", "pass a larger --steps"),
+            (self.group < 2 and not supervised, f"--group is {self.group}", "2 or more", "pass a larger --group"),
+            (self.prompts < 1, f"--prompts is {self.prompts}", "1 or more", "pass a larger --prompts"),
+            (self.turns < 1, f"--turns is {self.turns}", "1 or more", "pass a larger --turns"),
+            (self.lora < 0, f"--lora is {self.lora}", "a rank of 0 or more", "pass a larger --lora"),
+            (self.save_every < 1, f"--save-every is {self.save_every}", "1 or more", "correct --save-every"),
             *(
-                (not value > 0, f"--{name} {value:g}", "above 0", f"pass a larger --{name}")
+                (not value > 0, f"--{name} is {value:g}", "a number above 0", f"pass a larger --{name}")
                 for name, value in positive.items()
                 if value is not None
             ),
-            (not self.kl >= 0, f"--kl {self.kl:g}", "0 or more", "pass a larger --kl"),
-            (not 0 < self.memory_fraction <= 1, f"--memory-fraction {self.memory_fraction:g}", "0 to 1", "pass 0.7"),
+            (not self.kl >= 0, f"--kl is {self.kl:g}", "a number of 0 or more", "pass a larger --kl"),
+            (not 0 < self.memory_fraction <= 1, f"--memory-fraction is {self.memory_fraction:g}", "0 to 1", "pass 0.7"),
             (
                 self.vllm is not None and self.language == "knobs",
-                "--vllm with --language knobs",
+                "--vllm conflicts with --language knobs",
                 "--language cuda; the toy grammar works only in the training process",
                 "omit --vllm",
             ),
-            (supervised and not self.archive, "no archive to learn from", "a training archive", "pass --archive FILE"),
+            (supervised and not self.archive, "--archive is missing", "a training archive", "pass --archive FILE"),
         )
         for broken, wrong, expected, do in rules:
             if broken:

@@ -84,7 +84,7 @@ def train(
     """
     if language.name != settings.language:  # a resumed run would compare the settings, and train something else
         raise UsageError(
-            f"language {language.name!r}, but {settings.language!r} in the settings",
+            f"the language is {language.name!r}, but the settings name {settings.language!r}",
             "the same language in both",
             "set TrainSettings.language to its name",
         )
@@ -242,8 +242,8 @@ def _common(stage: Path, settings: TrainSettings, rows: int) -> dict[str, Any]:
     micro = min(settings.micro_batch or own, own)
     if rows % processes or micro < 1 or own % micro:
         raise UsageError(
-            f"{rows} answers per step for {processes} processes in batches of {settings.micro_batch or 'all'}",
-            "group times prompts divisible by both",
+            f"{rows} answers per step do not fit {processes} processes in batches of {settings.micro_batch or 'all'}",
+            "a product of --group and --prompts that is divisible by both",
             "change --group, --prompts or --micro-batch",
         )
     return {

@@ -288,5 +288,5 @@ def json_rows(path: Path, read: Callable[[dict[str, Any]], Read]) -> Iterator[Re
         try:
             yield read(json.loads(line.decode()))
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-            wrong = f"{path} has a line {number} that cannot be read ({error!r})"
+            wrong = f"line {number} of {path} cannot be read ({error!r})"
             raise RecordError(wrong, "a line from this release", "restore a copy, or pass another --run") from error

@@ -43,10 +43,10 @@ def tasks_on(problems: Sequence[Problem]) -> list[SmallTask]:
     """
     odd = [problem.key for problem in problems if problem.dtype != "fp16"]
     if odd:
-        raise UsageError(f"tasks on {odd[0]}", "dtype fp16, as in the reference results", "pass --dtype fp16")
+        raise UsageError(f"no task supports {odd[0]}", "dtype fp16, as in the reference results", "pass --dtype fp16")
     large = [problem.key for problem in problems if max(problem.m, problem.k) > MAX_EXTENT]
     if large:
-        wrong = f"tasks on {large[0]}"
+        wrong = f"problem {large[0]} is too large for a task"
         raise UsageError(wrong, f"M and K up to {MAX_EXTENT}, for the reference on the host", "pass smaller extents")
     return [SmallTask.of(name, problem) for problem in problems for name in TASK_NAMES]
 
@@ -85,7 +85,7 @@ def task_evaluator(name: str, device: str) -> Evaluator:
     if place.gpu_index is not None:
         return TaskEvaluator(name, place.gpu_index)
     if place.name != COMPILE_ONLY:
-        raise UsageError(f"--device {device} for general kernels", "compile, or cuda:N", "pass one of them")
+        raise UsageError(f"--device {device} cannot run general kernels", "compile, or cuda:N", "pass one of them")
     return CompileOnlyEvaluator(reference_gpu())
 
 
