@@ -54,7 +54,7 @@ def test_the_plug_goes_to_the_current_stream(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_failed_record_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(DeviceError, match="cuEventRecord failed with 700"):
+    with pytest.raises(DeviceError, match="cuEventRecord failed with status 700"):
         clock(monkeypatch, 700)[0]._record(5)
 
 

@@ -1,4 +1,4 @@
-"""``outblas.linear`` with ``batch_invariant``: its bias is one that torch's ``linear`` takes. On a CPU."""
+"""``outblas.linear`` with ``batch_invariant``: its bias has one that torch's ``linear`` takes. On a CPU."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_a_bias_counts_as_in_torch(served: Served, x: torch.Tensor, shape: tuple
     try:
         wanted = F.linear(x, W, bias)
     except RuntimeError:
-        with pytest.raises(TensorError, match="bias is"):
+        with pytest.raises(TensorError, match="bias has"):
             outblas.linear(x, W, bias, batch_invariant=True)
         return
     found = outblas.linear(x, W, bias, batch_invariant=True)

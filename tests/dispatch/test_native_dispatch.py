@@ -72,7 +72,7 @@ def test_building_says_when_the_parts_in_c_plus_plus_are_left_out(
     told: list[str] = []
     monkeypatch.setenv("CXX", "no-such-c++")
     assert native_build.build(tmp_path, report=told.append).is_file()
-    assert len(told) == 1 and "without the C++ parts" in told[0] and "no-such-c++" in told[0]
+    assert len(told) == 1 and "the C++ parts are left out" in told[0] and "no-such-c++" in told[0]
 
 
 def test_an_extension_that_cannot_be_used_says_why(table: Any, monkeypatch: pytest.MonkeyPatch, cuda: FakeCuda) -> None:

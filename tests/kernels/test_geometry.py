@@ -64,7 +64,7 @@ def test_divisors() -> None:
 
 @pytest.mark.parametrize(("value", "limit"), [(12, 0), (0, 3), (4, -1)])
 def test_divisors_need_positive_numbers(value: int, limit: int) -> None:
-    with pytest.raises(UsageError, match=f"a divisor of {value} up to {limit}; expected two positive integers"):
+    with pytest.raises(UsageError, match=f"{value} has no divisor up to {limit}; expected two positive integers"):
         divisor_up_to(value, limit)
 
 

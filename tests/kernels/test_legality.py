@@ -175,7 +175,7 @@ def test_every_catalogue_config_is_legal_on_the_grid() -> None:
 
 
 def test_an_unknown_catalogue_is_refused() -> None:
-    with pytest.raises(UsageError, match="unknown catalog 'a100'"):
+    with pytest.raises(UsageError, match="unknown catalogue 'a100'"):
         catalogue("a100")
 
 
