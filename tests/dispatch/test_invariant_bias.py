@@ -1,4 +1,4 @@
-"""``outblas.linear`` with ``batch_invariant``: its bias has one that torch's ``linear`` takes. On a CPU."""
+"""``outblas.linear`` with ``batch_invariant``: its bias is one that torch's ``linear`` takes. On a CPU."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def by_torch(x: Any, w: Any, bias: Any, activation: str | None, residual: Any) -
         y = torch.nn.functional.silu(y)
     elif activation:
         y = torch.nn.functional.gelu(y, approximate="tanh" if activation == "gelu_tanh" else "none")
-    return y if residual has None else y + residual
+    return y if residual is None else y + residual
 
 
 CASES = [(a, b, r) for a in (None, *ACTIVATIONS[1:]) for b in (False, True) for r in (False, True) if a or r]
@@ -64,7 +64,7 @@ def test_without_a_kernel_linear_is_torchs_operations(
     out = torch.empty_like(expected)
     assert outblas.linear(x, w, bias, activation=activation, residual=residual, out=out) is out
     assert torch.equal(out, expected)
-    if residual has not None:
+    if residual is not None:
         assert outblas.linear(x, w, bias, activation=activation, residual=residual, out=residual) is residual
         assert torch.equal(residual, expected)
 
@@ -81,7 +81,7 @@ def test_with_one_linear_is_the_kernel(
     result = outblas.linear(x, w, bias, **options)
     assert not served.ran and len(host._calls) >= 1
     exact = by_torch(x.float(), w.float(), None if bias is None else bias.float(), activation, None)
-    exact = exact if residual has None else exact + residual.float()
+    exact = exact if residual is None else exact + residual.float()
     assert result.shape == exact.shape and result.dtype == x.dtype
     assert torch.allclose(result.float(), exact, rtol=6e-4, atol=1e-6)
     out = torch.empty_like(result)
