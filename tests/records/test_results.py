@@ -163,7 +163,7 @@ def test_a_row_that_contradicts_itself_is_not_written(tmp_path, change):
 
 def test_a_problem_twice_or_no_rows_is_refused(tmp_path):
     rows = make_rows((64,))
-    with pytest.raises(RecordError, match="second row"):
+    with pytest.raises(RecordError, match="it repeats the problem"):
         write_result([rows[0], rows[0]], META, tmp_path / "r.parquet")
     with pytest.raises(RecordError, match="no rows"):
         write_result([], META, tmp_path / "r.parquet")

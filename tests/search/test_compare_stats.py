@@ -57,8 +57,8 @@ Rows = list[tuple[Any, ...]]
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (lambda rows: rows[:-1], "tasks or budgets that differ"),
-        (lambda rows: rows + rows[-1:], "tasks or budgets that differ"),
+        (lambda rows: rows[:-1], "tasks or budgets are missing, extra or repeated"),
+        (lambda rows: rows + rows[-1:], "tasks or budgets are missing, extra or repeated"),
         (lambda rows: rows[:-1] + [(*rows[-1][:6], 1.01, True)], "outside"),
         (lambda rows: rows[:-1] + [(*rows[-1][:6], 0.0, True)], "outside"),
         (lambda rows: rows[:-1] + [(*rows[-1][:6], math.nan, True)], "outside"),
