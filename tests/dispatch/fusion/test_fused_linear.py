@@ -256,7 +256,7 @@ def test_bad_arguments_are_refused(host: fused.FusedState) -> None:
         outblas.linear(x, w, activation="relu")  # type: ignore[arg-type]
     for wrong in (residual[:1], residual[0], residual.float(), residual.to("meta"), 1.0):
         for call in (outblas.linear, outblas.warm):
-            with pytest.raises(TensorError, match="residual has"):
+            with pytest.raises(TensorError, match="residual (has|is)"):
                 call(x, w, bias, residual=wrong)
     with pytest.raises(TensorError, match="out is"):
         outblas.linear(x, w, bias, activation="silu", out=torch.empty(4, 24).half())
