@@ -33,7 +33,7 @@ def main(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print results and errors, but no progress.")] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log details such as every compilation.")] = False,
 ) -> None:
-    """Search, prove, time and run half-precision GEMM kernels on NVIDIA GPUs."""
+    """Find, prove, time and run half-precision GEMM kernels on NVIDIA GPUs."""
     err.quiet = quiet
     logging.getLogger("outblas").setLevel(logging.DEBUG if verbose else logging.WARNING)
     if verbose:

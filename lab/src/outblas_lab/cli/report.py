@@ -24,7 +24,7 @@ def report(
         typer.Option("--out", help="HTML file to write (default: RUN/report.html; for a result file, FILE.html)."),
     ] = None,
 ) -> None:
-    """Write an HTML report with provenance: speedups, heat maps, roofline and losses, or a comparison of agents."""
+    """Write an HTML report of speedups, heat maps, roofline and losses, or of a comparison of agents."""
     from outblas_lab.publish.html.tune_page import check_page, write_report
 
     if not run.exists():

@@ -175,7 +175,7 @@ class ArchiveTool(Tool):
 
     def _read(self, session: ToolSession) -> dict[str, Any]:
         if self.name is None:
-            wrong = "action read was called without a name"
+            wrong = "action 'read' was called without a name"
             raise UsageError(wrong, "the name of a kernel", "use action list, then pass name")
         entry = session.folder.entry(self.name)
         free = entry.candidate.get("family") == FreeKernel.family

@@ -289,4 +289,6 @@ def json_rows(path: Path, read: Callable[[dict[str, Any]], Read]) -> Iterator[Re
             yield read(json.loads(line.decode()))
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
             wrong = f"line {number} of {path} cannot be read ({error!r})"
-            raise RecordError(wrong, "a line from this release", "restore a copy, or pass another --run") from error
+            raise RecordError(
+                wrong, "a line written by this release", "restore a copy, or pass another --run"
+            ) from error
