@@ -116,7 +116,7 @@ def transformers() -> list[tuple[str, str]]:
         ("docs/use/tune.md", f"took {min(enabling):.1f} to {max(enabling):.1f} s on an H200 and an H100"),
         ("docs/use/matmul.md", f"Qwen2.5 7B by {enabled} in the geometric mean"),
         ("docs/use/whole-models.md", f"Qwen2.5 7B by {optimized} in the geometric mean"),
-        ("docs/use/whole-models.md", f"fused norms, the gain is {merged}"),
+        ("docs/use/whole-models.md", f"fused norms, the speedup is {merged}"),
         (
             "docs/use/whole-models.md",
             f"decodes {compiled('compile_optimize'):.2f} times as fast as with `torch.compile`",
