@@ -55,7 +55,7 @@ def test_another_kind_than_the_file_names_is_refused(device: str, cache: list[st
         assert_refused(
             outblas("import-t4", file, option, wrong),
             f"{option} {wrong} contradicts the file",
-            f"{right} for its {key}",
+            f"{right}, as in {key}",
         )
         assert outblas("import-t4", file, option, right).exit_code == 0
 

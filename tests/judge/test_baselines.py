@@ -175,7 +175,7 @@ def test_a_choice_of_another_length_is_refused_and_empties_nothing(tmp_path, siz
     path = tmp_path / "algorithms.jsonl"
     kept = AlgorithmCache(path, ABOUT)
     kept.add(Problem(64, 128, 256), bytes(64), "index=0/1")
-    with pytest.raises(UsageError, match=f"an algorithm of {size} bytes; expected 64 bytes"):
+    with pytest.raises(UsageError, match=f"the algorithm has {size} bytes; expected 64 bytes"):
         kept.add(Problem(128, 128, 256), bytes(size), "index=0/1")
     assert [problem.m for problem, _, _ in AlgorithmCache(path, ABOUT)] == [64]
 

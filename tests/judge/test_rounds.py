@@ -196,7 +196,7 @@ def test_a_speedup_has_the_interval_of_its_mode_and_seed(mode, seed):
     ("timed", "baselines"), [(["torch"], ["torch"]), (["ours"], ["torch"]), (["ours", "torch"], [])]
 )
 def test_a_speedup_wants_both_sides(timed, baselines):
-    with pytest.raises(UsageError, match="no timing"):
+    with pytest.raises(UsageError, match="lacks a timing"):
         rounds.speedup({name: offline([1.0, 1.0, 1.0]) for name in timed}, "ours", baselines)
 
 

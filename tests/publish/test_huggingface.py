@@ -303,7 +303,7 @@ def test_the_command_packages_captured_problems(own: str, tmp_path: Path) -> Non
     [
         ((), "0 of --mnk, --suite and --captured are given; expected exactly one"),
         (("--mnk", "64_64_64", "--suite", "llm"), "2 of --mnk, --suite and --captured are given"),
-        (("--suite", "llm", "--format", "cu,hf"), "--format cu,hf needs --mnk; expected hf"),
+        (("--suite", "llm", "--format", "cu,hf"), "--format cu,hf needs --mnk; expected --format hf"),
         (("--suite", "lm"), "unknown suite 'lm'"),
         (("--captured", "none.json"), "none.json"),
     ],

@@ -62,7 +62,7 @@ def test_a_table_is_taken_from_a_library_that_has_all_of_it() -> None:
         "gpu": "h200"
     }
     for short in (replace(whole, rows=whole.rows[:3]), replace(whole, provenance={"tables": {}})):
-        with pytest.raises(UsageError, match="not tuned"):
+        with pytest.raises(UsageError, match="not fully tuned"):
             library_tables.rows_of_table(short, TABLE)
 
 

@@ -76,7 +76,7 @@ def test_shapes_must_be_the_problems(which: int, shape: tuple[int, int], message
 def test_dtypes_must_be_the_problems(which: int, dtype: Any) -> None:
     tensors = operands()
     tensors[which] = torch.empty(tensors[which].shape, dtype=dtype).as_subclass(OnGpu)
-    with pytest.raises(TensorError, match=f"{'abc'[which]} is {dtype}; expected torch.float16"):
+    with pytest.raises(TensorError, match=f"{'abc'[which]} has dtype {dtype}; expected torch.float16"):
         check_operands(P, *tensors)
 
 

@@ -245,7 +245,7 @@ def _check(request: CompareRequest) -> None:
     plan, splits, seeds = request.plan, request.splits, request.seeds
     check_agents(request.agents)
     if plan.across is not None and any(map(is_agent_file, request.agents)):
-        raise UsageError("an agent file was passed with --across", "registered agents only", "omit one of them")
+        raise UsageError("an agent file was passed with --across", "registered agents only", "omit the agent file")
     for name in splits:
         check_split(name)
     if not splits or len(set(splits)) != len(splits):

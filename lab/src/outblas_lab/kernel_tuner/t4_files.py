@@ -269,7 +269,7 @@ def _task(
     if "problem" in about:
         named = Problem.from_key(about["problem"])
     if named is not None and given is not None and named != given:
-        raise UsageError(f"the file is for {named.key}", f"{given.key}, as passed", "omit the problem")
+        raise UsageError(f"the file is for {named.key}", f"{given.key}, as passed", "pass that problem or none")
     problem = named or given
     if problem is None:
         raise UsageError("the file does not name its problem", "its M, N and K", "pass them, e.g. --mnk 64_4096_64")
