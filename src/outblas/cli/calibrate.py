@@ -14,12 +14,12 @@ from outblas.cli.common import GpuOption, err, out
 def calibrate(
     device: GpuOption = "cuda:0",
     out_file: Annotated[
-        Path | None, typer.Option("--out", help="GPU record to write (default: a file in ~/.local/share/outblas/gpus).")
+        Path | None, typer.Option("--out", help="GPU record file to write (default: in ~/.local/share/outblas/gpus).")
     ] = None,
 ) -> None:
     """Measure this GPU's rates in under a minute and write them to its GPU record (needs a GPU).
 
-    The roofline floors, regimes, ranking model and policy then use measured rates instead of estimates.
+    Roofline floors, regimes, the ranking model and the policy then use the measured rates instead of estimates.
     """
     index = common.gpu_index(device)
 

@@ -18,19 +18,19 @@ from outblas.core.python_command import check_interpreter, python_command
 
 def capture(
     program: Annotated[
-        list[str], typer.Argument(help="Command to run, after --: python serve.py ..., or a Python console script.")
+        list[str], typer.Argument(help="Command to run, after --: python serve.py ... or a Python console script.")
     ],
     out_file: Annotated[Path, typer.Option("--out", help="JSON file to write.")] = Path("problems.json"),
     append: Annotated[
         bool,
-        typer.Option("--append", help="Add to an existing record (default: replace it, unless no matmul ran)."),
+        typer.Option("--append", help="Add to an existing --out file (default: replace the file if any matmul ran)."),
     ] = False,
 ) -> None:
     """Run a Python program and record its half-precision matmuls.
 
-    `outblas tune --captured` tunes the recorded problems. torch is imported before the program's first line runs.
-    Environment variables that torch reads at import, such as OMP_NUM_THREADS, must therefore be set before this
-    command starts. Capturing does not initialize CUDA.
+    To tune the recorded matmuls, run `outblas tune --captured FILE`. Before you start this command, set the environment
+    variables that torch reads at import, such as OMP_NUM_THREADS. This command imports torch before it runs the
+    program. The recording itself does not initialize CUDA.
     """
     from outblas.dispatch.capture import run_program
 

@@ -46,9 +46,9 @@ PARTS = (
     Part(
         "Tune and use kernels",
         {
-            "doctor": Command(f"{_PACKAGE}.doctor:doctor", "Check the installation and suggest next steps"),
+            "doctor": Command(f"{_PACKAGE}.doctor:doctor", "Check the installation and suggest fixes"),
             "calibrate": Command(f"{_PACKAGE}.calibrate:calibrate", "Measure this GPU's rates (GPU)"),
-            "eval": Command(f"{_PACKAGE}.eval:evaluate", "Prove one kernel and time it against baselines"),
+            "eval": Command(f"{_PACKAGE}.eval:evaluate", "Prove a kernel and time it against baselines"),
             "try": Command(f"{_PACKAGE}.try_program:try_program", "Compare a program without and with OutBLAS (GPU)"),
             "capture": Command(f"{_PACKAGE}.capture:capture", "Record the matmuls of a program"),
             "tune": Command(

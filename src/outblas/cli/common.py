@@ -68,26 +68,26 @@ AccOption = Annotated[str, typer.Option(help="Accumulator type: fp32, or fp16 (f
 SuiteOption = Annotated[str, typer.Option(help="Problem suite: grid1000, llm, llm_tp or engine.")]
 SampleOption = Annotated[
     int | None,
-    typer.Option(help="Number of problems to sample per layout, reproducibly and stratified by regime (default: all)."),
+    typer.Option(help="Number of problems to sample per layout, stratified by regime (default: all problems)."),
 ]
 SampleSeedOption = Annotated[int, typer.Option(help="Random seed for --sample.")]
 WorkersOption = Annotated[
     str | None,
-    typer.Option(help="local (one process per GPU) or ray (one actor per GPU of a Ray cluster). Default: one GPU."),
+    typer.Option(help="Workers: local (one process per GPU) or ray (one actor per GPU) (default: one, on --device)."),
 ]
 GpusOption = Annotated[str | None, typer.Option(help="Comma-separated GPU indices for --workers local (default: all).")]
 RayAddressOption = Annotated[
-    str | None, typer.Option(help="Ray cluster to use: auto (the running one, default), local, or HOST:PORT.")
+    str | None, typer.Option(help="Ray cluster to use: auto (the running cluster; default), local or HOST:PORT.")
 ]
 GpuOption = Annotated[str, typer.Option("--device", help="GPU to use, e.g. cuda:0.")]
 LaunchOption = Annotated[str, typer.Option(help="Kernel launch option: plain, pdl or weights.")]
 LibraryOption = Annotated[Path | None, typer.Option(help="Library file (default: the packaged library).")]
-RecordingNameOption = Annotated[str, typer.Option("--recording", help="Packaged recording, or a recording directory.")]
+RecordingNameOption = Annotated[str, typer.Option("--recording", help="Packaged recording or recording directory.")]
 QpsOption = Annotated[
     float | None,
     typer.Option(
-        help="Requests per second, with Poisson arrivals. Required with --mode server, refused with other modes. "
-        "The rate is lowered if the slowest kernel or baseline would be busy more than 25% of the time.",
+        help="Mean number of requests per second (Poisson arrivals). Required with --mode server, otherwise refused. "
+        "The rate is lowered if the slowest kernel or baseline would otherwise be busy more than 25% of the time.",
     ),
 ]
 

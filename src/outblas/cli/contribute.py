@@ -15,14 +15,14 @@ from outblas.core.errors import UsageError
 
 def contribute(
     run: Annotated[
-        list[Path] | None, typer.Option(help="Run directory of `outblas tune` with proofs to pack. Repeatable.")
+        list[Path] | None, typer.Option(help="Run directory of `outblas tune` whose proofs to pack. Repeatable.")
     ] = None,
     out_file: Annotated[
-        Path | None, typer.Option("--out", help="File to write (default: ./GPU_NAME.outblas.zip).")
+        Path | None, typer.Option("--out", help="ZIP file to write (default: ./GPU_NAME.outblas.zip).")
     ] = None,
     device: GpuOption = "cuda:0",
 ) -> None:
-    """Pack your tuned library, GPU record, provenance and proofs into one file (needs a GPU).
+    """Pack your tuned library, its provenance and proofs, and the GPU record into one file (needs a GPU).
 
     Attach the file to an issue titled "results of my GPU". The file contains no paths, host names or program data.
     """

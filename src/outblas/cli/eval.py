@@ -20,22 +20,22 @@ def evaluate(
     layout: LayoutOption = "tn",
     dtype: DtypeOption = "fp16",
     mode: Annotated[
-        str, typer.Option(help="Timing mode: offline (GPU time per call) or server (latency under Poisson arrivals).")
+        str, typer.Option(help="Timing mode: offline (GPU time per call) or server (latency with Poisson arrivals).")
     ] = "offline",
     warmup_seconds: Annotated[float, typer.Option(help="Warm-up time in seconds.")] = 5.0,
     benchmark_seconds: Annotated[float, typer.Option(help="Measurement time in seconds.")] = 10.0,
-    base_dir: Annotated[Path, typer.Option(help="Directory for the JSON result.")] = Path("./results"),
+    base_dir: Annotated[Path, typer.Option(help="Directory for the JSON result file.")] = Path("./results"),
     device: GpuOption = "cuda:0",
     gpu_device_id: Annotated[int | None, typer.Option(hidden=True)] = None,  # CUDA-L2 has it
     target_qps: QpsOption = None,
     file: Annotated[
         Path | None,
         typer.Option(
-            help="File with a free kernel (see docs/judge/free-kernels.md). Without a GPU, it is only compiled."
+            help="File with a free kernel (see docs/judge/free-kernels.md). Without a GPU, the kernel is only compiled."
         ),
     ] = None,
 ) -> None:
-    """Prove the kernel for one problem, then time it and all baselines in random interleaved order (needs a GPU)."""
+    """Prove a problem's kernel, then time the kernel and all baselines in random, interleaved order (needs a GPU)."""
     problem = Problem.from_mnk(mnk, layout, dtype, acc)
     common.folder("--base-dir", base_dir)
     device = device if gpu_device_id is None else f"cuda:{gpu_device_id}"

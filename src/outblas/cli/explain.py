@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 def explain(
     model: Annotated[Path, typer.Option(help="config.json of a model, or the model's directory.")],
     tp: Annotated[int, typer.Option(help="Tensor-parallel size: number of GPUs that share each layer.")] = 1,
-    engine: Annotated[str, typer.Option(help="Inference engine: only vllm.")] = "vllm",
-    rows: Annotated[str, typer.Option(help="Comma-separated values of M (rows, or tokens per step).")] = "1,8,64,256",
-    dtype: Annotated[str | None, typer.Option(help="Data type: fp16 or bf16 (default: from config.json).")] = None,
+    engine: Annotated[str, typer.Option(help="Inference engine; only vllm is supported.")] = "vllm",
+    rows: Annotated[str, typer.Option(help="Comma-separated values of M (tokens per step).")] = "1,8,64,256",
+    dtype: Annotated[str | None, typer.Option(help="Data type: fp16 or bf16 (default: as in config.json).")] = None,
     device: Annotated[
-        str | None, typer.Option(help="cuda:N, or recording replay:NAME (default: as for `outblas tune`).")
+        str | None, typer.Option(help="GPU cuda:N or recording replay:NAME (default: as for `outblas tune`).")
     ] = None,
 ) -> None:
     """Show which kernel computes each matmul of a model in an inference engine, and predict the speedup of a step.
 
-    For library kernels, the speedup is measured, over the fastest baseline. For other kernels, it is predicted, over
-    torch. For a fused gate, it is over a matmul plus a separate pass; the step speedup does not include it.
+    A library kernel's speedup is measured over the fastest baseline; other kernels' speedups over torch are predicted.
+    A fused gate's speedup is measured over a matmul plus a separate gate pass; the step speedup excludes fused gates.
     """
     from outblas.core.gpu_records import packaged_gpu
     from outblas.dispatch.unlisted_shapes import any_shape_chooser

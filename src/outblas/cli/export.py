@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 
 def export(
-    mnk: Annotated[str | None, typer.Option(help="Tuned problem M_N_K to export.")] = None,
+    mnk: Annotated[str | None, typer.Option(help="Tuned problem M_N_K whose kernel to export.")] = None,
     suite: Annotated[
-        str | None, typer.Option(help="Export all tuned problems of a suite (see `outblas list`) as one hf folder.")
+        str | None, typer.Option(help="Suite (see `outblas list`) whose tuned problems to export as one hf folder.")
     ] = None,
     captured: Annotated[
-        Path | None, typer.Option(help="Export all tuned problems of a capture file as one hf folder.")
+        Path | None, typer.Option(help="File from `outblas capture` whose tuned problems to export as one hf folder.")
     ] = None,
     layout: LayoutOption = "tn",
     dtype: DtypeOption = "fp16",
@@ -39,14 +39,14 @@ def export(
         Path | None, typer.Option(help="Library file, or packaged library h200 or h100 (default: GPU 0's, else h200).")
     ] = None,
     predicted: Annotated[
-        bool, typer.Option(help="For problems not in the library, export the kernel that outblas.matmul would choose.")
+        bool, typer.Option(help="For each problem not in the library, export the kernel outblas.matmul would choose.")
     ] = False,
     formats: Annotated[
         list[str] | None,
         typer.Option(
             "--format",
-            help="cu, ptx, cubin, cpp (launcher and test), all (these four) or hf (Hugging Face folder). Repeatable "
-            "or comma-separated. Default: hf with --suite or --captured, else all.",
+            help="Format: cu, ptx, cubin, cpp (launcher and test), all (cu, ptx, cubin and cpp) or hf (Hugging Face "
+            "folder). Repeatable or comma-separated. Default: hf with --suite or --captured, otherwise all.",
         ),
     ] = None,
     out_dir: Annotated[Path, typer.Option("--out", help="Output directory.")] = Path("export"),

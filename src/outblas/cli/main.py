@@ -31,7 +31,7 @@ def main(
         bool, typer.Option("--version", "-V", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print results and errors, but no progress.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log details such as every compilation.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log details, such as each compilation.")] = False,
 ) -> None:
     """Find, prove, time and run half-precision GEMM kernels on NVIDIA GPUs."""
     err.quiet = quiet

@@ -21,29 +21,29 @@ EXIT_DO_NOT_KEEP = 1
 
 def try_program(
     program: Annotated[
-        list[str], typer.Argument(help="Command to run, after --: python serve.py ..., or a Python console script.")
+        list[str], typer.Argument(help="Command to run, after --: python serve.py ... or a Python console script.")
     ],
     pairs: Annotated[
-        int, typer.Option(help="Number of timed pairs of runs, at least 3. A warm-up pair runs first.")
+        int, typer.Option(help="Number of timed pairs of runs, at least 3. An untimed warm-up pair runs first.")
     ] = 5,
     metric: Annotated[
         str | None,
         typer.Option(
             help=r"Regular expression for a number in the program's output, e.g. '(\S+) tokens/s'. "
-            "The last match counts. Without --metric, wall time is compared."
+            "The last match in each run is compared. Without --metric, wall times are compared."
         ),
     ] = None,
     less_is_better: Annotated[
         bool,
-        typer.Option("--less-is-better", help="Treat smaller values of --metric as better (default: larger ones)."),
+        typer.Option("--less-is-better", help="Treat smaller values of --metric as better (default: larger values)."),
     ] = False,
-    tune: Annotated[float, typer.Option(help="Tuning time before the comparison, in seconds; 0 disables it.")] = 60.0,
+    tune: Annotated[float, typer.Option(help="Tuning time before the comparison in seconds; 0 skips tuning.")] = 60.0,
     timeout: Annotated[float | None, typer.Option(help="Time limit per run in seconds (default: none).")] = None,
 ) -> None:
     """Run a Python program alternately without and with OutBLAS, and advise whether to keep OutBLAS (needs a GPU).
 
-    The program's matmuls are captured and tuned first. The program itself is not changed: in runs with OutBLAS,
-    `outblas.enable()` is called when it imports torch. The exit status is 0 for "keep" and 1 for "do not keep".
+    First, the program's matmuls are captured and tuned. The program itself is not changed: in runs with OutBLAS,
+    `outblas.enable()` is called when the program imports torch. Exit status: 0 for "keep", 1 for "do not keep".
     """
     from outblas.adapt.program_run import Program, run_trial
     from outblas.core.stats import MIN_ROUNDS

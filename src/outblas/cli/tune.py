@@ -36,54 +36,54 @@ USUAL_BUDGET = 16
 AgentOption = Annotated[
     str | None,
     typer.Option(
-        help="Search agent from `outblas list agents`. Default: transfer with --model, regressor on a recording, else "
-        "heuristic."
+        help="Search agent (see `outblas list agents`). Default: transfer with --model, regressor on a recording, "
+        "otherwise heuristic."
     ),
 ]
 BudgetOption = Annotated[
     str | None,
     typer.Option(
-        help="Maximum number of candidates per problem (default: 16, or 12 with --model), a total time such as 60s, or "
-        "both, such as 32,60s. With --captured, the number is an average: problems with a larger share of the "
-        "program's time get more candidates."
+        help="Maximum number of candidates per problem, total time, or both, e.g. 32, 60s or 32,60s (default: 16 "
+        "candidates, or 12 with --model). With --captured, the number of candidates is an average: problems with "
+        "a larger share of the program's time get more."
     ),
 ]
 CapturedOption = Annotated[
     Path | None,
-    typer.Option(help="File from `outblas capture`: tune its problems, weighted by their share of the program's time."),
+    typer.Option(help="File from `outblas capture` with problems to tune, weighted by their share of program time."),
 ]
 LinearOption = Annotated[
-    list[str] | None, typer.Option(help="Tune weight N_K for each M in the --m range. Repeatable.")
+    list[str] | None, typer.Option(help="Weight N_K to tune for every M in the --m range. Repeatable.")
 ]
-RangeOption = Annotated[str | None, typer.Option("--m", help="Range FIRST:LAST of M for --linear (default: 1:8192).")]
+RangeOption = Annotated[str | None, typer.Option("--m", help="Range of M for --linear: FIRST:LAST (default: 1:8192).")]
 ModelOption = Annotated[
     Path | None,
     typer.Option(
-        help="config.json of a model, or the model's directory: tune those of its matmuls that the library lacks."
+        help="config.json of a model, or the model's directory. Only matmuls that the library lacks are tuned."
     ),
 ]
 TpOption = Annotated[int, typer.Option(help="Tensor-parallel size for --model: number of GPUs that share each layer.")]
-EngineOption = Annotated[str, typer.Option(help="Inference engine for --model: only vllm.")]
+EngineOption = Annotated[str, typer.Option(help="Inference engine for --model; only vllm is supported.")]
 IntervalsOption = Annotated[
     bool | None,
     typer.Option(
         "--intervals/--points",
-        help="Tune each weight for its whole range of M, or only for the listed values of M. Default: --points, but "
-        "--intervals for --captured weights with 3 or more values of M.",
+        help="Tune each weight for its whole range of M (--intervals) or only for the listed values of M (--points). "
+        "Default: --intervals for --captured weights with 3 or more values of M, --points for others.",
     ),
 ]
 InstallOption = Annotated[
     bool | None,
     typer.Option(
         "--install/--no-install",
-        help="Merge the winners into your user library, which outblas.matmul searches first. "
-        "Default: only with --captured or --model.",
+        help="Merge the fastest kernels into your user library, which outblas.matmul searches first. "
+        "Default: on with --captured or --model, otherwise off.",
     ),
 ]
 DeviceOption = Annotated[
     str | None,
     typer.Option(
-        help=f"cuda:N, or recording replay:NAME (default: cuda:0, or replay:{common.DEFAULT_RECORDING} without a GPU)."
+        help=f"GPU cuda:N or recording replay:NAME (default: cuda:0; without a GPU, replay:{common.DEFAULT_RECORDING})."
     ),
 ]
 
@@ -91,7 +91,7 @@ DeviceOption = Annotated[
 def tune(
     context: typer.Context,
     suite: common.SuiteOption = "grid1000",
-    mnk: Annotated[list[str] | None, typer.Option(help="Tune problem M_N_K instead of a suite. Repeatable.")] = None,
+    mnk: Annotated[list[str] | None, typer.Option(help="Problem M_N_K to tune instead of a suite. Repeatable.")] = None,
     linear: LinearOption = None,
     m: RangeOption = None,
     layout: common.LayoutOption = "tn",
@@ -107,18 +107,18 @@ def tune(
     install: InstallOption = None,
     device: DeviceOption = None,
     run: Annotated[
-        Path | None, typer.Option(help="Run directory; an existing run is resumed (default: named after the settings).")
+        Path | None, typer.Option(help="Run directory (default: named after the settings). An existing run is resumed.")
     ] = None,
     sample: common.SampleOption = None,
     seed: Annotated[int, typer.Option(help="Random seed for the agent and for --sample.")] = 0,
     workers: common.WorkersOption = None,
     gpus: common.GpusOption = None,
     worker_count: Annotated[
-        int | None, typer.Option(help="Number of workers (default: 2 on a recording, one per GPU on a Ray cluster).")
+        int | None, typer.Option(help="Number of workers (default: 2 for a recording, one per GPU of a Ray cluster).")
     ] = None,
     ray_address: common.RayAddressOption = None,
 ) -> None:
-    """Find the fastest proven kernel for every problem, and write a library, a result file and a report."""
+    """Find the fastest proven kernel for each problem, then write a library, a result file and a report."""
     check_sources(context)
     kind = (layout, dtype, acc)
     suite, problems = named_problems(context, kind)
