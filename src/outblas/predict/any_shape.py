@@ -152,7 +152,7 @@ class BoundedNets:
         """
         path = data_of_architecture(gpu_name, cls.folder)
         if path is None:
-            raise UsageError(f"no {cls.words} for {gpu_name}", "a packaged GPU", "fit it with: outblas fit any-shape")
+            raise UsageError(f"no {cls.words} for {gpu_name}", "a packaged GPU model", "run outblas fit any-shape")
         return cls.parse(path.read_bytes(), str(path))
 
     @classmethod
