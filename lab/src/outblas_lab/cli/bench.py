@@ -34,13 +34,13 @@ def bench(
     rounds: Annotated[int, typer.Option(help="Number of interleaved rounds per problem, at least 7.")] = 9,
     gpus: Annotated[str, typer.Option(help="Comma-separated CUDA indices of the GPUs to use.")] = "0",
     out_file: Annotated[
-        Path | None, typer.Option("--out", help="Result file to write (default: results/SUITE_LAYOUT_....parquet).")
+        Path | None, typer.Option("--out", help="Result file to write (default: in results, named after the settings).")
     ] = None,
     resume: Annotated[
         bool,
         typer.Option(
-            help="Resume an interrupted run with the same settings and never replace results of other problems; "
-            "or start over and replace the file."
+            help="Resume an interrupted run with the same settings; refuse to replace results of other problems. "
+            "--no-resume starts over and replaces the file."
         ),
     ] = True,
 ) -> None:

@@ -19,27 +19,27 @@ WorkOption = Annotated[
     Path | None, typer.Option(help="Build directory, required unless --check is given. Rerun the command to resume.")
 ]
 CheckOption = Annotated[
-    Path | None, typer.Option(help="Only verify this file from `outblas contribute`; needs no GPU and no --work.")
+    Path | None, typer.Option(help="Only verify a file from `outblas contribute`. This needs no GPU and no --work.")
 ]
 GpusOption = Annotated[
     str,
     typer.Option(
-        help="Comma-separated CUDA indices of the GPUs to use. All of them run trials and benches; only the first "
-        "runs searches."
+        help="Comma-separated CUDA indices of the GPUs to use. All GPUs run trials and benches; only the first "
+        "GPU runs searches."
     ),
 ]
 TablesOption = Annotated[
     str | None, typer.Option(help="Comma-separated tables SUITE:LAYOUT:DTYPE:ACC (default: all published tables).")
 ]
 StepsOption = Annotated[
-    str | None, typer.Option(help="Comma-separated steps to run (default: all steps in the first list below).")
+    str | None, typer.Option(help="Comma-separated steps to run (default: the first list in --help, record to bench).")
 ]
 ModesOption = Annotated[
     str | None,
     typer.Option(
         help="Comma-separated modes of step bench (default: "
         + ", ".join(MODES)
-        + "). Tables not in --extra use only offline. Step trial_workloads uses only offline_cold and server."
+        + "). Tables not in --extra get only mode offline. Step trial_workloads uses only offline_cold and server."
     ),
 ]
 ExtraOption = Annotated[
@@ -49,8 +49,8 @@ ExtraOption = Annotated[
 StartsOption = Annotated[
     str | None,
     typer.Option(
-        help="Comma-separated machine starts to run now in steps trial, judge and judge_cold: 1 to 9, or block "
-        "(default: 1,2,3,block). Starts 4 to 9 apply only to trial; judge_cold has only starts 1 to 3."
+        help="Comma-separated machine starts to run now (default: 1,2,3,block). Step trial has starts 1 to 9 and "
+        "block; step judge has starts 1 to 3 and block; step judge_cold has starts 1 to 3."
     ),
 ]
 RecordedOption = Annotated[str | None, typer.Option(help="Comma-separated tables to record (default: the first).")]
@@ -61,16 +61,16 @@ BeginOption = Annotated[
     list[Path] | None,
     typer.Option(
         metavar="FILE",
-        help="Initial library of a new build directory. Repeatable; for each problem, the first library that "
-        "contains it is used.",
+        help="Initial library of a new build directory. Repeatable; each problem is taken from the first "
+        "library that contains it.",
     ),
 ]
 AdoptOption = Annotated[
     Path | None,
     typer.Option(
         metavar="DIR",
-        help="Build directory of another GPU. Missing tables start with its finalists instead of a search. Steps trial "
-        "and choose then select among these finalists.",
+        help="Build directory of another GPU. Each missing table starts with the other GPU's finalists instead of a "
+        "search. Steps trial and choose then select among these finalists.",
     ),
 ]
 JobOption = Annotated[str | None, typer.Option(hidden=True, help="Run one job in this process.")]
@@ -87,7 +87,7 @@ refine   tries neighbors of the best candidates and keeps the faster kernel
 trial    times the fastest kernels of every row, in one machine start -> WORK/STEM_trial_START.jsonl
 choose   chooses the kernels of each row from the pooled rounds of all trials
 trial_workloads times the plain kernels with cold caches (mode offline_cold) and as single requests (mode server)
-choose_workloads adds a second winner to a row if it beats the plain kernel there by significantly more than 2%
+choose_workloads adds a second winner to a row if one beats the plain kernel by significantly more than 2%
 judge    times the library against all baselines, in one start       -> WORK/STEM_judge_START.parquet
 merge    publishes the median of three judge starts for each row     -> WORK/STEM_offline.parquet
 bench    times the library in the other modes, in one start          -> WORK/STEM_MODE.parquet
@@ -112,7 +112,7 @@ start (--starts).
 A recorded table starts with the best kernels of its recording. Any other table starts with the winners for the same
 M, N, K in earlier tables and with the choices of the ranking model. Kernels of the packaged library are also tried.
 
-The library's provenance records how many seconds each step took. With --from-nothing, so does WORK/retune.json.
+The library's provenance records how many seconds each step took. With --from-nothing, WORK/retune.json does so, too.
 To publish, copy WORK/recording/*.parquet and library.json into src/outblas/data, copy the benches and retune.json
 into results/h200, and run `outblas results --write`.
 """
@@ -133,7 +133,7 @@ def build_library(
     check: CheckOption = None,
     job: JobOption = None,
 ) -> None:
-    """Build one library: record, tune, choose and judge all published tables (needs a GPU for hours; resumable)."""
+    """Build a library: record, tune, choose and judge kernels of all tables (needs a GPU for hours; resumable)."""
     if check is not None:
         from outblas.cli.contribute import check_contribution
 

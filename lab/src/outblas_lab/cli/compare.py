@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 BudgetsOption = Annotated[
     str,
     typer.Option(
-        help="Comma-separated numbers of measurements after which to compare the choices. After 0 and after 1, the "
-        "choice is the first proposal, unless that fails."
+        help="Comma-separated numbers of measurements after which to compare the agents' choices. After 0 and after "
+        "1 measurement, the choice is an agent's first proposal, unless this kernel fails."
     ),
 ]
 SplitsOption = Annotated[
     str,
     typer.Option(
-        help="Comma-separated splits, named after what is held out: shapes (M, N, K), families (N, K), layout (all but "
-        "TN), or an extent such as k=64."
+        help="Comma-separated splits, named after what they hold out: shapes (M, N, K), families (N, K), layout "
+        "(all but TN) or an extent such as k=64."
     ),
 ]
 
@@ -50,7 +50,7 @@ def compare(
     ] = f"replay:{common.DEFAULT_RECORDING}",
     across: Annotated[
         str | None,
-        typer.Option(help="Recording of another GPU: compare agents trained on it, on --device, or on both."),
+        typer.Option(help="Recording of another GPU, to compare agents trained on it, on --device or on both."),
     ] = None,
     learn_from: Annotated[
         str | None,
@@ -61,7 +61,7 @@ def compare(
     resume: Annotated[
         bool,
         typer.Option(
-            help="Resume from the journal next to the output file, or start over and overwrite existing results."
+            help="Resume from the journal next to the --out file; --no-resume starts over and overwrites results."
         ),
     ] = True,
 ) -> None:

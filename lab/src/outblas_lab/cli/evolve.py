@@ -44,11 +44,11 @@ BudgetOption = Annotated[
 ]
 PriceOption = Annotated[
     list[str] | None,
-    typer.Option(help="Price in USD per million prompt and completion tokens: IN,OUT or MODEL=IN,OUT. Repeatable."),
+    typer.Option(help="USD per million prompt (IN) and completion (OUT) tokens: IN,OUT or MODEL=IN,OUT. Repeatable."),
 ]
 DeviceOption = Annotated[
     str | None,
-    typer.Option(help="cuda:N, compile (compile without running) or a file of recorded kernels (default: cuda:0)."),
+    typer.Option(help="Evaluator: cuda:N, compile (only compiles) or a file of recorded kernels (default: cuda:0)."),
 ]
 ImprovementsOption = Annotated[
     int | None,
@@ -58,11 +58,11 @@ CountersOption = Annotated[
     Path | None,
     typer.Option(
         help="Hardware counters for prompts: a file from benchmarks/profile_regimes.py, a directory of such files, "
-        "or the run directory of a tune run profiled with `outblas profile`."
+        "or the directory of a tuning run profiled with `outblas profile`."
     ),
 ]
 NearestOption = Annotated[
-    int, typer.Option(help="Maximum number of kernels for similar problems, and of journal lessons, per prompt.")
+    int, typer.Option(help="Maximum number per prompt of kernels for similar problems and of journal lessons.")
 ]
 
 
@@ -70,7 +70,7 @@ def evolve(
     mnk: Annotated[list[str], typer.Option(help="Comma-separated problem sizes M_N_K. Repeatable.")],
     model: Annotated[
         str,
-        typer.Option(help="Model name on the server, or a comma-separated list. NAME=WEIGHT sets a model's weight."),
+        typer.Option(help="Comma-separated names of models on the server. NAME=WEIGHT sets a model's weight."),
     ],
     base_url: BaseUrlOption = None,
     layout: common.LayoutOption = "tn",
@@ -87,7 +87,7 @@ def evolve(
         "code,config"
     ),
     islands: Annotated[int, typer.Option(help="Number of separate populations per problem.")] = 3,
-    turns: Annotated[int, typer.Option(help="Maximum number of turns per conversation; the first prompt counts.")] = 4,
+    turns: Annotated[int, typer.Option(help="Maximum number of turns per conversation, including the first.")] = 4,
     repairs: Annotated[int | None, typer.Option(help="Maximum number of repairs in a row (default: --turns).")] = None,
     improvements: ImprovementsOption = None,
     parallel: Annotated[int, typer.Option(help="Number of concurrent conversations.")] = 4,
@@ -104,7 +104,7 @@ def evolve(
         Path | None, typer.Option(help="Run directory; an existing run is resumed (default: named after the settings).")
     ] = None,
 ) -> None:
-    """Evolve kernels with language models: prove and time answers, feed back the results, and keep the best kernels."""
+    """Evolve kernels that language models write: prove and time each one, feed the results back and keep the best."""
     from outblas_lab.llm.archive import ArchiveShape
     from outblas_lab.llm.evaluators import choose_workers
     from outblas_lab.llm.evolve import EvolveSettings

@@ -107,27 +107,27 @@ _FILES = ("cells.parquet", "trials.parquet", "held_out.json", "proved.json", "be
 _CELLS, _TRIALS, _HELD_OUT, _PROVED, _BENCH = (RESULTS / f"{common.DEFAULT_RECORDING}_{name}" for name in _FILES)
 _WORK, _BUILD = Path("build/any_shapes"), Path("build") / common.DEFAULT_RECORDING
 _SUMMARY = RESULTS / f"{common.DEFAULT_RECORDING}.json"
-_STEP_HELP = "Step to run: record, extend, answers, prove or bench (need a GPU), or collect, fit or evaluate."
+_STEP_HELP = "Step to run: record, extend, answers, prove, bench (these five need a GPU), collect, fit or evaluate."
 _COUNT_HELP = "Number of problems (default: 1200 for record, 800 for extend, 5000 for answers, 300 for bench)."
 _MEASUREMENTS_HELP = "Number of kernels that step record measures per problem (default: 6)."
-_MORE_HELP = "Additional table of measurements, from any GPU. Repeatable (default: all next to --cells)."
+_MORE_HELP = "Additional table of measurements, from any GPU. Repeatable (default: all such tables next to --cells)."
 _ANSWERS_HELP = "Table of timed cuBLASLt results. Repeatable (default: all *_answers*.parquet next to --cells)."
 StepArgument = Annotated[str, typer.Argument(help=_STEP_HELP, metavar="STEP")]
 CountOption = Annotated[int | None, typer.Option(help=_COUNT_HELP, show_default=False)]
 MeasurementsOption = Annotated[int | None, typer.Option(help=_MEASUREMENTS_HELP)]
-SeedOption = Annotated[int, typer.Option(help="Random seed for the problems.")]
+SeedOption = Annotated[int, typer.Option(help="Random seed for drawing problems.")]
 LayoutsOption = Annotated[
     str, typer.Option("--layouts", help="Comma-separated layouts for extend and answers.", metavar="LAYOUT[,LAYOUT]")
 ]
-WorkOption = Annotated[Path, typer.Option(help="Directory for intermediate stores; steps resume from them.")]
-CellsOption = Annotated[Path, typer.Option(help="Table of recorded measurements.")]
+WorkOption = Annotated[Path, typer.Option(help="Directory for intermediate stores, from which steps resume.")]
+CellsOption = Annotated[Path, typer.Option(help="Measurements (Parquet) of step record.")]
 MoreOption = Annotated[list[Path] | None, typer.Option(help=_MORE_HELP)]
 AnswersOption = Annotated[list[Path] | None, typer.Option(help=_ANSWERS_HELP)]
-TrialsOption = Annotated[Path, typer.Option(help="Table of the library's trials.")]
-BuildOption = Annotated[Path, typer.Option(help="Build directory whose trials to collect.")]
-HeldOutOption = Annotated[Path, typer.Option(help="Scores (JSON) on held-out problems.")]
+TrialsOption = Annotated[Path, typer.Option(help="Trials (Parquet) that step collect copies.")]
+BuildOption = Annotated[Path, typer.Option(help="Build directory from which step collect copies trials.")]
+HeldOutOption = Annotated[Path, typer.Option(help="Scores (JSON) of step evaluate on held-out problems.")]
 EveryOption = Annotated[int, typer.Option(help="Evaluate only every n-th problem, for a quick check.")]
-ProvedOption = Annotated[Path, typer.Option(help="Proof results (JSON) of the offered kernels.")]
+ProvedOption = Annotated[Path, typer.Option(help="Proof results (JSON) of step prove.")]
 BenchOption = Annotated[Path, typer.Option("--out", help="Result file (Parquet) of step bench.")]
 SummaryOption = Annotated[Path, typer.Option(help="Summary (JSON) of step bench.")]
 

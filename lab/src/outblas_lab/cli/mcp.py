@@ -25,7 +25,7 @@ def mcp(
         Path | None, typer.Option(help="Directory for the archive. Without --run, the archive tool saves nothing.")
     ] = None,
 ) -> None:
-    """Serve tools that compile, prove, time and archive kernels to a coding agent, over MCP on stdin and stdout."""
+    """Offer a coding agent tools to compile, prove, time and archive kernels, over MCP on stdin and stdout."""
     from outblas_lab.llm.evaluators import parse_evaluator
     from outblas_lab.mcp.session_budget import SessionLimits
     from outblas_lab.mcp.stdio_server import require_sdk, serve

@@ -18,7 +18,7 @@ def profile(
     config: Annotated[str | None, typer.Option(help="Name of a candidate to profile instead of the fastest.")] = None,
     device: common.GpuOption = "cuda:0",
     ncu: Annotated[str | None, typer.Option(help="Path to Nsight Compute's ncu (default: search for it).")] = None,
-    timeout: Annotated[float, typer.Option(help="Time limit per ncu run in seconds.")] = 600.0,
+    timeout: Annotated[float, typer.Option(help="Time limit in seconds per ncu run.")] = 600.0,
 ) -> None:
     """Collect hardware counters for a run's best candidates with Nsight Compute (needs a GPU and counter access)."""
     common.at_least("--top", top, 1)

@@ -16,10 +16,10 @@ DEFAULT_NEAR = 0.03
 
 CatalogueOption = Annotated[
     str | None,
-    typer.Option(help="Catalogue of candidates (default: that of the most similar GPU, or a pool with --candidates)."),
+    typer.Option(help="Catalogue of candidates (default: the most similar GPU's; with --candidates, generated)."),
 ]
 RandomOption = Annotated[
-    int, typer.Option(help="Number of candidates drawn at random from all legal ones; the cost model picks the rest.")
+    int, typer.Option(help="Number of candidates to draw randomly from all legal ones; the cost model picks the rest.")
 ]
 
 
@@ -33,20 +33,20 @@ def record(
         int | None, typer.Option(help="Number of problems to sample, stratified by regime (default: all).")
     ] = None,
     candidates: Annotated[
-        int | None, typer.Option(help="Number of candidates to choose per problem (default: the whole catalogue).")
+        int | None, typer.Option(help="Number of candidates to measure per problem (default: the whole catalogue).")
     ] = None,
     random: RandomOption = 0,
     seed: Annotated[int, typer.Option(help="Random seed for --sample and --random.")] = 0,
     rounds_near_best: Annotated[
-        int | None, typer.Option(help="Timing rounds for candidates near the best (default: as many as for others).")
+        int | None, typer.Option(help="Timing rounds for candidates near the best (default: as for other candidates).")
     ] = None,
     near: Annotated[
-        float | None, typer.Option(help="Relative distance from the best time that counts as near (default: 0.03).")
+        float | None, typer.Option(help="Maximum relative slowdown for a candidate to count as near (default: 0.03).")
     ] = None,
     out_dir: Annotated[Path, typer.Option("--out", help="Recording directory to write.")] = Path("./recordings"),
     device: GpuOption = "cuda:0",
 ) -> None:
-    """Prove and time candidates on every problem of a suite or of a sample of it (needs a GPU; resumable)."""
+    """Prove and time candidates on all problems of a suite, or on a sample of them (needs a GPU; resumable)."""
     from outblas_lab.pool.record_suite import CandidateDraw, RecordSettings, run_record
 
     if near is not None and rounds_near_best is None:

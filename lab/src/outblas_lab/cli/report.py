@@ -16,15 +16,15 @@ def report(
     run: Annotated[
         Path,
         typer.Argument(
-            help="Run directory of `outblas tune` or `evolve`, or result file of `outblas bench` or `compare`."
+            help="Run directory (from `outblas tune` or `evolve`) or result file (from `outblas bench` or `compare`)."
         ),
     ],
     out_file: Annotated[
         Path | None,
-        typer.Option("--out", help="HTML file to write (default: RUN/report.html; for a result file, FILE.html)."),
+        typer.Option("--out", help="HTML file to write (default: RUN/report.html, or RESULT.html for RESULT.parquet)."),
     ] = None,
 ) -> None:
-    """Write an HTML report of speedups, heat maps, roofline and losses, or of a comparison of agents."""
+    """Write an HTML report with speedups, heat maps, a roofline and losses, or with a comparison of agents."""
     from outblas_lab.publish.html.tune_page import check_page, write_report
 
     if not run.exists():

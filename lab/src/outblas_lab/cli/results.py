@@ -51,7 +51,7 @@ def results(
         "results", common.DEFAULT_RECORDING
     ),
 ) -> None:
-    """Summarize the committed result files, the source of every published number, in a table."""
+    """Print a table that summarizes the committed result files, the source of every published number."""
     from outblas_lab.publish.summary import summary_rows
     from outblas_lab.publish.tables.publish_results import check_published, publish
 

@@ -45,7 +45,7 @@ def train(
         bool,
         typer.Option(
             "--quick",
-            help="Run a short trial (gives a weak policy): 200 problems per recording, 1 regressor epoch, 1024 steps.",
+            help="Train a weak policy quickly: 200 problems per recording, 1 regressor epoch and 1024 steps.",
         ),
     ] = False,
 ) -> None:

@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 
 LanguageOption = Annotated[
     str | None,
-    typer.Option(help="Language of the answers: cuda (kernels or configs) or knobs (a toy for random:tiny)."),
+    typer.Option(help="Language of the answers: cuda (kernels or configs) or knobs (a toy language for random:tiny)."),
 ]
 AnswererOption = Annotated[
-    str, typer.Option(help="Evaluator: compile (no GPU), cuda:N, or a file of recorded kernels.")
+    str, typer.Option(help="Evaluator: cuda:N, compile (only compiles; no GPU) or a file of recorded kernels.")
 ]
 GpusOption = Annotated[
-    str | None, typer.Option(help="GPUs for timing, e.g. 1,2; training runs on another GPU. Replaces --device.")
+    str | None, typer.Option(help="GPUs for timing, e.g. 1,2, instead of --device. Training runs on another GPU.")
 ]
 ArchiveOption = Annotated[
     Path | None,
     typer.Option(
-        help="Store or JSON Lines file of passing kernels, to train on (supervised) or show in prompts (GRPO)."
+        help="Store or JSON Lines file of passing kernels, to train on (supervised) or to show in prompts (GRPO)."
     ),
 ]
 ContrastOption = Annotated[
@@ -42,7 +42,7 @@ MemoryOption = Annotated[
 
 
 def train_llm(
-    model: Annotated[str, typer.Option(help="Name or directory of a causal language model, or random:tiny.")],
+    model: Annotated[str, typer.Option(help="Name or directory of a causal language model, or random:tiny (a toy).")],
     problems: Annotated[str, typer.Option(help="Comma-separated problem sizes M_N_K.")] = "512_512_512",
     layout: LayoutOption = "tn",
     dtype: DtypeOption = "fp16",
@@ -51,7 +51,7 @@ def train_llm(
     steps: Annotated[int, typer.Option(help="Total number of optimizer steps.")] = 100,
     group: Annotated[int, typer.Option(help="Number of answers per prompt.")] = 8,
     prompts: Annotated[int, typer.Option(help="Number of prompts per step, across all processes.")] = 1,
-    micro_batch: Annotated[int | None, typer.Option(help="Answers per pass of a process (default: all).")] = None,
+    micro_batch: Annotated[int | None, typer.Option(help="Answers per pass in each process (default: all).")] = None,
     language: LanguageOption = None,
     device: AnswererOption = "compile",
     gpus: GpusOption = None,
@@ -69,7 +69,7 @@ def train_llm(
     clip: Annotated[float, typer.Option(help="Upper bound for the advantage's magnitude.")] = 2.0,
     seed: Annotated[int, typer.Option(help="Random seed for sampling and training.")] = 0,
     save_every: Annotated[int, typer.Option(help="Number of steps between checkpoints.")] = 50,
-    batch_seconds: Annotated[float, typer.Option(help="Time limit for each step's evaluations in seconds.")] = 600.0,
+    batch_seconds: Annotated[float, typer.Option(help="Time limit in seconds for each step's evaluations.")] = 600.0,
     memory_fraction: MemoryOption = 0.7,
     cpu: Annotated[bool, typer.Option(help="Train on the CPU even if a GPU is available.")] = False,
     tensorboard: Annotated[bool, typer.Option(help="Write TensorBoard logs to the stage directory.")] = False,
@@ -77,7 +77,7 @@ def train_llm(
     run: Annotated[Path, typer.Option(help="Directory for stages, checkpoints and logs.")] = Path("runs/train-llm"),
     resume: Annotated[bool, typer.Option("--resume", help="Resume the stage from its last checkpoint.")] = False,
 ) -> None:
-    """Train a language model to write kernels, supervised or by GRPO with compiler, proof and timing rewards."""
+    """Train a language model to write kernels: supervised, or by GRPO with rewards for compiling, proofs and speed."""
     from outblas.core.problem import Problem
     from outblas_lab.llm.train.languages import language_of
     from outblas_lab.llm.train.settings import TrainSettings

@@ -16,13 +16,13 @@ def recipe(
     layout: LayoutOption = "tn",
     shapes: Annotated[int, typer.Option(help="Number of training problems, stratified by regime.")] = 100,
     episodes: Annotated[
-        int, typer.Option(help="Average number of episodes per problem; 1000 episodes take hours.")
+        int, typer.Option(help="Average number of episodes per problem; 1000 per problem take hours.")
     ] = 30,
     budget: Annotated[
         int, typer.Option(help="Number of measurements per episode and per search on a held-out problem.")
     ] = 8,
     judged: Annotated[
-        int, typer.Option(help="Number of held-out problems (other M, N, K) on which to judge the choices.")
+        int, typer.Option(help="Number of held-out problems (other M, N, K) on which to judge the policies.")
     ] = 100,
     seeds: Annotated[int, typer.Option(help="Number of training runs per reward.")] = 2,
     faulty: Annotated[

@@ -75,9 +75,9 @@ def score(
     ] = None,
     run: Annotated[Path, typer.Option(help="Directory for scores; existing scores are reused.")] = Path("runs/score"),
     jobs: Annotated[int, typer.Option(help="Number of parallel search processes.")] = 1,
-    resume: Annotated[bool, typer.Option(help="Reuse existing scores, or search again.")] = True,
+    resume: Annotated[bool, typer.Option(help="Reuse existing scores; --no-resume searches again.")] = True,
 ) -> None:
-    """Score an agent file against baselines: regret after 0, 1, 2, 4 and 8 measurements on held-out problems.
+    """Score an agent file against baselines, by regret after 0, 1, 2, 4 and 8 measurements on held-out problems.
 
     The file defines one subclass of ``outblas.tune.agents.base.Agent``. You need no checkout of the repository.
     The file runs without a sandbox, so score only files that you trust.

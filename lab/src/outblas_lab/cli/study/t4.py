@@ -29,9 +29,9 @@ def export_t4(
     layout: LayoutOption = "tn",
     dtype: DtypeOption = "fp16",
     acc: AccOption = "fp32",
-    cache: Annotated[bool, typer.Option("--cache", help="Write a cache for Kernel Tuner's simulation mode.")] = False,
+    cache: Annotated[bool, typer.Option("--cache", help="Write a simulation-mode cache, not a results file.")] = False,
 ) -> None:
-    """Export the recorded measurements of a problem as a Kernel Tuner T4 results file or cache, in milliseconds."""
+    """Export a problem's recorded measurements, in milliseconds, as a Kernel Tuner T4 results file or cache."""
     chosen = common.check_launch(launch)
 
     from outblas.core.files import write_atomic
@@ -52,10 +52,10 @@ def import_t4(
     layout: LayoutOption = "tn",
     dtype: DtypeOption = "fp16",
     acc: AccOption = "fp32",
-    to: Annotated[Path | None, typer.Option(help="JSON Lines file to which to write the evaluations.")] = None,
-    device: Annotated[str | None, typer.Option(help="Recording for comparison, as replay:NAME.")] = None,
+    to: Annotated[Path | None, typer.Option(help="JSON Lines file for the converted evaluations.")] = None,
+    device: Annotated[str | None, typer.Option(help="Recording to compare with, as replay:NAME.")] = None,
 ) -> None:
-    """Read Kernel Tuner measurements; report their number and best config; optionally compare or convert them."""
+    """Read Kernel Tuner measurements, report their number and best config, and optionally compare or convert them."""
     from outblas.core.files import write_atomic
     from outblas.records.evaluation_json import evaluation_to_json
     from outblas_lab.kernel_tuner.t4_files import read_task, task_of
