@@ -70,7 +70,7 @@ def evolve(
     mnk: Annotated[list[str], typer.Option(help="Comma-separated problem sizes M_N_K. Repeatable.")],
     model: Annotated[
         str,
-        typer.Option(help="Comma-separated names of models on the server. NAME=WEIGHT sets a model's weight."),
+        typer.Option(help="Comma-separated names of models on the server. NAME=WEIGHT sets a model's share."),
     ],
     base_url: BaseUrlOption = None,
     layout: common.LayoutOption = "tn",

@@ -174,7 +174,7 @@ class KernelFolder(AbstractContextManager["KernelFolder"]):
         """Return the archive's entry of a proven kernel. Raises UsageError if it is not proven."""
         if self._read_only:
             wrong = f"{self.files.path} is a run of `outblas evolve`"
-            raise UsageError(wrong, "a run directory of this server", "only read it, or ask the user for another --run")
+            raise UsageError(wrong, "a run directory of this server", "ask the user for another --run")
         name, kind, score = config_name(evaluation.config), kind_of(evaluation, gpu), score_of(evaluation)
         if kind != "proven" or score is None or evaluation.timing is None:
             wrong = f"{name} on {evaluation.problem.key} is not proven ({evaluation.status} {evaluation.detail})"

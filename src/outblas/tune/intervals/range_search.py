@@ -364,4 +364,4 @@ def _recorded(about: Mapping[str, Any], asked: WeightRange, file: Path) -> list[
             return [m for first, last in spans for m in range(first, last + 1)]
     except (AttributeError, TypeError, ValueError):
         pass
-    raise RecordError(f"{file} is damaged (free M of {asked.key})", "spans of M in the range", "pass another --run")
+    raise RecordError(f"{file} is damaged (M to tune for {asked.key})", "spans in its range", "pass another --run")
