@@ -64,7 +64,7 @@ def matmul(
 
     If a gradient is needed, the matmul and its gradients are dispatched in the same way
     (:mod:`outblas.dispatch.autograd`). Under torch.compile, the call becomes the node ``outblas::mm``
-    (:mod:`outblas.dispatch.torch_op`). Both ignore ``pdl`` and ``weights`` and follow only ``OUTBLAS_PDL``.
+    (:mod:`outblas.dispatch.torch_op`). Both ignore ``pdl`` and ``weights``; each variable named below allows PDL.
 
     No kernel is loaded during CUDA graph capture: run one such call before, or the graph keeps torch's kernel. A kernel
     or algorithm that needs a workspace takes it from the graph's memory pool (:mod:`outblas.runtime.workspace`). That
