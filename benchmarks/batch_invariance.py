@@ -113,13 +113,14 @@ class IntoOutput:
         return call
 
 
-def times(problem: Problem, who: Sequence[str], gpu: Any) -> dict[str, Any]:
+def times(problem: Problem, who: Sequence[str], gpu: Any, rival: str) -> dict[str, Any]:
     """Return the kernel of OutBLAS, and who -> median time in microseconds.
 
     Args:
         problem: with one of the timed M.
         who: keys of :func:`products`.
         gpu: the GPU.
+        rival: the key of torch's product among them.
 
     Raises:
         DeviceError: no kernel of the weight's order is legal.
@@ -135,7 +136,7 @@ def times(problem: Problem, who: Sequence[str], gpu: Any) -> dict[str, Any]:
         raise DeviceError(f"no kernel of one order for {problem.key}", "a legal one", "leave this weight out")
     with GpuClock(problem, 0, seed=SEED + 1, gpu=gpu) as bench:
         entries: dict[str, Any] = {"outblas": load_kernel(problem, config)[0]}
-        entries[who[1]] = IntoOutput(who[1], torch.matmul, bench.torch_stream)
+        entries[rival] = IntoOutput(rival, torch.matmul, bench.torch_stream)
         if "triton" in who:
             from rivals.triton_persistent import multiply
 
@@ -153,7 +154,7 @@ def measure_weight(weight: Problem, batches: int, timed: Sequence[int], gpu: Any
     for who, product in each.items():
         verdict = check_batch_invariance(product, weight, drawn, seed=SEED)
         found["verdicts"][who] = {"invariant": verdict.status is Status.PASSED, "detail": verdict.detail}
-    found["times"] = [times(replace(weight, m=m), list(each), gpu) for m in timed]
+    found["times"] = [times(replace(weight, m=m), list(each), gpu, rival) for m in timed]
     return found
 
 

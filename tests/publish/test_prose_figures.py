@@ -207,8 +207,9 @@ def from_tables() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("figures", [engines, transformers, same_bits, accuracy, from_tables])
 def test_a_sentence_has_the_figures_of_its_file(figures: Any) -> None:
-    texts = {page: re.sub(r"\s+", " ", (ROOT / page).read_text()) for page, _ in figures()}
-    missing = [f"{page}: {words}" for page, words in figures() if words not in texts[page]]
+    found = figures()
+    texts = {page: re.sub(r"\s+", " ", (ROOT / page).read_text()) for page, _ in found}
+    missing = [f"{page}: {words}" for page, words in found if words not in texts[page]]
     assert not missing, "write these words, or measure again:\n" + "\n".join(missing)
 
 

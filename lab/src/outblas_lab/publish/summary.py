@@ -151,9 +151,10 @@ def engine_rows(directory: str | os.PathLike[str]) -> list[Row]:
                 "suite": "vllm", "model": name, "mode": mode, "geomean": mean,
                 "min": min(row["ratio"] for row in part["cells"][mode].values()), "cells": len(part["cells"][mode]),
                 "pairs": min(len(row["pairs"]) for row in part["cells"][mode].values()), "file": VLLM,
-                **{field: engine_provenance(data, entry)[field] for field in fields},
+                **{field: made[field] for field in fields},
             }
             for model, entry in data["models"].items()
+            for made in [engine_provenance(data, entry)]
             for name, part in ((model, entry), (f"{model}, tuned", entry.get("tuned", {"geomean": {}})))
             for mode, mean in part["geomean"].items()
         ]  # fmt: skip

@@ -78,6 +78,11 @@ class Measured:
         """The rows of summary.json."""
         return rows_of_results(self.results)
 
+    @functools.cached_property
+    def headline(self) -> list[HeadlineRow]:
+        """The rows of the small table and of its picture."""
+        return headline_rows(self.folder, self.results)
+
 
 def publish(folder: Path, root: Path = Path()) -> list[Path]:
     """Write each GPU's ``summary.json``, the pictures and every generated block; return the paths.
@@ -110,8 +115,12 @@ def generated_blocks(measured: Measured, *beside: Measured) -> dict[tuple[str, s
     benched = [gpu for gpu in gpus if gpu.results]
     compared = comparison_of(folder)
     blocks: dict[tuple[str, str], Callable[[], str]] = {
-        ("README.md", "results"): lambda: _headline(gpus, short_rows, linked=False),
-        ("docs/results/index.md", "results"): lambda: f"{HEADLINE_IMAGE}\n\n{_headline(gpus, headline_rows)}",
+        ("README.md", "results"): lambda: _headline(
+            gpus, lambda gpu: short_rows(gpu.folder, gpu.results), linked=False
+        ),
+        ("docs/results/index.md", "results"): lambda: (
+            f"{HEADLINE_IMAGE}\n\n{_headline(gpus, lambda gpu: gpu.headline)}"
+        ),
         ("docs/results/tables.md", "tables"): lambda: _each(
             benched, functools.partial(_table_with_picture, folder), "## "
         ),
@@ -155,11 +164,9 @@ def _listed_blocks() -> Iterator[tuple[tuple[str, str], Callable[[Measured], str
         yield from getattr(import_module(f"{__package__}.{module.name}"), "BLOCKS", {}).items()
 
 
-def _headline(
-    gpus: Sequence[Measured], rows_of: Callable[[Path, Sequence[Result]], list[HeadlineRow]], linked: bool = True
-) -> str:
+def _headline(gpus: Sequence[Measured], rows_of: Callable[[Measured], list[HeadlineRow]], linked: bool = True) -> str:
     """Return the small table of all GPUs, with the rows that a function gives for each."""
-    rows = [row for gpu in gpus for row in rows_of(gpu.folder, gpu.results)]
+    rows = [row for gpu in gpus for row in rows_of(gpu)]
     return headline_table(rows, [gpu.folder for gpu in gpus], linked)
 
 
@@ -226,7 +233,7 @@ def _wanted(folder: Path, root: Path) -> dict[Path, str]:
         if gpu.results
     }
     pictures = {_speedup_name(gpu, folder): picture_text(gpu) for gpu in (measured, *beside) if gpu.results}
-    rows = [row for gpu in (measured, *beside) for row in headline_rows(gpu.folder, gpu.results)]
+    rows = [row for gpu in (measured, *beside) for row in gpu.headline]
     if rows:
         pictures["headline.svg"] = headline_svg(rows)
     compared = comparison_of(folder)
