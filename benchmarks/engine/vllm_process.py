@@ -90,6 +90,11 @@ def gpu_state(worker: Any) -> dict[str, float]:
     return {**gpu, "host_load": os.getloadavg()[0]}
 
 
+def cpu_seconds(worker: Any) -> tuple[float, float]:
+    """Return the CPU seconds of the worker's thread that enqueues, and of all its threads. Runs in the worker."""
+    return time.thread_time(), time.process_time()
+
+
 def worker_state(worker: Any) -> dict[str, Any]:
     """Return the GPU's used bytes, the worker's largest host memory, and OutBLAS' status. Runs in the worker."""
     import sys
@@ -206,6 +211,17 @@ class Engine:
         results = self.llm.generate(prompts, wanted, use_tqdm=False)
         return time.perf_counter() - begun, results
 
+    def timed(self, cell: str, prompts: Sequence[Any], tokens: int, times: int) -> list[tuple[float, Any]]:
+        """Return :meth:`generate` of the same prompts several times; keep the worker's CPU seconds of each time."""
+        runs = []
+        for _ in range(times):
+            before = self.llm.collective_rpc(cpu_seconds)[0]
+            runs.append(self.generate(prompts, tokens))
+            after = self.llm.collective_rpc(cpu_seconds)[0]
+            used = [end - begin for begin, end in zip(before, after, strict=True)]
+            self.found.setdefault("cpu_s", {}).setdefault(cell, []).append(used)
+        return runs
+
     def measure(self) -> None:
         """Fill :attr:`found` with all figures."""
         decode, end_to_end = {}, {}
@@ -215,7 +231,7 @@ class Engine:
             self.generate(batch, 8)
             runs, states = [], []
             for _ in range(self._repeats):
-                runs.append(self.generate(batch, TOKENS))
+                runs += self.timed(f"decode {size}", batch, TOKENS, 1)
                 states += self.llm.collective_rpc(gpu_state)
             decode[size] = [step_ms(results) for _, results in runs]
             self.found.setdefault("after_decode", {})[size] = states
@@ -228,8 +244,9 @@ class Engine:
         for number, length in PREFILLS:
             batch = self.prompts(number, length)
             self.generate(batch, 1)
-            times = [self.generate(batch, 1)[0] for _ in range(2 * self._repeats)]
-            prefill[f"{number}x{length}"] = [number * length / seconds for seconds in times]
+            cell = f"{number}x{length}"
+            runs = self.timed(f"prefill {cell}", batch, 1, 2 * self._repeats)
+            prefill[cell] = [number * length / seconds for seconds, _ in runs]
         self.found["prefill"] = prefill
         draw = random.Random(3)
         mixed = [self.prompts(1, draw.randrange(1, 1500))[0] for _ in range(100)]

@@ -8,11 +8,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from outblas.cli.checks.health import gpu_library_part
+from outblas.cli.tune import model_file, ranges_and_others
+from outblas.core.errors import UsageError
 from outblas.core.phase_times import PhaseTotals
 from outblas.core.problem import Problem
 from outblas.core.weight import Weight
@@ -22,6 +25,7 @@ from outblas.records.captured_products import CapturedProduct, CapturedProducts
 from outblas.records.library import Library
 from outblas.records.results import read_result
 from outblas.runtime import device
+from outblas.runtime.device import parse_device
 from outblas.tune import tune_run
 from outblas.tune.intervals.cells import SAMPLED
 from support.cli_fixture import assert_refused, outblas, recording_fixture  # noqa: F401
@@ -264,6 +268,16 @@ def test_what_the_library_lacks_of_a_model_is_tuned_and_installed_once(
     assert (counts["schema"], counts["asked"], counts["tuned"], counts["launches"]) == ("outblas-tune", 0, 0, [])
     assert counts["library"] is counts["result"] is counts["report"] is counts["installed"] is None
     assert not (tmp_path / "again").exists()
+
+
+def test_a_model_is_read_where_typer_leaves_its_path_as_text(tmp_path: Path) -> None:
+    """typer up to 0.28 does so in ``context.params``."""
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(TINY))
+    context: Any = SimpleNamespace(params={"model": str(file), "tp": 1}, command=SimpleNamespace(params=()))
+    assert model_file(context) == file
+    with pytest.raises(UsageError, match="--model cannot be tuned on"):
+        ranges_and_others(context, ("TN", "fp16", "fp32"), [], [], parse_device("replay:h200"))
 
 
 @pytest.fixture(name="tiny")

@@ -153,7 +153,7 @@ def test_each_page_has_the_tables_of_each_gpu_under_its_name(two_gpus):
 def test_a_gpu_with_other_files_alone_is_on_their_pages(two_gpus):
     """It has a model's steps and no bench, so it has no summary and no place in the tables of benches."""
     folder, root, other = two_gpus
-    steps = page(root / "docs" / "results" / "whole-models.md", "transformer", "whole_models")
+    steps = page(root / "docs" / "results" / "whole-models.md", "transformer", "whole_models", "compiled_models")
     table = page(root / "docs" / "results" / "index.md", "results")
     (other / "grid.parquet").unlink()
     variants = {"torch": {"us": [1000.0], "tokens_per_s": 64}, "outblas": {"speedup": [1.25, 1.2, 1.3]}}

@@ -172,7 +172,7 @@ def _tune_model(
         left = None if request.seconds is None else request.seconds - (time.monotonic() - begun)
         rest, say = replace(request, seconds=left), partial(err.print, markup=False)
         with common.progress_bar("gates") as bar:
-            return tune_gates(given["model"], given["tp"], dtype, rest, install, bar, say)
+            return tune_gates(model_file(context), given["tp"], dtype, rest, install, bar, say)
 
     if request.ranges.searched:
         _run(request, budget, ranked, install, gates)
@@ -452,13 +452,18 @@ def ranges_and_others(
     given = context.params
     if given["model"] is not None:
         dtype = kind[1] if given_options(context, "dtype") else None
-        return _model_ranges(given["model"], given["tp"], dtype, where), []
+        return _model_ranges(model_file(context), given["tp"], dtype, where), []
     if ranked and given["intervals"] is not False:
         return split_captured(ranked)
     linear = linear_ranges(given["linear"] or (), given["m"] or WHOLE_RANGE, kind)
     if given["intervals"] and problems:
         return ranges_of_suite(given["suite"], problems), ranked
     return RangesRequest(linear), ranked
+
+
+def model_file(context: typer.Context) -> Path:
+    """Return what ``--model`` names; typer up to 0.28 leaves it as text in ``context.params``."""
+    return Path(context.params["model"])
 
 
 def _model_ranges(file: Path, tp: int, dtype: str | None, where: Device) -> RangesRequest:

@@ -23,7 +23,13 @@ from outblas_lab.pool.averages import (
 from outblas_lab.publish.summary import VLLM, engine_provenance, engine_rows
 from outblas_lab.publish.tables.any_shape_block import ANY_SHAPES, of_another_fit
 from outblas_lab.publish.tables.rival_tables import CUDA_L2, MODEL_STEPS, own_sums_ratios, read_model_steps
-from outblas_lab.publish.tables.whole_models_table import WHOLE_MODELS, by_context, model_words, read_whole_models
+from outblas_lab.publish.tables.whole_models_table import (
+    COMPILED_MODELS,
+    WHOLE_MODELS,
+    by_context,
+    model_words,
+    read_whole_models,
+)
 from outblas_lab.publish.words import ALL_RIVALS, mean_in_words, table_lines
 
 SITE = "https://outblas.github.io/outblas"
@@ -35,6 +41,11 @@ _OF_MODELS = (
     ("enable", "speedup", "`enable()`", "torch"),
     ("optimize", "speedup", "`optimize()`", "torch"),
     ("optimize", "speedup_over_merged", "`optimize()`", "torch with merged weights and fused norms"),
+)
+#: The same of compiled models.
+_OF_COMPILED = (
+    ("default_enable", "speedup_over_default", "`enable()`", "torch.compile (default)"),
+    ("default_optimize", "speedup_over_default", "`optimize()`", "torch.compile (default)"),
 )
 
 
@@ -67,19 +78,23 @@ class HeadlineRow:
 def headline_rows(folder: Path, results: Sequence[Result]) -> list[HeadlineRow]:
     """Return all rows of one GPU; arguments and errors are those of :func:`short_rows`."""
     return [
-        *_engine(folder), *_listed(results), *_drawn(results, "unmeasured"), *_model_steps(folder / MODEL_STEPS),
-        *_drawn(results, "learned"), *_unlisted(folder), *_whole_models(folder / WHOLE_MODELS), *_cuda_l2(folder),
+        *_engine(folder), *_compiled(folder), *_listed(results), *_drawn(results, "unmeasured"),
+        *_model_steps(folder / MODEL_STEPS), *_drawn(results, "learned"), *_unlisted(folder),
+        *_whole_models(folder / WHOLE_MODELS, _OF_MODELS), *_cuda_l2(folder),
     ]  # fmt: skip
 
 
 def short_rows(folder: Path, results: Sequence[Result]) -> list[HeadlineRow]:
     """Return the rows of one GPU for README.md, without the range of the starts: engines and models, then products.
 
+    ``optimize()`` is compared with torch that has merged weights and fused norms, too, and not with plain torch.
+
     Raises:
         RecordError: a file is there and cannot be read.
     """
     products = [row for row in _listed(results) if row.use != SPLIT_LAYERS]
-    rows = [*_engine(folder), *_whole_models(folder / WHOLE_MODELS), *products, *_cuda_l2(folder)]
+    eager = _whole_models(folder / WHOLE_MODELS, (_OF_MODELS[0], _OF_MODELS[2]))
+    rows = [*_engine(folder), *_compiled(folder), *eager, *products, *_cuda_l2(folder)]
     return [replace(row, interval=None) for row in rows]
 
 
@@ -163,10 +178,10 @@ def _on_compile(folders: Sequence[Path]) -> Iterator[str]:
         both = [(theirs[0], ours[0]) for theirs, ours in found if theirs and ours]
         won, of = sum(theirs < ours for theirs, ours in both), len(data["rows"])
         gpu = short_name(data["settings"]["gpu"])
-        slower = f"slower in {won} of the {len(both)} model steps timed with both on the {gpu} (of {of} steps)"
+        slower = f"slower in {won} of {len(both)} model steps timed with both on the {gpu} (of {of})"
         parts.append(slower if both else f"not timed on the {gpu}")
     if parts:
-        yield f"`optimize()` compared with torch.compile in mode max-autotune: {'; '.join(parts)}."
+        yield f"`optimize()` without torch.compile, against its mode max-autotune: {'; '.join(parts)}."
 
 
 def short_name(gpu: str) -> str:
@@ -268,8 +283,17 @@ def _model_steps(path: Path) -> Iterator[HeadlineRow]:
             yield _of_ratios(data["provenance"], use, ratios, "torch", "results/whole-models/#decode-and-prefill-steps")
 
 
-def _whole_models(path: Path) -> Iterator[HeadlineRow]:
-    """Yield the means over all steps of all models with the longest context, where every step has the figure."""
+def _compiled(folder: Path) -> Iterator[HeadlineRow]:
+    """Yield the means of models that torch.compile compiles in its default mode."""
+    return _whole_models(folder / COMPILED_MODELS, _OF_COMPILED)
+
+
+def _whole_models(path: Path, figures: Sequence[tuple[str, str, str, str]]) -> Iterator[HeadlineRow]:
+    """Yield the means over all steps of all models with the longest context, where every step has the figure.
+
+    Args:
+        figures: (variant, figure, what the user calls, rival).
+    """
     if not path.exists():
         return
     data = read_whole_models(path)
@@ -280,7 +304,7 @@ def _whole_models(path: Path) -> Iterator[HeadlineRow]:
     names, settings = " and ".join(map(model_words, tables)), data["settings"]
     unusual = f", {settings['layers']} layers" if settings.get("layers") else ""
     unusual += ", after tuning" if settings["tune"] else ""
-    for variant, figure, use, rival in _OF_MODELS:
+    for variant, figure, use, rival in figures:
         found = [row["variants"].get(variant, {}).get(figure) for row in rows]
         if rows and None not in found:
             ratios = [ratio for ratio, _, _ in found]

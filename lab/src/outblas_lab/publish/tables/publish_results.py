@@ -53,7 +53,12 @@ from outblas_lab.publish.tables.rival_tables import (
 from outblas_lab.publish.tables.speedup_picture import speedup_svg
 from outblas_lab.publish.tables.study_blocks import DRAWS, counters_text, draws_block, scale_block
 from outblas_lab.publish.tables.weak_spots import gpus_with_library, weak_spots
-from outblas_lab.publish.tables.whole_models_table import WHOLE_MODELS, vllm_block, whole_models_block
+from outblas_lab.publish.tables.whole_models_table import (
+    COMPILED_MODELS,
+    WHOLE_MODELS,
+    vllm_block,
+    whole_models_block,
+)
 from outblas_lab.publish.words import table_lines
 
 PICTURES = Path("docs/img")
@@ -126,6 +131,9 @@ def generated_blocks(measured: Measured, *beside: Measured) -> dict[tuple[str, s
         ),
         ("docs/results/whole-models.md", "transformer"): lambda: _each_with(MODEL_STEPS, gpus, transformer_table),
         ("docs/results/whole-models.md", "whole_models"): lambda: _each_with(WHOLE_MODELS, gpus, whole_models_block),
+        ("docs/results/whole-models.md", "compiled_models"): lambda: _each_with(
+            COMPILED_MODELS, gpus, lambda folder: whole_models_block(folder, COMPILED_MODELS)
+        ),
         ("docs/results/other-kernels.md", "cutlass"): lambda: _each_with(notes.CUTLASS.name, gpus, cutlass_table),
         ("docs/results/other-kernels.md", "ampere"): lambda: each_table(folder.parent, AMPERE),
         ("docs/results/other-kernels.md", "cuda-l2"): lambda: each_table(folder.parent, CUDA_L2),

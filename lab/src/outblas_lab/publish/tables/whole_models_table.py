@@ -14,6 +14,8 @@ from outblas_lab.publish.summary import VLLM, engine_provenance
 from outblas_lab.publish.words import step_words, table_lines
 
 WHOLE_MODELS = "whole_models.json"
+#: Models of few layers, compiled by torch.compile.
+COMPILED_MODELS = "compiled_models.json"
 FORMAT = "outblas-whole-models-2"
 #: Variant -> its row. All but the second are in CUDA graphs.
 _VARIANTS = {
@@ -43,7 +45,7 @@ _MEANS = {
     "speedup_over_default": "over torch.compile, default",
 }
 #: Columns that stand only in a table with such a figure.
-_IF_MEASURED = ("speedup_over_compile", "speedup_over_default")
+_IF_MEASURED = ("speedup_over_merged", "speedup_over_compile", "speedup_over_default")
 _MODELS = {
     **{"llama_8b": "Llama 3 8B", "qwen_7b": "Qwen2.5 7B"},  # of transformers
     **{"llama-3-8b": "Llama 3 8B", "qwen2.5-7b": "Qwen2.5 7B"},  # in vLLM
@@ -53,13 +55,16 @@ _PARTS = {"settings", "models", "tuned", "rows", "bars"}
 _GB = 1e9
 
 
-def whole_models_block(folder: Path) -> str:
+def whole_models_block(folder: Path, file: str = WHOLE_MODELS) -> str:
     """Return the tables of all measured models, or one line if nothing is measured.
+
+    Args:
+        file: name of the result file.
 
     Raises:
         RecordError: the file is there and cannot be read, has another format, or is of tiny models.
     """
-    path = folder / WHOLE_MODELS
+    path = folder / file
     if not path.exists():
         return "Not measured on this GPU."
     data = read_whole_models(path)
