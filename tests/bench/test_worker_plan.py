@@ -68,7 +68,7 @@ def test_options_that_do_not_go_together(three_gpus: None, options: dict[str, An
 
 
 def test_a_gpu_that_is_not_there(three_gpus: None) -> None:
-    with pytest.raises(DeviceError, match="GPU 3 was not found"):
+    with pytest.raises(DeviceError, match="no such GPU: 3"):
         make_plan("local", gpus=(0, 3))
 
 

@@ -164,7 +164,7 @@ def test_a_gpu_demanded_where_there_is_none_is_one_line(arguments: Sequence[str]
 
 @pytest.mark.parametrize("arguments", [[*EVAL, "--device", "cuda:2"], ["tune", "--device", "cuda:7"]])
 def test_a_gpu_index_that_is_not_there_is_one_line(arguments: Sequence[str], two_gpus: None) -> None:
-    assert_refused(outblas(*arguments), "was not found", "0 to 1")
+    assert_refused(outblas(*arguments), "no such GPU", "0 to 1")
 
 
 def test_the_real_command_refuses_in_one_line_without_a_traceback() -> None:
@@ -395,6 +395,8 @@ def outblas_doctor_check(ok: bool | None, required: bool) -> Any:
 def test_the_agent_that_reads_a_recording_is_refused_on_one(agent: str, tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert_refused(
-        outblas("tune", "--agent", agent, "--device", "replay:h200", "--run", str(run)), agent, "would know the answers"
+        outblas("tune", "--agent", agent, "--device", "replay:h200", "--run", str(run)),
+        agent,
+        "would already know the answers",
     )
     assert not run.exists()

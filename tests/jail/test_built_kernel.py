@@ -85,7 +85,7 @@ def test_what_is_larger_than_the_limit_is_not_kept(tmp_path, monkeypatch):
     path.write_bytes(b"x" * (3 << 20))
     assert len(building._made(path)) == 3 << 20
     path.write_bytes(b"x" * ((4 << 20) + 1))
-    with pytest.raises(CompileError, match="the code has 4 MiB; expected at most 3"):
+    with pytest.raises(CompileError, match="the code is 4 MiB in size; expected at most 3 MiB"):
         building._made(path)
 
 

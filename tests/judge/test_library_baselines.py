@@ -107,7 +107,7 @@ def test_autotuning_takes_the_fastest_that_runs(lt):
 def test_a_lone_algorithm_needs_no_clock_and_several_that_fail_are_an_error(lt, algorithms, detail):
     lt.algorithms, entry = algorithms, baselines.LtAuto()
     if detail is None:
-        with pytest.raises(DeviceError, match=f"none of 2 cuBLASLt algorithms runs {P.key}"):
+        with pytest.raises(DeviceError, match=f"none of the 2 cuBLASLt algorithms runs {P.key}"):
             entry.prepare(clock({}))
     else:
         entry.prepare(clock({}))

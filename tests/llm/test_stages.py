@@ -169,7 +169,7 @@ def test_stages_go_on_from_each_other_and_a_stage_may_be_prolonged(tmp_path: Pat
         starting_model(run, "sped", RANDOM_TINY)
     with pytest.raises(UsageError, match="--lora"):
         go(run, stage="speed", steps=1)
-    with pytest.raises(UsageError, match="--lora 8 does not fit .* a LoRA adapter of rank 4; expected --lora 4"):
+    with pytest.raises(UsageError, match="--lora 8 does not match .* a LoRA adapter of rank 4; expected --lora 4"):
         go(run, stage="speed", steps=1, lora=8)
     go(run, stage="speed", steps=1, lora=4)
     assert (run / "speed" / "final" / "adapter_config.json").exists()

@@ -131,7 +131,7 @@ def test_the_products_share_is_of_steps_that_were_measured_without_them(tmp_path
 
 @pytest.mark.parametrize("data", [[], {"format": "another"}, {"format": FORMAT}])
 def test_other_files_are_refused(data: Any, tmp_path: Path) -> None:
-    with pytest.raises(RecordError, match="expected a result of whole_models.py"):
+    with pytest.raises(RecordError, match="expected a whole_models.py result in format"):
         block(tmp_path, data)
     with pytest.raises(RecordError, match="tiny models"):
         block(tmp_path, content(hidden="tiny"))

@@ -48,7 +48,7 @@ def test_what_bind_documents_is_accepted(problem: Problem) -> None:
 
 
 def test_cpu_tensors_are_refused() -> None:
-    with pytest.raises(TensorError, match="a is on cpu; expected one CUDA device"):
+    with pytest.raises(TensorError, match="a is on cpu; expected a, b and c on the same CUDA device"):
         check_operands(P, *operands(cls=torch.Tensor))
 
 

@@ -63,7 +63,7 @@ def test_each_agent_that_learns_has_an_arm_for_each_source() -> None:
 
 
 def test_an_agent_without_an_arm_is_refused() -> None:
-    with pytest.raises(UsageError, match="agent heuristic does not support source both"):
+    with pytest.raises(UsageError, match="agent heuristic does not support source 'both'"):
         arms_of(["regressor", "heuristic"], ["both"], H200)
 
 

@@ -172,7 +172,7 @@ def test_benches_of_an_earlier_library_are_not_merged(script: Any, work: Any) ->
     library = work.load()
     first = library.rows[0].problem
     without_kernels(library, [(first, "plain"), (first, "pdl"), (first, "weights")]).save(work.library)
-    with pytest.raises(UsageError, match="used another library"):
+    with pytest.raises(UsageError, match="was measured with another library"):
         run(script, work, "merge")
 
 

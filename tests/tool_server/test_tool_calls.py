@@ -93,7 +93,7 @@ def data(answer: ToolAnswer) -> dict[str, Any]:
         ("compile", {"mnk": "8_8_8", "config": "no_name:x=1"}, "error: "),
         ("archive", {"action": "read"}, "action 'read' was called without a name"),
         ("archive", {"action": "read", "name": "free_0"}, "the archive has no kernel 'free_0'"),
-        ("archive", {"action": "store", "config": WGMMA}, "action store was called without mnk"),
+        ("archive", {"action": "store", "config": WGMMA}, "action 'store' was called without mnk"),
         ("archive", {"action": "list", "mnk": "8"}, "mnk '8'"),
     ],
 )  # fmt: skip

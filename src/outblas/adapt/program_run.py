@@ -94,7 +94,7 @@ class Program:
             start = [self._python, *self._options, "-m", run_enabled.__name__, "--counts", str(counts), "--"]
             figure = self._run([*start, *self._words], environment, "with OutBLAS")
             if not counts.is_file():
-                do = "let it return from its last line or call sys.exit"
+                do = "let it run to its end or call sys.exit"
                 raise UsageError(f"{self._text} exits without running exit handlers", "a normal interpreter exit", do)
             return ProgramRun(figure, **json.loads(counts.read_text()))
 

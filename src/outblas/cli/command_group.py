@@ -82,7 +82,8 @@ class OutblasGroup(TyperGroup):
             if error.errno not in _MACHINE_ERRORS:
                 raise
             where = f": {error.filename}" if error.filename else ""
-            _fail(f"{error.strerror}{where}; expected a writable disk with free space; free space or pass another path")
+            do = "free some space or pass another path"
+            _fail(f"{error.strerror}{where}; expected a writable disk with free space; {do}")
         except MemoryError:
             kept = "what was recorded is kept; " if _is_resumable(ctx) else ""
             _fail(f"out of memory; {kept}expected more memory; raise the limit (ulimit -v), then repeat the command")

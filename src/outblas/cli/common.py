@@ -73,7 +73,9 @@ SampleOption = Annotated[
 SampleSeedOption = Annotated[int, typer.Option(help="Random seed for --sample.")]
 WorkersOption = Annotated[
     str | None,
-    typer.Option(help="Workers: local (one process per GPU) or ray (one actor per GPU) (default: one, on --device)."),
+    typer.Option(
+        help="Workers: local (one process per GPU) or ray (one actor per GPU). Default: one worker on --device."
+    ),
 ]
 GpusOption = Annotated[str | None, typer.Option(help="Comma-separated GPU indices for --workers local (default: all).")]
 RayAddressOption = Annotated[

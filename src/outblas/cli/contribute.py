@@ -15,7 +15,8 @@ from outblas.core.errors import UsageError
 
 def contribute(
     run: Annotated[
-        list[Path] | None, typer.Option(help="Run directory of `outblas tune` whose proofs to pack. Repeatable.")
+        list[Path] | None,
+        typer.Option(help="Run directory of `outblas tune` from which to pack the proofs. Repeatable."),
     ] = None,
     out_file: Annotated[
         Path | None, typer.Option("--out", help="ZIP file to write (default: ./GPU_NAME.outblas.zip).")
@@ -24,7 +25,8 @@ def contribute(
 ) -> None:
     """Pack your tuned library, its provenance and proofs, and the GPU record into one file (needs a GPU).
 
-    Attach the file to an issue titled "results of my GPU". The file contains no paths, host names or program data.
+    Attach the file to a GitHub issue with the form "Results from my GPU". The file contains no paths, host names or
+    program data.
     """
     index = common.gpu_index(device)
 

@@ -20,8 +20,8 @@ LINE_WIDTH = 120
 def doctor() -> None:
     """Check the installation and suggest a fix for each broken part.
 
-    Missing optional parts end the list; the line below it summarizes what this machine can do. If a line is marked
-    "WRONG", nothing can run and the exit status is 2. If a line is marked "fix", a feature is missing or slow.
+    Missing optional parts are listed last; the line below the list summarizes what this machine can do. If a line is
+    marked "WRONG", nothing can run and the exit status is 2. If a line is marked "fix", a feature is missing or slow.
     """
     checks = health.diagnose()
     verdict = verdict_of(checks)

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 
 def export(
-    mnk: Annotated[str | None, typer.Option(help="Tuned problem M_N_K whose kernel to export.")] = None,
+    mnk: Annotated[str | None, typer.Option(help="Tuned problem M_N_K for which to export the kernel.")] = None,
     suite: Annotated[
-        str | None, typer.Option(help="Suite (see `outblas list`) whose tuned problems to export as one hf folder.")
+        str | None, typer.Option(help="Suite (see `outblas list`); export its tuned problems as one hf folder.")
     ] = None,
     captured: Annotated[
-        Path | None, typer.Option(help="File from `outblas capture` whose tuned problems to export as one hf folder.")
+        Path | None, typer.Option(help="File from `outblas capture`; export its tuned problems as one hf folder.")
     ] = None,
     layout: LayoutOption = "tn",
     dtype: DtypeOption = "fp16",

@@ -37,7 +37,7 @@ def try_program(
         bool,
         typer.Option("--less-is-better", help="Treat smaller values of --metric as better (default: larger values)."),
     ] = False,
-    tune: Annotated[float, typer.Option(help="Tuning time before the comparison in seconds; 0 skips tuning.")] = 60.0,
+    tune: Annotated[float, typer.Option(help="Tuning time in seconds before the comparison; 0 skips tuning.")] = 60.0,
     timeout: Annotated[float | None, typer.Option(help="Time limit per run in seconds (default: none).")] = None,
 ) -> None:
     """Run a Python program alternately without and with OutBLAS, and advise whether to keep OutBLAS (needs a GPU).
@@ -55,7 +55,7 @@ def try_program(
         common.positive("--timeout", timeout)
     if less_is_better and metric is None:
         wrong = "--less-is-better was passed without --metric"
-        raise UsageError(wrong, "both options or neither", "omit it; less wall time is always better")
+        raise UsageError(wrong, "both options or neither", "omit --less-is-better; less wall time is always better")
     tried = Program(program, metric, timeout)
     require_gpus((0,))  # without one, OutBLAS takes no part in any of the runs
     library = _tuned(tried, tune) if tune else None

@@ -113,8 +113,9 @@ def check_like_result(name: str, t: torch.Tensor, x: torch.Tensor, w: torch.Tens
     shape = (*x.shape[:-1], *((w.shape[0] // 2,) if gated else w.shape[:-1]))
     same = t.dtype == x.dtype or _autocasts(x.device.type)
     if tuple(t.shape) != shape or not same or t.device != x.device:
-        wrong = f"{name} has shape {tuple(t.shape)} and {t.dtype} on {t.device}"
-        raise TensorError(wrong, f"shape {tuple(shape)} and {x.dtype} on {x.device}", "expand or convert it first")
+        wrong = f"{name} has shape {tuple(t.shape)} and dtype {t.dtype} on {t.device}"
+        expected = f"shape {tuple(shape)} and dtype {x.dtype} on {x.device}"
+        raise TensorError(wrong, expected, "expand or convert it first")
 
 
 def _autocasts(device_type: str) -> bool:
@@ -153,8 +154,9 @@ def plus_bias(y: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
         size not in (1, wanted) for size, wanted in zip(reversed(bias.shape), reversed(rows.shape), strict=False)
     )
     if bias.dtype != y.dtype or widened:
-        wrong = f"bias has shape {tuple(bias.shape)} and {bias.dtype}"
-        raise TensorError(wrong, f"a tensor of {y.dtype} that expands to {tuple(y.shape)}", "expand or convert it")
+        wrong = f"bias has shape {tuple(bias.shape)} and dtype {bias.dtype}"
+        expected = f"a tensor of dtype {y.dtype} that expands to {tuple(y.shape)}"
+        raise TensorError(wrong, expected, "expand or convert it")
     return (rows + bias).view(y.shape)
 
 

@@ -110,9 +110,9 @@ def find_target(problem: Problem, launch: Launch, library: Library) -> Target:
         raise UsageError(
             f"{problem.key} is not in the {library.gpu} library ({library.size('problems')})",
             "a tuned problem",
-            "add --predicted for the kernel that outblas.matmul would choose, or pass the library.json of a run on a "
-            f"GPU as --library: outblas tune --mnk {problem.mnk} --layout {problem.layout.lower()} --dtype "
-            f"{problem.dtype} --acc {problem.acc}",
+            "add --predicted for the kernel that outblas.matmul would choose, or tune the problem on a GPU (outblas "
+            f"tune --mnk {problem.mnk} --layout {problem.layout.lower()} --dtype {problem.dtype} --acc {problem.acc}) "
+            "and pass the run's library.json as --library",
         )
     choice = row.choice(launch)
     if choice is None:

@@ -208,7 +208,7 @@ class LtAuto:
         times = bench.quick_choice(entries, skip=DeviceError) if len(entries) > 1 else {}
         if len(entries) > 1 and not times:
             raise DeviceError(
-                f"none of {len(entries)} cuBLASLt algorithms runs {problem.key}", "at least one", "check the driver"
+                f"none of the {len(entries)} cuBLASLt algorithms runs {problem.key}", "at least one", "check the driver"
             )
         best = min(times, key=lambda i: times[i].median_us) if times else "0"
         algo = results[int(best)].algo

@@ -79,7 +79,7 @@ class Operands:
             raise DeviceError(
                 f"{sets} operand sets of {problem.key} need {end * ELEMENT_BYTES} bytes",
                 f"enough free memory on {device}",
-                "free memory or use a smaller problem",
+                "free some memory or use a smaller problem",
             ) from error
         values = self._flat.view(torch_dtype(problem))
         self._tensors = [

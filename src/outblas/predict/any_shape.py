@@ -152,7 +152,8 @@ class BoundedNets:
         """
         path = data_of_architecture(gpu_name, cls.folder)
         if path is None:
-            raise UsageError(f"no {cls.words} for {gpu_name}", "a packaged GPU model", "run outblas fit any-shape")
+            expected = "a GPU model with packaged data"
+            raise UsageError(f"no {cls.words} for {gpu_name}", expected, "run outblas fit any-shape")
         return cls.parse(path.read_bytes(), str(path))
 
     @classmethod

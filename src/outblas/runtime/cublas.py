@@ -265,7 +265,7 @@ class LtPlan:
         usable = [r for r in results[: found.value] if r.state == 0 and r.workspace <= WORKSPACE_BYTES]
         if not usable:
             raise DeviceError(
-                f"cublasLtMatmulAlgoGetHeuristic has no algorithm for {self.shape}",
+                f"cublasLtMatmulAlgoGetHeuristic returned no algorithm for {self.shape}",
                 "at least one algorithm",
                 "use another baseline",
             )

@@ -82,7 +82,7 @@ def require_gpus(indices: tuple[int, ...], replays: bool = False) -> tuple[int, 
     absent = [i for i in indices if i >= count]
     if absent:
         raise DeviceError(
-            f"GPU {', '.join(map(str, absent))} was not found", f"an index from 0 to {count - 1}", "see `nvidia-smi -L`"
+            f"no such GPU: {', '.join(map(str, absent))}", f"an index from 0 to {count - 1}", "see `nvidia-smi -L`"
         )
     return indices
 

@@ -322,7 +322,8 @@ def check_operands(
         if str(tensor.dtype) != dtype:
             raise TensorError(f"{name} has dtype {tensor.dtype}", dtype, "convert it, or use a problem of its dtype")
         if tensor.device.type != "cuda" or tensor.device != a.device:
-            raise TensorError(f"{name} is on {tensor.device}", "one CUDA device for a, b and c", "move it there")
+            expected = "a, b and c on the same CUDA device"
+            raise TensorError(f"{name} is on {tensor.device}", expected, "move it to that device")
         if not tensor.is_contiguous():
             raise TensorError(f"{name} has strides {tensor.stride()}", "a contiguous tensor", "call .contiguous()")
     for name, tensor in (("a", a), ("b", b)):

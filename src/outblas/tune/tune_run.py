@@ -181,7 +181,7 @@ def run_tune(
     device = request.device
     if device.recording is not None and request.agent in ("recorded", "transfer"):
         raise UsageError(
-            f"agent {request.agent} would know the answers of a recording",
+            f"agent {request.agent} would already know the answers in a recording",
             "a live GPU for this agent",
             "pass another --agent, or --device cuda:0",
         )

@@ -325,7 +325,9 @@ def library_of_choices(problems: Sequence[Problem], gpu: Gpu) -> Library:
     choose = any_shape_chooser(gpu.name, Library.packaged(gpu.name, missing_ok=True), ask)
     if choose is None:
         raise UsageError(
-            f"{gpu.name} has no choices for unlisted shapes", "a packaged GPU", "unset OUTBLAS_ANY_SHAPE or use an H200"
+            f"{gpu.name} has no choices for unlisted shapes",
+            "a GPU with packaged choices",
+            "unset OUTBLAS_ANY_SHAPE or use an H200",
         )
     rows = []
     for problem in problems:

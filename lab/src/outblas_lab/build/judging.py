@@ -73,7 +73,7 @@ def note_proof(work: BuildFolder, table: Table, result: Result) -> None:
     if failed or result.provenance.get("kernels") != today:
         raise UsageError(
             f"{result.path} does not prove the kernels of {table} ({len(failed)} failed)",
-            f"a bench of sources {today} in which every kernel passes",
+            f"a bench of kernel sources with hash {today} in which every kernel passes",
             f"search the failed rows again, delete {result.path.name} and bench again",
         )
     library = work.load()
@@ -177,7 +177,8 @@ def merge(work: BuildFolder, table: Table, mode: str = OFFLINE) -> None:
     results = [_judged(work, table, start, mode) for start in STARTS]
     for result in results:
         if not is_bench_of(result.path, part, table.problems()):
-            raise UsageError(f"{result.path} used another library", "this library", "delete the file and judge again")
+            wrong = f"{result.path} was measured with another library"
+            raise UsageError(wrong, "the library of this build", "delete the file and judge again")
         if _toolchain(result) != _toolchain(results[0]):
             raise UsageError(
                 f"{result.path} and {results[0].path.name} used different toolchains",

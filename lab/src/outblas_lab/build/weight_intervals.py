@@ -97,7 +97,7 @@ def prove_intervals(work: BuildFolder, table: Table) -> None:
             progress(done, len(pairs))
     if failed:
         wrong = f"{len(failed)} of {len(pairs)} proofs failed, the first for {failed[0]}"
-        raise UsageError(wrong, "kernels that pass every gate", "run --steps intervals in another --work")
+        raise UsageError(wrong, "kernels that pass every gate", "rerun with --steps intervals and another --work")
     made = collect_provenance(command_of("prove_intervals", table), work.gpu_index)
     tables = {**known, str(table): {**known[str(table)], "proved": proof_by(made)}}
     replace(library, provenance={**library.provenance, "intervals": tables}).save(work.library)

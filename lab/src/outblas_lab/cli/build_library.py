@@ -32,25 +32,31 @@ TablesOption = Annotated[
     str | None, typer.Option(help="Comma-separated tables SUITE:LAYOUT:DTYPE:ACC (default: all published tables).")
 ]
 StepsOption = Annotated[
-    str | None, typer.Option(help="Comma-separated steps to run (default: the first list in --help, record to bench).")
+    str | None,
+    typer.Option(
+        help="Comma-separated steps to run (default: all steps of the first list in --help, from `record` to `bench`)."
+    ),
 ]
 ModesOption = Annotated[
     str | None,
     typer.Option(
-        help="Comma-separated modes of step bench (default: "
+        help="Comma-separated modes of step `bench` (default: "
         + ", ".join(MODES)
-        + "). Tables not in --extra get only mode offline. Step trial_workloads uses only offline_cold and server."
+        + "). Tables not in --extra get only mode offline. Step `trial_workloads` uses only offline_cold and server."
     ),
 ]
 ExtraOption = Annotated[
     str | None,
-    typer.Option(help="Comma-separated tables to bench in all modes and to give second winners (default: the first)."),
+    typer.Option(
+        help="Comma-separated tables to bench in all modes and to search for second winners (default: the first)."
+    ),
 ]
 StartsOption = Annotated[
     str | None,
     typer.Option(
-        help="Comma-separated machine starts to run now (default: 1,2,3,block). Step trial has starts 1 to 9 and "
-        "block; step judge has starts 1 to 3 and block; step judge_cold has starts 1 to 3."
+        help="Comma-separated numbers of the machine starts (boots) to run now, or block (default: 1,2,3,block). Step "
+        "`trial` has starts 1 to 9 and block; step `judge` has starts 1 to 3 and block; step `judge_cold` has starts "
+        "1 to 3."
     ),
 ]
 RecordedOption = Annotated[str | None, typer.Option(help="Comma-separated tables to record (default: the first).")]
@@ -70,7 +76,7 @@ AdoptOption = Annotated[
     typer.Option(
         metavar="DIR",
         help="Build directory of another GPU. Each missing table starts with the other GPU's finalists instead of a "
-        "search. Steps trial and choose then select among these finalists.",
+        "search. Steps `trial` and `choose` then select among these finalists.",
     ),
 ]
 JobOption = Annotated[str | None, typer.Option(hidden=True, help="Run one job in this process.")]

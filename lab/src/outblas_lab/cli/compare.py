@@ -50,7 +50,9 @@ def compare(
     ] = f"replay:{common.DEFAULT_RECORDING}",
     across: Annotated[
         str | None,
-        typer.Option(help="Recording of another GPU, to compare agents trained on it, on --device or on both."),
+        typer.Option(
+            help="Recording of another GPU; compare agents trained on it, on the --device recording, or on both."
+        ),
     ] = None,
     learn_from: Annotated[
         str | None,

@@ -52,7 +52,7 @@ DeviceOption = Annotated[
 ]
 ImprovementsOption = Annotated[
     int | None,
-    typer.Option(help="Maximum number of improvements of proven kernels per conversation (default: --turns)."),
+    typer.Option(help="Maximum number of attempts per conversation to improve proven kernels (default: --turns)."),
 ]
 CountersOption = Annotated[
     Path | None,
@@ -62,7 +62,7 @@ CountersOption = Annotated[
     ),
 ]
 NearestOption = Annotated[
-    int, typer.Option(help="Maximum number per prompt of kernels for similar problems and of journal lessons.")
+    int, typer.Option(help="Maximum number of kernels for similar problems, and of journal lessons, in each prompt.")
 ]
 
 

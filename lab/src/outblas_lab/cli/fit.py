@@ -15,7 +15,7 @@ from outblas.core.errors import UsageError
 from outblas.core.problem import Layout
 
 fit = typer.Typer(
-    help="Fit packaged data to measurements: the catalogue, the ranking model or the choice of kernels for any shape.",
+    help="Fit packaged data (the catalogue, the ranking model or the choice of kernels for any shape) to measurements.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -109,7 +109,7 @@ _WORK, _BUILD = Path("build/any_shapes"), Path("build") / common.DEFAULT_RECORDI
 _SUMMARY = RESULTS / f"{common.DEFAULT_RECORDING}.json"
 _STEP_HELP = "Step to run: record, extend, answers, prove, bench (these five need a GPU), collect, fit or evaluate."
 _COUNT_HELP = "Number of problems (default: 1200 for record, 800 for extend, 5000 for answers, 300 for bench)."
-_MEASUREMENTS_HELP = "Number of kernels that step record measures per problem (default: 6)."
+_MEASUREMENTS_HELP = "Number of kernels that step `record` measures per problem (default: 6)."
 _MORE_HELP = "Additional table of measurements, from any GPU. Repeatable (default: all such tables next to --cells)."
 _ANSWERS_HELP = "Table of timed cuBLASLt results. Repeatable (default: all *_answers*.parquet next to --cells)."
 StepArgument = Annotated[str, typer.Argument(help=_STEP_HELP, metavar="STEP")]
@@ -120,16 +120,16 @@ LayoutsOption = Annotated[
     str, typer.Option("--layouts", help="Comma-separated layouts for extend and answers.", metavar="LAYOUT[,LAYOUT]")
 ]
 WorkOption = Annotated[Path, typer.Option(help="Directory for intermediate stores, from which steps resume.")]
-CellsOption = Annotated[Path, typer.Option(help="Measurements (Parquet) of step record.")]
+CellsOption = Annotated[Path, typer.Option(help="Measurements (Parquet) of step `record`.")]
 MoreOption = Annotated[list[Path] | None, typer.Option(help=_MORE_HELP)]
 AnswersOption = Annotated[list[Path] | None, typer.Option(help=_ANSWERS_HELP)]
-TrialsOption = Annotated[Path, typer.Option(help="Trials (Parquet) that step collect copies.")]
-BuildOption = Annotated[Path, typer.Option(help="Build directory from which step collect copies trials.")]
-HeldOutOption = Annotated[Path, typer.Option(help="Scores (JSON) of step evaluate on held-out problems.")]
+TrialsOption = Annotated[Path, typer.Option(help="File (Parquet) to which step `collect` copies the trials.")]
+BuildOption = Annotated[Path, typer.Option(help="Build directory from which step `collect` copies the trials.")]
+HeldOutOption = Annotated[Path, typer.Option(help="Scores (JSON) of step `evaluate` on held-out problems.")]
 EveryOption = Annotated[int, typer.Option(help="Evaluate only every n-th problem, for a quick check.")]
-ProvedOption = Annotated[Path, typer.Option(help="Proof results (JSON) of step prove.")]
-BenchOption = Annotated[Path, typer.Option("--out", help="Result file (Parquet) of step bench.")]
-SummaryOption = Annotated[Path, typer.Option(help="Summary (JSON) of step bench.")]
+ProvedOption = Annotated[Path, typer.Option(help="Proof results (JSON) of step `prove`.")]
+BenchOption = Annotated[Path, typer.Option("--out", help="Result file (Parquet) of step `bench`.")]
+SummaryOption = Annotated[Path, typer.Option(help="Summary (JSON) of step `bench`.")]
 
 
 @fit.command("any-shape", short_help="Choose kernels for unlisted shapes")

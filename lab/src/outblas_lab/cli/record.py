@@ -41,7 +41,8 @@ def record(
         int | None, typer.Option(help="Timing rounds for candidates near the best (default: as for other candidates).")
     ] = None,
     near: Annotated[
-        float | None, typer.Option(help="Maximum relative slowdown for a candidate to count as near (default: 0.03).")
+        float | None,
+        typer.Option(help="Maximum relative slowdown for a candidate to count as near the best (default: 0.03)."),
     ] = None,
     out_dir: Annotated[Path, typer.Option("--out", help="Recording directory to write.")] = Path("./recordings"),
     device: GpuOption = "cuda:0",

@@ -22,7 +22,8 @@ AnswererOption = Annotated[
     str, typer.Option(help="Evaluator: cuda:N, compile (only compiles; no GPU) or a file of recorded kernels.")
 ]
 GpusOption = Annotated[
-    str | None, typer.Option(help="GPUs for timing, e.g. 1,2, instead of --device. Training runs on another GPU.")
+    str | None,
+    typer.Option(help="GPUs for timing, e.g. 1,2, instead of --device. Training itself runs on a different GPU."),
 ]
 ArchiveOption = Annotated[
     Path | None,

@@ -179,7 +179,8 @@ def arms_of(agents: Sequence[str], sources: Sequence[str], gpu: Gpu) -> list[str
         agent = make_agent(name, 0, gpu)
         usable = [source for source in sources if agent.across or source != "both"]
         if not usable:
-            raise UsageError(f"agent {name} does not support source both", "another source", "add one to --learn-from")
+            wrong = f"agent {name} does not support source 'both'"
+            raise UsageError(wrong, "another source", "add one to --learn-from")
         own = type(agent)
         learns_before = own.prepare is not Agent.prepare or own.prepare_across is not Agent.prepare_across
         found += [f"{name}{_ARM_MARK}{source}" for source in usable] if learns_before else [name]

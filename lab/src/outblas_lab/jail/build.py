@@ -242,7 +242,8 @@ def _made(path: Path) -> bytes:
     """Return the compiler's output file; raise CompileError if it is too large to keep."""
     size = path.stat().st_size
     if size > MAX_IMAGE_BYTES:
-        raise CompileError(f"the code has {size >> 20} MiB", f"at most {MAX_IMAGE_BYTES >> 20}", "embed less data")
+        wrong = f"the code is {size >> 20} MiB in size"
+        raise CompileError(wrong, f"at most {MAX_IMAGE_BYTES >> 20} MiB", "embed less data")
     return path.read_bytes()
 
 

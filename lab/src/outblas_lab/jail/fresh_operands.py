@@ -78,7 +78,7 @@ class FreshOperands:
                 raise DeviceError(
                     f"{places} buffers of {size * ELEMENT_BYTES} bytes for {problem.key} do not fit on {device}",
                     "enough free memory",
-                    "free memory or use a smaller problem",
+                    "free some memory or use a smaller problem",
                 ) from error
             pool = []
             for start in range(guard, places * stride + guard, stride):

@@ -269,7 +269,8 @@ def _task(
     if "problem" in about:
         named = Problem.from_key(about["problem"])
     if named is not None and given is not None and named != given:
-        raise UsageError(f"the file is for {named.key}", f"{given.key}, as passed", "pass that problem or none")
+        do = "pass the file's problem, or none"
+        raise UsageError(f"the file is for {named.key}", f"{given.key}, as passed", do)
     problem = named or given
     if problem is None:
         raise UsageError("the file does not name its problem", "its M, N and K", "pass them, e.g. --mnk 64_4096_64")
@@ -277,7 +278,9 @@ def _task(
     for config, cell in pairs:  # a strategy asks for some configs again and again
         if cells.setdefault(config, cell) != cell:
             raise RecordError(
-                f"{config_name(config)} occurs twice with different figures", "one measurement each", "correct the file"
+                f"{config_name(config)} occurs twice with different figures",
+                "one measurement per config",
+                "correct the file",
             )
     if not cells:
         raise RecordError("the file has no results", "one or more results", "export it again")

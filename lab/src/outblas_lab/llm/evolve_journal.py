@@ -272,7 +272,8 @@ class EvolveJournal(AbstractContextManager["EvolveJournal"]):
         except (sqlite3.Error, OSError) as error:
             wrong = f"run record {self.path} cannot be read or written ({error})"
             do = "free some space and rerun the command; earlier records are intact"
-            raise RecordError(wrong, "a complete, writable store, free disk space, and one process", do) from error
+            expected = "a complete, writable store, free disk space, and no other process using the store"
+            raise RecordError(wrong, expected, do) from error
 
 
 def _clean(row: tuple[Any, ...]) -> tuple[Any, ...]:

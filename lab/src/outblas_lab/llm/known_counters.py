@@ -84,7 +84,8 @@ def load_counters(path: Path, gpu: Gpu) -> KnownCounters:
         raise RecordError(f"--counters {path} does not exist", "a counter file or folder", "pass another path")
     if not pairs:
         wrong, do = f"--counters {path} has no counters of OutBLAS kernels", "pass another path, or omit --counters"
-        raise UsageError(wrong, "a file from benchmarks/profile_regimes.py, or a tune run after `outblas profile`", do)
+        expected = "a file from benchmarks/profile_regimes.py, or a tuning run profiled with `outblas profile`"
+        raise UsageError(wrong, expected, do)
     return KnownCounters(dict(pairs))
 
 

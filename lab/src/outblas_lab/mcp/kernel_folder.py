@@ -93,7 +93,7 @@ class KernelFolder(AbstractContextManager["KernelFolder"]):
         for entry in self.entries():
             if entry.name == name:
                 return entry
-        raise UsageError(f"the archive has no kernel {name!r}", "the name of a kernel in it", "use action list first")
+        raise UsageError(f"the archive has no kernel {name!r}", "the name of a kernel in it", "use action 'list' first")
 
     def store(self, found: SourcedEvaluation) -> bool:
         """Keep a proven kernel: its evaluation, an entry of the archive, and ``best/`` if its score is the best.

@@ -176,7 +176,7 @@ class ArchiveTool(Tool):
     def _read(self, session: ToolSession) -> dict[str, Any]:
         if self.name is None:
             wrong = "action 'read' was called without a name"
-            raise UsageError(wrong, "the name of a kernel", "use action list, then pass name")
+            raise UsageError(wrong, "the name of a kernel", "use action 'list', then pass the name")
         entry = session.folder.entry(self.name)
         free = entry.candidate.get("family") == FreeKernel.family
         body = {"kernel": entry.candidate["text"]} if free else {"config": entry.candidate}
@@ -184,7 +184,7 @@ class ArchiveTool(Tool):
 
     def _store(self, session: ToolSession) -> dict[str, Any]:
         if self.mnk is None:
-            wrong = "action store was called without mnk"
+            wrong = "action 'store' was called without mnk"
             raise UsageError(wrong, "the kernel's problem M_N_K", "pass mnk, layout and dtype")
         folder, stored = session.folder, self._stored(self.mnk)
         problem, candidate = stored.problem(), stored.candidate()

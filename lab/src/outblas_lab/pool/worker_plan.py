@@ -251,7 +251,7 @@ class RayTransport:
                     do = "start Ray on hosts with a GPU (`ray start`)"
                     raise DeviceError("the Ray cluster has no GPU", "at least one GPU", do)
                 if size is not None and size > there:
-                    expected = f"at most {there}, the GPUs of the cluster"
+                    expected = f"at most {there}, the number of GPUs in the cluster"
                     raise UsageError(f"--worker-count is {size}", expected, "pass fewer workers")
                 size = size or there
             self._size = size

@@ -107,7 +107,8 @@ class RecipeRequest:
             if getattr(self, name) < 1:
                 raise UsageError(f"--{name} is {getattr(self, name)}", "1 or more", f"pass a larger --{name}")
         if not 0 <= self.faulty < 1:
-            raise UsageError(f"--faulty is {self.faulty:g}", "a share from 0 to below 1", "pass e.g. --faulty 0.05")
+            expected = "a fraction of at least 0 and less than 1"
+            raise UsageError(f"--faulty is {self.faulty:g}", expected, "pass e.g. --faulty 0.05")
         if self.out.is_dir():
             raise UsageError(f"--out {self.out} is a folder", "a result file", "pass a file in that folder")
 

@@ -60,7 +60,8 @@ def additive_reward(evaluation: Evaluation) -> float:
 
 def _speedup(evaluation: Evaluation) -> Speedup:
     if evaluation.speedup is None:
-        raise UsageError("the evaluation has no speed-up", "baselines timed in the same rounds", "time baselines too")
+        wrong = "the evaluation contains no speedup figure"
+        raise UsageError(wrong, "baselines timed in the same rounds", "time baselines too")
     return evaluation.speedup
 
 

@@ -224,8 +224,8 @@ class LearningDevice:
         if limits.scratch_bytes < RUNNING.scratch_bytes or not limits.scratch_sets(problem, self._gpu):
             raise DeviceError(
                 f"only {free // 10**6} MB of GPU memory is free",
-                f"{_FREE_FACTOR * RUNNING.scratch_bytes // 10**6} MB for learning, more for a large matmul",
-                "free GPU memory, or call outblas.settle() before the program allocates its memory",
+                f"{_FREE_FACTOR * RUNNING.scratch_bytes // 10**6} MB for learning, or more for a large matmul",
+                "free some GPU memory, or call outblas.settle() before the program allocates its memory",
             )
         return limits
 

@@ -138,7 +138,7 @@ def _refusal() -> LearningReport:
 
 def _present() -> Learner:
     if _learner is None:
-        raise UsageError("learning is disabled", "enabled learning", "call outblas.enable(learn=True) first")
+        raise UsageError("learning is disabled", "learning to be enabled", "call outblas.enable(learn=True) first")
     return _learner
 
 

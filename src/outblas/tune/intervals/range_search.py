@@ -364,4 +364,5 @@ def _recorded(about: Mapping[str, Any], asked: WeightRange, file: Path) -> list[
             return [m for first, last in spans for m in range(first, last + 1)]
     except (AttributeError, TypeError, ValueError):
         pass
-    raise RecordError(f"{file} is damaged (M to tune for {asked.key})", "spans in its range", "pass another --run")
+    wrong = f"{file} is damaged (its list of M to tune for {asked.key})"
+    raise RecordError(wrong, f"spans of M from {asked.first} to {asked.last}", "pass another --run")

@@ -63,7 +63,9 @@ def score(
     name: RecordingNameOption = common.DEFAULT_RECORDING,
     baselines: Annotated[
         str,
-        typer.Option(help="Comma-separated baseline agents, or none. The agent regressor needs torch (extra rl)."),
+        typer.Option(
+            help="Comma-separated baseline agents, or none. The agent `regressor` needs torch (install the extra rl)."
+        ),
     ] = "random,nearest,regressor",
     sample: Annotated[
         int | None, typer.Option(help="Number of held-out problems to search, stratified by regime (default: all).")

@@ -92,7 +92,7 @@ def load_model(run: Path, settings: TrainSettings, bf16: bool) -> LoadedModel:
     if trained and about.get("r") != settings.lora:
         rank = about.get("r")
         raise UsageError(
-            f"--lora {settings.lora} does not fit {source}, a LoRA adapter of rank {rank}",
+            f"--lora {settings.lora} does not match {source}, a LoRA adapter of rank {rank}",
             f"--lora {rank}, as in the previous stage",
             "pass that rank, or start a new run",
         )

@@ -88,7 +88,7 @@ def supervised_rows(path: str | Path, language: Language, chat: bool) -> list[di
     if not rows:
         raise UsageError(
             f"archive {path} has no training data in language {language.name}",
-            "passed evaluations of kernels that the language can express",
+            "evaluations of passing kernels that the language can express",
             "pass another --archive",
         )
     return rows

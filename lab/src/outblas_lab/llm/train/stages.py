@@ -242,8 +242,9 @@ def _common(stage: Path, settings: TrainSettings, rows: int) -> dict[str, Any]:
     micro = min(settings.micro_batch or own, own)
     if rows % processes or micro < 1 or own % micro:
         raise UsageError(
-            f"{rows} answers per step do not fit {processes} processes in batches of {settings.micro_batch or 'all'}",
-            "a product of --group and --prompts that is divisible by both",
+            f"{rows} answers per step cannot be split evenly (processes: {processes}, --micro-batch: "
+            f"{settings.micro_batch or 'all'})",
+            f"a multiple of {processes * (settings.micro_batch or 1)} answers per step",
             "change --group, --prompts or --micro-batch",
         )
     return {

@@ -47,7 +47,8 @@ def tasks_on(problems: Sequence[Problem]) -> list[SmallTask]:
     large = [problem.key for problem in problems if max(problem.m, problem.k) > MAX_EXTENT]
     if large:
         wrong = f"problem {large[0]} is too large for a task"
-        raise UsageError(wrong, f"M and K up to {MAX_EXTENT}, for the reference on the host", "pass smaller extents")
+        expected = f"M and K up to {MAX_EXTENT}, because the reference is computed on the host"
+        raise UsageError(wrong, expected, "pass smaller extents")
     return [SmallTask.of(name, problem) for problem in problems for name in TASK_NAMES]
 
 

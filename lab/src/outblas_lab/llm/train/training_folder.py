@@ -129,7 +129,7 @@ def append_line(path: Path, row: dict[str, Any]) -> None:
         raise RecordError(
             f"cannot write {path}: {error.strerror or error}",
             "a writable disk with free space",
-            "free space and pass --resume",
+            "free some space and pass --resume",
         ) from error
 
 

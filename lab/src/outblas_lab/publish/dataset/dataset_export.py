@@ -122,7 +122,7 @@ def _is_empty_folder(folder: Path) -> bool:
 
 def _refused(folder: Path, error: OSError) -> RecordError:
     return RecordError(
-        f"cannot write {folder} ({error.strerror or error})", "a writable disk", "free space or pass another path"
+        f"cannot write {folder} ({error.strerror or error})", "a writable disk", "free some space or pass another path"
     )
 
 

@@ -134,7 +134,7 @@ def load_run(path: str | os.PathLike[str]) -> ReportedRun:
         return ReportedRun(read_result(path))
     if not (path / "result.parquet").is_file():
         wrong = f"run directory {path} has no result.parquet"
-        raise RecordError(wrong, "a finished `outblas tune` run", "rerun the same `outblas tune`; it resumes")
+        raise RecordError(wrong, "a finished `outblas tune` run", "rerun the same `outblas tune` command; it resumes")
     run, do = path / "run.json", "restore it or run `outblas tune` again"
     about = read_object(run, "a JSON object", do) if run.exists() else {}
     intervals = Library.load(path / "library.json").intervals if about.get("ranges") else ()

@@ -52,8 +52,8 @@ def verdict(group: Group, gpu: str) -> list[str]:
     """Return for each launch option how fast its problems are in the mean, and how many are faster, level and slower.
 
     Level is within 1%. The mean is of all problems, fall-backs too, e.g. ``"40 problems on NVIDIA H200, without PDL:
-    17.1% faster than the fastest of torch, cuBLAS and autotuned cuBLASLt in the geometric mean; 30 faster, 10 level,
-    0 slower."``
+    17.1% faster than the fastest of torch, cuBLAS and autotuned cuBLASLt on average (geometric mean); 30 faster, 10
+    level, 0 slower."``
     """
     sentences = list[str]()
     for pdl in group.pdls:
@@ -64,7 +64,7 @@ def verdict(group: Group, gpu: str) -> list[str]:
         slower, faster = losses(speedups), sum(s > 1 / LOSS_BELOW for s in speedups)
         counts = f"{faster} faster, {len(speedups) - faster - slower} level, {slower} slower"
         problems = f"{len(speedups)} problem{'s' * (len(speedups) != 1)} on {gpu}, "
-        start, end = ("The same ", "") if sentences else (problems, f" {link} {ALL_RIVALS} in the geometric mean")
+        start, end = ("The same ", "") if sentences else (problems, f" {link} {ALL_RIVALS} on average (geometric mean)")
         sentences.append(f"{start}{group.launch_name(pdl)}: {words}{end}; {counts}.")
     return sentences
 

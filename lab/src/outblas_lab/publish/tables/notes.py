@@ -168,7 +168,8 @@ def cutlass_means(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """
     both = [row for row in rows if row["cutlass"] is not None]
     if not both:
-        raise RecordError("CUTLASS passed on no problem", "one passed problem", "rerun benchmarks/cutlass_peer.py")
+        wrong, do = "CUTLASS passed on no problem", "rerun benchmarks/cutlass_peer.py"
+        raise RecordError(wrong, "at least one problem on which it passes", do)
     return {
         "cutlass_over_baseline": geomean(row["cutlass"]["ratio"] for row in both),
         "ours_over_baseline": geomean(row["ours"]["ratio"] if row["ours"] else 1.0 for row in both),

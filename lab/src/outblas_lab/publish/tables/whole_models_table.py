@@ -80,7 +80,7 @@ def read_whole_models(path: Path) -> dict[str, Any]:
     Raises:
         RecordError: it cannot be read, has another format, or lacks a part.
     """
-    expected = f"a result of whole_models.py of format {FORMAT}, with {', '.join(sorted(_PARTS))}"
+    expected = f"a whole_models.py result in format {FORMAT}, with {', '.join(sorted(_PARTS))}"
     data = read_object(path, expected, "measure it again", format=FORMAT)
     if not data.keys() >= _PARTS:
         raise RecordError(f"{path} is incomplete", expected, "measure it again")
