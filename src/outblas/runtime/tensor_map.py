@@ -119,9 +119,9 @@ def encode_turns(address: int, rows: int, cols: int, box_rows: int, box_cols: in
     """
     half, swizzle, turns = rows // 2, SWIZZLES[box_cols * ELEMENT_BYTES], box_rows // 2 // turn
     if turn == 1:
-        return _encode(address, (cols, 2, half), (half * cols, cols), (box_cols, 2, turns), dtype, swizzle)
+        return encode_extents(address, (cols, 2, half), (half * cols, cols), (box_cols, 2, turns), dtype, swizzle)
     extents, pitches = (cols, turn, 2, half // turn), (cols, half * cols, turn * cols)
-    return _encode(address, extents, pitches, (box_cols, turn, 2, turns), dtype, swizzle)
+    return encode_extents(address, extents, pitches, (box_cols, turn, 2, turns), dtype, swizzle)
 
 
 def described_maps(boxes: Boxes, dtype: str, combs: int) -> tuple[tuple[int, ...], ...]:
@@ -156,10 +156,10 @@ def encode_boxes(
         DeviceError: the driver refused it.
     """
     (rows, cols), (box_rows, box_cols) = extents, box
-    return _encode(address, (cols, rows), (pitch or cols,), (box_cols, box_rows), dtype, swizzle)
+    return encode_extents(address, (cols, rows), (pitch or cols,), (box_cols, box_rows), dtype, swizzle)
 
 
-def _encode(
+def encode_extents(
     address: int, extents: Sequence[int], pitches: Sequence[int], box: Sequence[int], dtype: str, swizzle: str
 ) -> Any:
     """Return a descriptor; extents, pitches (elements, from the second extent on) and box have the innermost first."""

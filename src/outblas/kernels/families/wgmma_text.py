@@ -5,7 +5,7 @@ from __future__ import annotations
 from outblas.core.problem import Problem
 
 
-def wgmma_instance(n: int, problem: Problem) -> str:
+def wgmma_instance(n: int, problem: Problem, a_by_columns: bool = False) -> str:
     """Return the CUDA C++ of a header that defines the device function ``wgmma_instance``.
 
     It is one wgmma m64nNk16 of the problem's dtype, accumulator and layout. PTX needs one operand per accumulator
@@ -15,6 +15,7 @@ def wgmma_instance(n: int, problem: Problem) -> str:
     Args:
         n: columns of the instruction, a multiple of 8 up to 256; it is not checked.
         problem: decides dtype, accumulator and layout; its extents do not matter.
+        a_by_columns: A is M-major instead.
 
     Source:
         PTX ISA, Asynchronous Warpgroup Level Matrix Instructions: wgmma.mma_async.
@@ -36,7 +37,7 @@ __device__ __forceinline__ void wgmma_instance({"u32" if half else "float"} (&d)
       "{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{scale}, 0;\\n"
       "wgmma.mma_async.sync.aligned.m64n{n}k16.{"f16" if half else "f32"}.{dtype}.{dtype} "
       "{{{accumulators}}}, "
-      "%{a}, %{b}, p, 1, 1, 0, {transpose_b};\\n}}"
+      "%{a}, %{b}, p, 1, 1, {int(a_by_columns)}, {transpose_b};\\n}}"
       : {outputs}
       : "l"(a), "l"(b), "r"(accumulate));
 }}

@@ -1,0 +1,98 @@
+// The tiles of all groups in one order, for a persistent grid. Where groups end is known on the device alone.
+//
+// The table in shared memory has the groups that are not empty: ends of their tiles, and their group, begin and end.
+// Ends that run backwards or past the last row are clamped, so that no row is read or written twice or outside.
+#pragma once
+#include "ptx/types.cuh"
+#include "scheduler/raster.cuh"
+
+struct GroupTile {
+  int group, begin, end;  // first row of A of the tile; end of the group's rows
+  int row;                // first row of W of this CTA's tile
+};
+
+// Fields of the table, one array of `groups` integers each, behind the number of groups that are not empty.
+enum { TILE_END = 0, GROUP_ID = 1, GROUP_BEGIN = 2, GROUP_END = 3 };
+__device__ __forceinline__ int table_place(int field, int groups, int index) { return 1 + field * groups + index; }
+
+__device__ __forceinline__ int scan_max(int value, int lane) {
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const int other = __shfl_up_sync(0xFFFFFFFF, value, step);
+    if (lane >= step && other > value) value = other;
+  }
+  return value;
+}
+__device__ __forceinline__ int scan_sum(int value, int lane) {
+#pragma unroll
+  for (int step = 1; step < 32; step *= 2) {
+    const int other = __shfl_up_sync(0xFFFFFFFF, value, step);
+    if (lane >= step) value += other;
+  }
+  return value;
+}
+
+// One warp fills the table. `ends`: the groups' ends, of which each group begins at the one before.
+template <int TILE>
+__device__ __forceinline__ void make_group_table(int* table, const int* ends, int groups, int rows, int lane) {
+  int last_end = 0, tiles_before = 0, filled = 0;
+  for (int base = 0; base < groups; base += 32) {
+    const int group = base + lane;
+    int end = group < groups ? ends[group] : 0;
+    end = end < rows ? end : rows;
+    end = scan_max(end, lane);
+    end = end > last_end ? end : last_end;
+    const int before = __shfl_up_sync(0xFFFFFFFF, end, 1);
+    const int begin = lane ? before : last_end;
+    const int tiles = (end - begin + TILE - 1) / TILE;
+    const int tile_end = tiles_before + scan_sum(tiles, lane);
+    const u32 some = __ballot_sync(0xFFFFFFFF, tiles > 0);
+    if (tiles > 0) {
+      const int place = filled + __popc(some & ((1u << lane) - 1));
+      table[table_place(TILE_END, groups, place)] = tile_end;
+      table[table_place(GROUP_ID, groups, place)] = group;
+      table[table_place(GROUP_BEGIN, groups, place)] = begin;
+      table[table_place(GROUP_END, groups, place)] = end;
+    }
+    filled += __popc(some);
+    last_end = __shfl_sync(0xFFFFFFFF, end, 31);
+    tiles_before = __shfl_sync(0xFFFFFFFF, tile_end, 31);
+  }
+  if (lane == 0) table[0] = filled;
+}
+
+// A warp's walk over the tiles of its cluster. All lanes of the warp call `next` together.
+struct GroupWalk {
+  const int* table;
+  int groups, filled, row_tiles, tile, step, rank, lane;
+  int place;  // of the tile's group in the table
+
+  __device__ __forceinline__ GroupWalk(const int* table, int groups, int row_tiles, int first, int step, int rank, int lane)
+      : table(table), groups(groups), filled(table[0]), row_tiles(row_tiles), tile(first - step), step(step), rank(rank),
+        lane(lane), place(0) {}
+
+  __device__ __forceinline__ bool has_next() const {
+    return filled && tile + step < table[table_place(TILE_END, groups, filled - 1)] * row_tiles;
+  }
+
+  // The next tile; false behind the last one.
+  __device__ __forceinline__ bool next(GroupTile& at) {
+    tile += step;
+    for (;;) {  // 32 groups at a time
+      const int probe = place + lane;
+      const bool ends_before = probe < filled && table[table_place(TILE_END, groups, probe)] * row_tiles <= tile;
+      const u32 before = __ballot_sync(0xFFFFFFFF, ends_before);
+      place += __popc(before);
+      if (before != 0xFFFFFFFF) break;
+    }
+    if (place >= filled) return false;
+    const int first = place ? table[table_place(TILE_END, groups, place - 1)] : 0;
+    const int tiles = table[table_place(TILE_END, groups, place)] - first;
+    const TileCoord t = raster_tile<true, GROUP>(tile - first * row_tiles, tiles, row_tiles);
+    at.group = table[table_place(GROUP_ID, groups, place)];
+    at.begin = table[table_place(GROUP_BEGIN, groups, place)] + t.m * BN;
+    at.end = table[table_place(GROUP_END, groups, place)];
+    at.row = (t.n * CLUSTER + rank) * ROWS;
+    return true;
+  }
+};
