@@ -1,0 +1,231 @@
+"""Question: how fast are grouped kernels on suite moe, beside torch's grouped product and a loop of torch.mm?
+
+Command:
+
+    python benchmarks/grouped_products.py [--only TEXT] [--rounds 20] [--seed 0] [--out results/<gpu>/grouped.json]
+
+Result file: results/<gpu>/grouped.json, a row for each of the 60 problems. Needs a GPU of sm_90 and torch 2.10 or
+later. An interrupted run resumes with the next problem.
+
+Every candidate is compiled once. On each problem, those whose tiles suit its groups are timed for a few rounds. The
+fastest five must then give every group right against fp64, and write no other row. Those that do are timed with the
+rivals in interleaved rounds, each in a CUDA graph. All run over several sets of operands by turns: other tokens, other
+routing and, where memory allows, other weights. So a set's weights are not in L2 from the one before.
+
+- *torch*: ``torch._grouped_mm``. Where a layer has biases, no time is counted for them on either side.
+- *loop*: ``torch.mm`` of each group that has rows, whose sizes the host knows beforehand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from outblas.core.errors import CompileError, OutblasError
+from outblas.core.files import write_json
+from outblas.core.plain_files import read_object
+from outblas.kernels.grouped.grouped_kernel import GroupedConfig, candidates, make_source
+from outblas.kernels.grouped.grouped_problem import GroupedProblem
+from outblas.kernels.grouped.moe_suite import MODELS, MoeProblem, moe_suite, rows_of_groups
+from outblas.records.provenance import collect_provenance, script_command
+from outblas.records.results import result_file
+from outblas.runtime.device import gpu_of_device
+from outblas.runtime.grouped_launch import GroupedKernel
+from outblas.runtime.nvrtc import compile_many
+from outblas.runtime.sass import check_static
+
+#: Sets of operands, copies of the weights at most, bytes of all copies, and kernels that are proved and timed longer.
+SETS, COPIES, MOST_BYTES, FINALISTS = 4, 2, 24 << 30, 5
+#: Added to a bound: the fp32 sums of a kernel, in units of 2^-24 of the sum of absolute products, by root of K.
+_SUMS, CANARY = 4.0 * 2.0**-24, 777.0
+
+
+class OperandSet:
+    """Tokens sorted by expert, the ends of the groups, an output with a canary, and a weight."""
+
+    def __init__(self, one: MoeProblem, seed: int, w: Any) -> None:
+        model, problem = MODELS[one.model], one.problem
+        self.rows = rows_of_groups(model, one.tokens, one.routing, seed)
+        self.w, total = w, sum(self.rows)
+        generator = torch.Generator("cuda").manual_seed(seed)
+        self.a = torch.randn(total, problem.k, device="cuda", generator=generator).bfloat16()
+        self.ends = torch.tensor([*itertools.accumulate(self.rows)], dtype=torch.int32, device="cuda")
+        self.c = torch.empty(total, problem.n, dtype=torch.bfloat16, device="cuda")
+
+    def wrong(self) -> str:
+        """Return which group of ``c`` is not the product in fp64 within the bound; empty if none."""
+        begin, k = 0, self.a.shape[1]
+        for group, size in enumerate(self.rows):
+            part, end = self.c[begin : begin + size], begin + size
+            for rows in range(begin, end, 4096):
+                a, w = self.a[rows : min(end, rows + 4096)].double(), self.w[group].double().T
+                exact, terms = a @ w, a.abs() @ w.abs()
+                got = self.c[rows : min(end, rows + 4096)].double()
+                over = (got - exact).abs() - exact.abs() * 2.0**-8 - terms * _SUMS * k**0.5
+                if not bool((over <= 0).all()):
+                    return f"group {group} of {size} rows is off by {over.max().item():.3g} beyond the bound"
+            begin += len(part)
+        return ""
+
+
+def operand_sets(one: MoeProblem, seed: int) -> list[OperandSet]:
+    """Return the sets of a problem. Weights are N(0, 0.02), as many copies as fit."""
+    problem = one.problem
+    size = problem.groups * problem.n * problem.k * 2
+    copies = max(1, min(COPIES, MOST_BYTES // size))
+    generator = torch.Generator("cuda").manual_seed(seed)
+    shape = (problem.groups, problem.n, problem.k)
+    weights = [torch.empty(shape, dtype=torch.bfloat16, device="cuda") for _ in range(copies)]
+    for weight in weights:
+        weight.normal_(0.0, 0.02, generator=generator)
+    return [OperandSet(one, seed + 1 + place, weights[place % copies]) for place in range(SETS)]
+
+
+def suits(one: MoeProblem, config: GroupedConfig) -> bool:
+    """Return whether a tile is neither much smaller nor much larger than the groups of a problem."""
+    model = MODELS[one.model]
+    mean = max(1.0, one.tokens * model.top / model.experts)
+    if one.tokens * model.top < 2 * model.experts:
+        return config.bn <= 16
+    return mean / 8 <= config.bn <= max(16.0, 2 * mean) or (config.bn >= 128 and mean >= 128)
+
+
+def graph_of(calls: Sequence[Callable[[], Any]]) -> Any:
+    """Return a CUDA graph of calls, which have run once before."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for call in calls:
+            call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        for call in calls:
+            call()
+    return graph
+
+
+def times_us(graphs: dict[str, Any], rounds: int, calls: int) -> dict[str, list[float]]:
+    """Return microseconds of a call in each round; the graphs take turns, every second round the other way round."""
+    found: dict[str, list[float]] = {name: [] for name in graphs}
+    for index in range(rounds + 1):
+        names = list(graphs) if index % 2 else list(reversed(graphs))
+        for name in names:
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
+            graphs[name].replay()
+            end.record()
+            end.synchronize()
+            if index:  # the first round warms up
+                found[name].append(1e3 * begin.elapsed_time(end) / calls)
+    return found
+
+
+def calls_of_kernel(kernel: GroupedKernel, sets: Sequence[OperandSet]) -> list[Callable[[], Any]]:
+    bound = [kernel.bind(one.a, one.w, one.ends, one.c) for one in sets]
+    return [lambda call=call: call(torch.cuda.current_stream().cuda_stream) for call in bound]
+
+
+def rival_calls(sets: Sequence[OperandSet]) -> Iterator[tuple[str, list[Callable[[], Any]]]]:
+    def loop(one: OperandSet) -> None:
+        begin = 0
+        for group, size in enumerate(one.rows):
+            if size:
+                torch.mm(one.a[begin : begin + size], one.w[group].T, out=one.c[begin : begin + size])
+            begin += size
+
+    yield "torch", [lambda one=one: torch._grouped_mm(one.a, one.w.transpose(-2, -1), offs=one.ends) for one in sets]
+    yield "loop", [lambda one=one: loop(one) for one in sets]
+
+
+class Kernels:
+    """Every candidate's machine code, compiled once, and loaded for each problem."""
+
+    def __init__(self) -> None:
+        self._cubins: dict[tuple[Any, ...], Any] = {}
+
+    def load(self, problem: GroupedProblem, configs: Sequence[GroupedConfig]) -> dict[GroupedConfig, GroupedKernel]:
+        kind = (problem.layout, problem.dtype, problem.gated, problem.bias)
+        missing = [config for config in configs if (*kind, config) not in self._cubins]
+        sources = [make_source(problem, config) for config in missing]
+        for index, cubin in compile_many(sources):
+            refused = isinstance(cubin, CompileError) or check_static(cubin.facts, sources[index], cubin)
+            self._cubins[(*kind, missing[index])] = None if refused else cubin
+        good = [config for config in configs if self._cubins[(*kind, config)] is not None]
+        return {config: GroupedKernel(self._cubins[(*kind, config)], problem, config) for config in good}
+
+
+def measure(one: MoeProblem, kernels: Kernels, seed: int, rounds: int) -> dict[str, Any]:
+    """Return a row: the best kernel that is right, its time and those of the rivals, and what went wrong."""
+    problem = replace(one.problem, bias=False)
+    sets = operand_sets(one, seed)
+    loaded = kernels.load(problem, [config for config in candidates(problem) if suits(one, config)])
+    first = {str(config): graph_of(calls_of_kernel(kernel, sets)) for config, kernel in loaded.items()}
+    quick = times_us(first, 3, len(sets))
+    ranked = sorted(loaded, key=lambda config: median(quick[str(config)]))[:FINALISTS]
+    wrong = {}
+    for config in ranked:
+        for each in sets:
+            each.c.fill_(CANARY)
+        for call in calls_of_kernel(loaded[config], sets):
+            call()
+        torch.cuda.synchronize()
+        reason = next(filter(None, (each.wrong() for each in sets)), "")
+        if reason:
+            wrong[str(config)] = reason
+    graphs = {str(config): first[str(config)] for config in ranked if str(config) not in wrong}
+    for name, calls in rival_calls(sets):
+        try:
+            graphs[name] = graph_of(calls)
+        except RuntimeError as error:
+            wrong[name] = " ".join(str(error).split())[:200]
+            torch.cuda.synchronize()
+    times = {name: median(values) for name, values in times_us(graphs, rounds, len(sets)).items()}
+    ours = min((str(config) for config in ranked if str(config) in times), key=times.__getitem__, default=None)
+    gpu = gpu_of_device(0)
+    floor = sum(problem.floor_us(each.rows, gpu) for each in sets) / len(sets)
+    flop = 2 * problem.n * problem.k * sum(sum(each.rows) for each in sets) / len(sets)
+    row = {"problem": one.key, "floor_us": floor, "times_us": times, "ours": ours, "wrong": wrong, "tried": len(loaded)}
+    rivals = [times[name] for name in ("torch", "loop") if name in times]
+    if ours is not None:
+        row |= {"tflops": flop / times[ours] / 1e6, "of_floor": floor / times[ours]}
+        if rivals:
+            row["speedup"] = min(rivals) / times[ours]
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="measure problems whose key has this text")
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0, help="of tokens, weights and routing")
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    out = arguments.out or result_file("grouped.json")
+    known = read_object(out, "an earlier result", "name another --out") if out.exists() else {"rows": []}
+    known["provenance"] = collect_provenance(script_command("benchmarks/grouped_products.py"))
+    done, kernels = {row["problem"] for row in known["rows"]}, Kernels()
+    for one in moe_suite():
+        if one.key in done or arguments.only not in one.key:
+            continue
+        row = measure(one, kernels, arguments.seed, arguments.rounds)
+        known["rows"].append(row)
+        write_json(out, known)
+        torch.cuda.empty_cache()
+        times = {name: round(us, 1) for name, us in row["times_us"].items()}
+        print(one.key, f"floor {row['floor_us']:.1f} us,", times, row["ours"], row["wrong"] or "", flush=True)
+    print("written:", out)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except OutblasError as error:
+        sys.exit(str(error))
