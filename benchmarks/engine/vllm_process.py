@@ -261,11 +261,13 @@ class Engine:
             [next(iter(token.values())).logprob for token in result.prompt_logprobs[1:]] for result in results
         ]
         self.found["state"] = self.llm.collective_rpc(worker_state)[0]
+        runs = {str(size): (self.prompts(size, 64), 3 * STEPS_PROFILED) for size in PROFILED}
+        runs |= {f"{number}x{length}": (self.prompts(number, length), 1) for number, length in PREFILLS}
         profiles = {}
-        for size in PROFILED:
+        for name, (prompts, tokens) in runs.items():
             self.llm.collective_rpc(profile, args=(True,))
-            self.generate(self.prompts(size, 64), 3 * STEPS_PROFILED)
-            profiles[size] = self.llm.collective_rpc(profile, args=(False,))[0]
+            self.generate(prompts, tokens)
+            profiles[name] = self.llm.collective_rpc(profile, args=(False,))[0]
         self.found["profiles"] = profiles
 
 
