@@ -36,8 +36,8 @@ USUAL_BUDGET = 16
 AgentOption = Annotated[
     str | None,
     typer.Option(
-        help="Search agent (see `outblas list agents`). Default: transfer with --model, regressor on a recording, "
-        "otherwise heuristic."
+        help="Search agent (see `outblas list agents`). Default: `transfer` with --model, `regressor` on a recording, "
+        "otherwise `heuristic`."
     ),
 ]
 BudgetOption = Annotated[

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 BudgetsOption = Annotated[
     str,
     typer.Option(
-        help="Comma-separated numbers of measurements after which to compare the agents' choices. After 0 and after "
-        "1 measurement, the choice is an agent's first proposal, unless this kernel fails."
+        help="Comma-separated numbers of measurements after which to compare the agents' choices. After 0 or 1 "
+        "measurements, an agent's choice is its first proposal, unless that kernel fails."
     ),
 ]
 SplitsOption = Annotated[

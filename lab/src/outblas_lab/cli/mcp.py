@@ -16,7 +16,8 @@ from outblas_lab.cli.evolve import DeviceOption
 def mcp(
     device: DeviceOption = None,
     recording: Annotated[
-        str, typer.Option(help="Packaged recording, or a directory, to replay for template kernels if there is no GPU.")
+        str,
+        typer.Option(help="Packaged recording or recording directory to replay for template kernels if no GPU exists."),
     ] = common.DEFAULT_RECORDING,
     compilations: Annotated[int, typer.Option(help="Maximum number of kernels to compile per session.")] = 200,
     evaluations: Annotated[int, typer.Option(help="Maximum number of kernels to prove and time per session.")] = 100,
