@@ -173,5 +173,5 @@ def _sources(learn_from: str | None, across: str | None) -> list[str]:
         return list(SOURCES)
     if across is None:
         wrong = "--learn-from was passed without --across"
-        raise UsageError(wrong, "both options or neither", "add --across or omit --learn-from")
+        raise UsageError(wrong, "--across as well", "add --across or omit --learn-from")
     return common.words(learn_from)
