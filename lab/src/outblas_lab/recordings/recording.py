@@ -165,7 +165,7 @@ class Recording:
                 f"suite {absent[0]} needs a GPU: it is not recorded ({problem.key})"
                 if absent
                 else f"problem {problem.key} needs a GPU: it is not in the recording",
-                f"one of its {len(self.problems)} problems (suite {self.suite}; {', '.join(kinds)})",
+                f"one of the recording's {len(self.problems)} problems (suite {self.suite}; {', '.join(kinds)})",
                 f"pass {'another suite' if absent else 'a recorded problem'} or a live GPU (--device cuda:0)",
             )
         return index
