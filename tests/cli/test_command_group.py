@@ -60,7 +60,7 @@ def test_the_help_page_shows_whole_summaries_in_parts(flag: str) -> None:
     assert CliRunner().invoke(app, ["tune", flag]).exit_code == 0
 
 
-@pytest.mark.parametrize(("name", "words"), [("train", "policy of agent ppo"), ("import-t4", "compare")])
+@pytest.mark.parametrize(("name", "words"), [("train", "policy of the agent `ppo`"), ("import-t4", "compare")])
 def test_a_summary_says_what_the_help_of_its_command_says(name: str, words: str) -> None:
     assert words in SUMMARIES[name] and words in outblas(name, "--help").stdout
 

@@ -26,7 +26,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         (("--gpu-seconds", "nan"), "--gpu-seconds is nan"),
         (("--device", "nowhere.jsonl"), "--device"),
         (("--device", "cuda:0"), "no CUDA GPU was found"),
-        (("--recording", "nowhere"), "no recording 'nowhere' exists"),
+        (("--recording", "nowhere"), "recording 'nowhere' does not exist"),
         (("--fast",), "No such option"),
     ],
 )

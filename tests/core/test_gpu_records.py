@@ -201,5 +201,5 @@ def test_only_a_remark_at_the_end_of_a_product_name_does_not_count(product: str,
 
 
 def test_unknown_names_are_refused() -> None:
-    with pytest.raises(UsageError, match="no packaged record of GPU 'a100'"):
+    with pytest.raises(UsageError, match="no packaged record for GPU 'a100'"):
         packaged_gpu("a100")

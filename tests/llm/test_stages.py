@@ -176,7 +176,7 @@ def test_stages_go_on_from_each_other_and_a_stage_may_be_prolonged(tmp_path: Pat
 
 
 def test_the_settings_name_the_language_that_is_trained(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="the language is 'knobs', but the settings name 'cuda'"):
+    with pytest.raises(UsageError, match="the language is 'knobs', but the settings specify 'cuda'"):
         go(tmp_path / "run", language="cuda")
     assert not (tmp_path / "run").exists()
 

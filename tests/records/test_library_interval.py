@@ -131,9 +131,9 @@ def changed(place: int, **fields: Any) -> Callable[[dict[str, Any]], None]:
         (changed(1, last=64), "M 65..64 .* an ascending range of M"),
         (changed(0, first="one"), "intervals.0.first"),
         (changed(0, measured=[1]), "M 1..64 .* were not measured at both ends"),
-        (changed(0, measured=[1, 64, 64]), "ascending M inside the interval"),
+        (changed(0, measured=[1, 64, 64]), "ascending values of M inside the interval"),
         (changed(0, measured=[0, 1, 64]), "measured.0"),
-        (changed(1, measured=[64, 65, 512]), "ascending M inside the interval"),
+        (changed(1, measured=[64, 65, 512]), "ascending values of M inside the interval"),
         (changed(0, low=None), "without results"),
         (changed(0, config="sm70_gemm:bm=1"), "unknown kernel family"),
         (

@@ -94,7 +94,7 @@ def test_no_learner_sees_a_judged_shape_on_any_gpu(name: str, judged: Recording,
 
 
 def test_splits_by_layout_and_splits_that_leave_nothing_are_refused(judged: Recording, other: Recording) -> None:
-    with pytest.raises(UsageError, match="split layout does not support --across"):
+    with pytest.raises(UsageError, match="split 'layout' does not support --across"):
         parts_of("other", make_split("layout", JUDGED), judged, other)
     split = make_split("shapes", JUDGED, 0.4, 1)
     seen = tuple(p for p in OTHER if (p.m, p.n, p.k) in mnk(split.held_out))
@@ -252,5 +252,5 @@ def test_a_result_of_another_second_gpu_is_not_replaced(
     assert_refused(compare(folders["judged"], str(tmp_path / "third"), out), "other settings", "across")
     assert_refused(compare(folders["judged"], folders["judged"], tmp_path / "x.parquet"), "--across", "another GPU")
     wrong = compare(folders["judged"], folders["other"], tmp_path / "x.parquet", "--splits", "layout")
-    assert_refused(wrong, "split layout does not support --across")
+    assert_refused(wrong, "split 'layout' does not support --across")
     assert not (tmp_path / "x.parquet.jsonl").exists()

@@ -132,7 +132,7 @@ def test_counters_of_the_sample_have_the_units_that_are_documented() -> None:
 
 
 def test_a_kernel_of_which_ncu_tells_nothing_is_no_profile() -> None:
-    with pytest.raises(RecordError, match="gave no counter for k"):
+    with pytest.raises(RecordError, match="reported no counters for k"):
         counters_of(ProfiledLaunch("k", metrics={"gpu__time_duration.sum": 1.0}))
 
 

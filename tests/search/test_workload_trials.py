@@ -117,7 +117,7 @@ def test_autotuned_cublaslt_must_be_the_same_algorithm_in_every_start() -> None:
 
 def test_a_trial_without_the_plain_choice_chooses_nothing() -> None:
     assert second_winner(ROW, [entry({OTHER: around(9.0)}, failed=(PLAIN,))], COLD) is None
-    with pytest.raises(UsageError, match="lacks the plain choice.*rerun step trial_workloads"):
+    with pytest.raises(UsageError, match="lacks the plain choice.*rerun step `trial_workloads`"):
         second_winner(ROW, [entry({OTHER: around(9.0)})], COLD)
 
 

@@ -66,7 +66,7 @@ def test_a_folder_keeps_kernels_over_sessions_and_the_fastest_as_a_file(tmp_path
         assert [e.name for e in folder.entries(PROBLEM)] == [kernel(1).name, kernel(2).name]
         assert (path / "best" / f"{PROBLEM.key}.cu").read_text() == kernel(1).text
         assert folder.store(found(3, 2.0))
-        with pytest.raises(UsageError, match="holds results of h200, but this kernel ran on h100"):
+        with pytest.raises(UsageError, match="holds results from h200, but this kernel ran on h100"):
             folder.store(replace(found(4, 2.0), gpu=replace(H200, name="h100")))
         assert (path / "best" / f"{PROBLEM.key}.cu").read_text() == kernel(3).text
     with Store(path / "store.sqlite") as store:

@@ -28,8 +28,8 @@ def capture(
 ) -> None:
     """Run a Python program and record its half-precision matmuls.
 
-    To tune the recorded matmuls, run `outblas tune --captured FILE`. Before you start this command, set the environment
-    variables that torch reads at import, such as OMP_NUM_THREADS. This command imports torch before it runs the
+    To tune the recorded matmuls, run `outblas tune --captured FILE`. Before you start this command, set any environment
+    variables that torch reads on import, such as OMP_NUM_THREADS. This command imports torch before it runs the
     program. The recording itself does not initialize CUDA.
     """
     from outblas.dispatch.capture import run_program

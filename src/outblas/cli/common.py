@@ -176,9 +176,8 @@ def positive(option: str, value: float, or_zero: bool = False) -> float:
         UsageError: the value is 0, negative, infinite or NaN.
     """
     if not math.isfinite(value) or value < 0 or not (value or or_zero):
-        raise UsageError(
-            f"{option} is {value:g}", f"a number {'of 0 or more' if or_zero else 'above 0'}", f"pass a larger {option}"
-        )
+        expected = "0 or more" if or_zero else "a number above 0"
+        raise UsageError(f"{option} is {value:g}", expected, f"pass a larger {option}")
     return value
 
 
@@ -224,12 +223,12 @@ def output_file(option: str, path: Path, kind: str, read: Callable[[Path], objec
         UsageError: it is a folder, or a file of something else, which stays as it is.
     """
     if path.is_dir():
-        raise UsageError(f"{option} {path} is a folder", "the path of a file", "pass a file in that folder")
+        raise UsageError(f"{option} {path} is a folder", "a file path", "pass a file in that folder")
     if os.path.lexists(path) and not (path.is_file() and path.stat().st_size == 0):
         try:
             read(path)
         except (OutblasError, OSError, ValueError) as error:
-            wrong, do = f"{option} {path} exists but is not a {kind}", "pass another path, or move the file away"
+            wrong, do = f"{option} {path} exists but is not a {kind}", "pass another path, or move the file elsewhere"
             raise UsageError(wrong, f"a new file, or a {kind}", do) from error
     return path
 

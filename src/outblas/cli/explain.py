@@ -31,8 +31,9 @@ def explain(
 ) -> None:
     """Show which kernel computes each matmul of a model in an inference engine, and predict the speedup of a step.
 
-    A library kernel's speedup is measured over the fastest baseline; other kernels' speedups over torch are predicted.
-    A fused gate's speedup is measured over a matmul plus a separate gate pass; the step speedup excludes fused gates.
+    A library kernel's speedup is measured against the fastest baseline; other kernels' speedups over torch are
+    predicted. A fused gate's speedup is measured against a matmul plus a separate gate pass; the step speedup
+    excludes fused gates.
     """
     from outblas.core.gpu_records import packaged_gpu
     from outblas.dispatch.unlisted_shapes import any_shape_chooser

@@ -109,7 +109,7 @@ def _captured(file: Path, kind: tuple[str, str, str]) -> list[Problem]:
     if not problems:
         words = "/".join(kind)
         wrong = f"{file} has no {words} matmul"
-        raise UsageError(wrong, "at least one such matmul", "pass another --layout or --dtype")
+        raise UsageError(wrong, "at least one matmul of this kind", "pass another --layout or --dtype")
     if len(problems) < len(found):
         left_out = f"skipped {len(found) - len(problems)} problems with another layout, dtype or accumulator"
         err.print(f"{left_out}; select them with --layout, --dtype and --acc", markup=False)

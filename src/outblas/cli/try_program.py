@@ -55,7 +55,7 @@ def try_program(
         common.positive("--timeout", timeout)
     if less_is_better and metric is None:
         wrong = "--less-is-better was passed without --metric"
-        raise UsageError(wrong, "both options or neither", "omit --less-is-better; less wall time is always better")
+        raise UsageError(wrong, "--metric as well", "omit --less-is-better; less wall time is always better")
     tried = Program(program, metric, timeout)
     require_gpus((0,))  # without one, OutBLAS takes no part in any of the runs
     library = _tuned(tried, tune) if tune else None

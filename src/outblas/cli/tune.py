@@ -36,8 +36,8 @@ USUAL_BUDGET = 16
 AgentOption = Annotated[
     str | None,
     typer.Option(
-        help="Search agent (see `outblas list agents`). Default: transfer with --model, regressor on a recording, "
-        "otherwise heuristic."
+        help="Search agent (see `outblas list agents`). Default: `transfer` with --model, `regressor` on a recording, "
+        "otherwise `heuristic`."
     ),
 ]
 BudgetOption = Annotated[
@@ -404,13 +404,14 @@ def check_sources(context: typer.Context) -> None:
         wrong = "--suite conflicts with --mnk, --captured, --linear and --model"
         raise UsageError(wrong, "only one of them", "omit the others")
     if linear and (mnk or captured is not None or sample is not None):
-        raise UsageError("--linear conflicts with --mnk, --captured and --sample", "one of them", "omit the others")
+        raise UsageError("--linear conflicts with --mnk, --captured and --sample", "only --linear", "omit the others")
     if given["m"] is not None and not linear and model is None:
         raise UsageError("--m needs --linear", "a weight N_K", "pass e.g. --linear 4096_14336 --m 1:8192")
     if given["intervals"] is False and linear:
         raise UsageError("--points conflicts with --linear", "only one of them", "pass single problems as --mnk")
     if given["intervals"] and (mnk or sample is not None):
-        raise UsageError("--intervals conflicts with --mnk and --sample", "a suite, --captured or --linear", "omit one")
+        wrong = "--intervals conflicts with --mnk and --sample"
+        raise UsageError(wrong, "a suite, --captured or --linear", "omit the others")
     if mnk and sample is not None:
         raise UsageError("--sample conflicts with --mnk", "only one of them", "omit one")
     if captured is not None and (mnk or sample is not None):

@@ -157,7 +157,7 @@ def packaged_gpu(name: str) -> Gpu:
     """
     if name not in packaged_records():
         known = " or ".join(packaged_records())
-        raise UsageError(f"no packaged record of GPU {name!r}", known, "pass one of them, or run outblas calibrate")
+        raise UsageError(f"no packaged record for GPU {name!r}", known, "pass one of them, or run outblas calibrate")
     return packaged_records()[name].gpu
 
 

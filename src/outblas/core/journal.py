@@ -137,9 +137,8 @@ class Journal:
             if not all(isinstance(entry, dict) for entry in entries):
                 raise ValueError("a line is not a JSON object")
         except (ValueError, RecursionError) as error:
-            raise RecordError(
-                f"journal {self.path} is damaged ({error})", "one JSON object per line", "move it away to start over"
-            ) from error
+            wrong, do = f"journal {self.path} is damaged ({error})", "move the file elsewhere to start over"
+            raise RecordError(wrong, "one JSON object per line", do) from error
         if found != json.loads(json.dumps(settings)):
             wrong, expected = f"{self.path} belongs to a run with other settings", "the original settings to resume it"
             raise UsageError(wrong, expected, "finish that run, pass another output path, or pass --no-resume")
@@ -183,4 +182,4 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
         return found
     except (OSError, ValueError, RecursionError) as error:
         wrong = f"{path} cannot be read ({error})"
-        raise RecordError(wrong, "one JSON object per line", "move the file away") from error
+        raise RecordError(wrong, "one JSON object per line", "move the file elsewhere") from error

@@ -136,7 +136,7 @@ def paired_speedup(
     if len(ours_us) != len(baseline_us):
         wrong = f"{len(ours_us)} kernel samples and {len(baseline_us)} baseline samples were passed"
         raise UsageError(wrong, "one pair of samples per round", "time both in every round")
-    ours, base = _logs(ours_us, "a time"), _logs(baseline_us, "a time")
+    ours, base = _logs(ours_us, "the kernel times"), _logs(baseline_us, "the baseline times")
     ratios = [b - o for o, b in zip(ours, base, strict=True)]
     mid, low, high = bootstrap_median(ratios, confidence=confidence, seed=seed)
     return math.exp(mid), math.exp(low), math.exp(high)
@@ -188,11 +188,11 @@ def _logs(values: Sequence[float], what: str) -> list[float]:
     """Return the natural logarithms of values.
 
     Raises:
-        UsageError: no values, or one that is not finite and positive; ``what`` starts the message.
+        UsageError: no values, or one that is not finite and positive; ``what`` is in the message.
     """
     if len(values) == 0:
-        raise UsageError(f"{what} received no values", "at least one value", "measure at least one problem")
+        raise UsageError(f"no values for {what}", "at least one value", "measure at least one problem")
     for v in values:
         if not (math.isfinite(v) and v > 0):
-            raise UsageError(f"{what} received {v!r}", "finite positive values", "omit rows without a result")
+            raise UsageError(f"invalid value {v!r} for {what}", "finite positive values", "omit rows without a result")
     return [math.log(v) for v in values]

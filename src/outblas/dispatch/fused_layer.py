@@ -115,7 +115,7 @@ def check_like_result(name: str, t: torch.Tensor, x: torch.Tensor, w: torch.Tens
     if tuple(t.shape) != shape or not same or t.device != x.device:
         wrong = f"{name} has shape {tuple(t.shape)} and dtype {t.dtype} on {t.device}"
         expected = f"shape {tuple(shape)} and dtype {x.dtype} on {x.device}"
-        raise TensorError(wrong, expected, "expand or convert it first")
+        raise TensorError(wrong, expected, f"expand or convert {name} first")
 
 
 def _autocasts(device_type: str) -> bool:
@@ -156,7 +156,7 @@ def plus_bias(y: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     if bias.dtype != y.dtype or widened:
         wrong = f"bias has shape {tuple(bias.shape)} and dtype {bias.dtype}"
         expected = f"a tensor of dtype {y.dtype} that expands to {tuple(y.shape)}"
-        raise TensorError(wrong, expected, "expand or convert it")
+        raise TensorError(wrong, expected, "expand or convert bias first")
     return (rows + bias).view(y.shape)
 
 

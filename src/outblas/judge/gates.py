@@ -104,7 +104,7 @@ def prove_on_all(
             return replace(verdict, detail=f"on {problem.mnk}: {verdict.detail}")
         worst = max(worst, verdict.max_err_ratio or 0.0)
     if verdict is None:
-        raise UsageError("no problem was given to the proof", "at least one", "name a problem that the kernel supports")
+        raise UsageError("no problem was given to the proof", "at least one", "pass a problem that the kernel supports")
     return _untampered(replace(verdict, max_err_ratio=worst), before)
 
 

@@ -180,8 +180,8 @@ class BoundedNets:
             margin, sure, unaligned = (float(single(arrays, field)) for field in ("margin", "sure", "sure_unaligned"))
             return cls(nets, margin, sure, unaligned, str(single(arrays, "about")), **cls.more_fields(arrays))
         except DAMAGED as error:
-            wrong, do = f"{name or 'the ' + cls.words} cannot be read ({error})", "reinstall the package, or fit it"
-            raise RecordError(wrong, f"format {cls.version}", f"{do}: outblas fit any-shape") from error
+            wrong, do = f"{name or 'the ' + cls.words} cannot be read ({error})", "reinstall the package, or recreate"
+            raise RecordError(wrong, f"format {cls.version}", f"{do} the file with: outblas fit any-shape") from error
 
     @classmethod
     def input_count(cls) -> int:
@@ -256,7 +256,7 @@ class AnyShapeModel(BoundedNets):
             return tuple(config_from_name(str(each)) for each in read_arrays(data)["kernels"])
         except DAMAGED as error:
             wrong = f"the unlisted-shape data cannot be read ({error})"
-            raise RecordError(wrong, "a file from outblas fit any-shape", "move the file away") from error
+            raise RecordError(wrong, "a file from outblas fit any-shape", "move the file elsewhere") from error
 
     def offered(self, launch: Launch, installed: Iterable[KernelConfig] = ()) -> tuple[KernelConfig, ...]:
         """Return the kernels on offer for a launch option: those for any shape, then the others, each once.

@@ -157,7 +157,8 @@ class CapturedProducts:
             reason = error.strerror if isinstance(error, OSError) else f"truncated or damaged: {error}"
             raise RecordError(f"{wrong} ({reason})", "a complete JSON file", do) from error
         if not isinstance(data, dict) or data.get("kind") != "captured" or data.get("format") != FORMAT:
-            raise RecordError(f"{wrong} (it has another kind or format)", f"captured problems of format {FORMAT}", do)
+            reason = "the file is of a different kind or format"
+            raise RecordError(f"{wrong} ({reason})", f"captured problems of format {FORMAT}", do)
         try:
             return cls(*_parse(data))
         except (OutblasError, ValueError, TypeError) as error:
@@ -267,7 +268,7 @@ class CaptureFile:
                     before = Counter[CapturedProduct]() if ours is None else self._tried.get(ours.get("products"))
                     if before is None:
                         wrong = f"{self._path} was changed by another program during the capture"
-                        raise RecordError(wrong, "a file that only outblas capture writes", "move the file away")
+                        raise RecordError(wrong, "a file that only outblas capture writes", "move the file elsewhere")
                     self._tried = {before.total(): before, counts.total(): counts}
                     others = tuple(one for one in there.provenance if one is not ours)
                     CapturedProducts(Counter(there.counts) + (counts - before), (*others, about)).save(self._path)

@@ -129,7 +129,7 @@ def _interval_from_file(one: Any, configs: dict[str, KernelConfig]) -> LibraryIn
     weight.problem(one.last)
     if found.has_kernel and not {found.first, found.last} <= set(found.measured):
         wrong = f"the kernels of {found.words} for {weight.key} were not measured at both ends"
-        raise RecordError(wrong, "both ends of the interval in field 'measured'", "tune again")
+        raise RecordError(wrong, "both ends of the interval in the field 'measured'", "tune again")
     return found
 
 

@@ -265,7 +265,7 @@ class LibraryInterval:
         rising = all(a < b for a, b in pairwise(self.measured))
         if not rising or not all(self.first <= m <= self.last for m in self.measured):
             wrong = f"{where} was measured at M = {list(self.measured)}"
-            raise ConfigError(wrong, "ascending M inside the interval", "tune again")
+            raise ConfigError(wrong, "ascending values of M inside the interval", "tune again")
 
     @property
     def weight(self) -> Weight:

@@ -276,7 +276,7 @@ def _check_meta(meta: Mapping[str, Any], what: str) -> None:
     provenance = meta.get("provenance")
     if not isinstance(meta.get("suite"), str) or not isinstance(provenance, Mapping):
         raise RecordError(
-            f"{what} has no suite or no provenance", "both in its metadata", "create it with `outblas bench`"
+            f"{what} has no suite or no provenance", "both in its metadata", "recreate the file with `outblas bench`"
         )
     absent = [f for f in PROVENANCE_FIELDS if f not in provenance]
     if absent:
@@ -371,7 +371,7 @@ def median_rows(benches: Sequence[Sequence[Row]]) -> list[Row]:
             row counts as 1 there, so a median of the other starts would hide the failure.
     """
     if len(benches) % 2 == 0:
-        raise UsageError(f"{len(benches)} benches have no median", "an odd number of benches", "add or remove one")
+        raise UsageError(f"{len(benches)} benches have no median", "an odd number of benches", "add or remove a bench")
     by_key = [{tuple(row[c] for c in _KEY): row for row in rows} for rows in benches]
     if any(known.keys() != by_key[0].keys() for known in by_key):
         wrong = "the benches have different problems or launch options"

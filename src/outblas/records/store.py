@@ -297,7 +297,7 @@ class Store(AbstractContextManager["Store"]):
             yield
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError, OutblasError) as error:
             wrong = f"store {self.path} contains {what} that cannot be read ({error})"
-            do = "the file was edited or damaged; restore a copy or start a new store"
+            do = "the file was edited or damaged; restore a backup or start a new store"
             raise RecordError(wrong, f"content of schema version {VERSION}", do) from error
 
     def _is_new(self) -> bool:
@@ -455,7 +455,7 @@ def store_failure(path: Path, what: str, error: Exception) -> RecordError:
 
 def store_refused(path: Path, kind: str) -> RecordError:
     """Return the RecordError for a file that is no usable store; ``kind`` says why, e.g. "is empty"."""
-    wrong, do = f"store {path} {kind}", "restore a copy or pass another path; the file was not changed"
+    wrong, do = f"store {path} {kind}", "restore a backup or pass another path; the file was not changed"
     return RecordError(wrong, f"an OutBLAS store of version {VERSION}", do)
 
 

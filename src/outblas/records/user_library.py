@@ -207,7 +207,7 @@ def _mergeable(path: Path, gpu: str, mark: Mapping[str, Any]) -> tuple[Library, 
         os.replace(path, aside)
     except OSError as error:
         raise RecordError(
-            f"cannot move {path} aside ({error.strerror})", "a writable directory", "move the file away"
+            f"cannot move {path} aside ({error.strerror})", "a writable directory", "move the file elsewhere"
         ) from error
     return Library(gpu, ()), aside
 

@@ -212,7 +212,7 @@ class LtAlgorithms:
         plan.close()
         raise DeviceError(
             f"it is not among the {len(results)} that this cuBLASLt proposes",
-            "the cuBLASLt version that the library was tuned with",
+            "the cuBLASLt version with which the library was tuned",
             "tune again",
         )
 

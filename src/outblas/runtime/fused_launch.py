@@ -128,7 +128,7 @@ class FusedKernel:
         reason = why_not_fused(problem, self.config, self.epilogue)
         if reason is not None:
             raise ConfigError(
-                f"{self.name} on {problem.key}: {reason}", "a supported epilogue", "use the kernel without it"
+                f"{self.name} on {problem.key}: {reason}", "a supported epilogue", "use the kernel without an epilogue"
             )
         wrong = why_unfit(problem, self.config, extra, operands[0], operands[2])
         if not extra.fits(self.epilogue):

@@ -320,10 +320,10 @@ def check_operands(
                 f"{name} has shape {tuple(tensor.shape)}", f"{shape} for {problem.key}", "pass a tensor of that shape"
             )
         if str(tensor.dtype) != dtype:
-            raise TensorError(f"{name} has dtype {tensor.dtype}", dtype, "convert it, or use a problem of its dtype")
+            raise TensorError(f"{name} has dtype {tensor.dtype}", dtype, "convert it, or use a problem of that dtype")
         if tensor.device.type != "cuda" or tensor.device != a.device:
             expected = "a, b and c on the same CUDA device"
-            raise TensorError(f"{name} is on {tensor.device}", expected, "move it to that device")
+            raise TensorError(f"{name} is on {tensor.device}", expected, f"move {name} to that device")
         if not tensor.is_contiguous():
             raise TensorError(f"{name} has strides {tensor.stride()}", "a contiguous tensor", "call .contiguous()")
     for name, tensor in (("a", a), ("b", b)):

@@ -145,7 +145,7 @@ def open_store(path: Path) -> Iterator[tuple[Store, str]]:
     with Store(file) as store:
         runs, name = [run.run_id for run in store.runs()], run_name(store, path)
         if name not in runs:
-            do = "rename the directory after one of these runs"
+            do = "give the directory the name of one of these runs"
             raise RecordError(f"{file} has {len(runs)} runs, none named {name!r}", "a run with that name", do)
         yield store, name
 
@@ -227,7 +227,7 @@ def _winner_row(
     row: LibraryRow, launch: Launch, choice: LibraryChoice, e: Evaluation | None, evaluator: Evaluator
 ) -> Row:
     if e is None or e.timing is None or e.speedup is None:
-        raise RecordError(f"the winner of {row.problem.key} has no evaluation", "one in the store", "tune again")
+        raise RecordError(f"the winner of {row.problem.key} has no evaluation", "a stored evaluation", "tune again")
     name = e.speedup.baseline
     return {
         **_common(row, launch, name, e.baselines_us, evaluator),

@@ -92,10 +92,10 @@ def test_heads_may_be_wider_than_the_model_and_the_head_is_padded() -> None:
         ({"num_hidden_layers": True}, "num_hidden_layers is True"),
         ({"vocab_size": 0}, "vocab_size is 0"),
         ({"num_key_value_heads": 64}, "num_key_value_heads is 64 in the model config; expected a divisor of"),
-        ({"num_key_value_heads": 6}, "a divisor of num_attention_heads, 32"),
+        ({"num_key_value_heads": 6}, "a divisor of num_attention_heads (32)"),
         (
             {"hidden_size": 4100},
-            "hidden_size is 4100 in the model config, without head_dim; expected a multiple",
+            "hidden_size is 4100 in the model config, which has no head_dim; expected a multiple",
         ),
         ({"attention_bias": "false"}, "attention_bias is 'false' in the model config; expected true or false"),
         ({"mlp_bias": 0}, "mlp_bias is 0"),

@@ -381,7 +381,7 @@ def test_a_recording_measures_its_own_m_and_claims_nothing_between_changes(tmp_p
     for one in found.intervals:
         assert not one.has_kernel or {one.first, one.last} <= set(one.measured)
     empty = WeightRange(Weight(64, 64), 1, 9)
-    with pytest.raises(UsageError, match=r"the recording has no M from 1 to 9 for weight 64_64_TN_fp16_fp32"):
+    with pytest.raises(UsageError, match=r"the recording has no values of M from 1 to 9 for weight 64_64_TN_fp16_fp32"):
         search(tmp_path / "t.sqlite", model(), RangesRequest([empty]), evaluator=evaluator, recording=recording)
 
 

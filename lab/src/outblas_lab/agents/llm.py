@@ -134,7 +134,7 @@ def connect() -> Ask:
 
     name = os.environ.get("OUTBLAS_LLM_MODEL", "")
     if not name:
-        raise UsageError("agent llm has no model", "OUTBLAS_LLM_MODEL, plus either OPENAI_BASE_URL or OPENAI_API_KEY",
+        raise UsageError("agent 'llm' has no model", "OUTBLAS_LLM_MODEL, plus either OPENAI_BASE_URL or OPENAI_API_KEY",
                          "set them, e.g. OUTBLAS_LLM_MODEL=... OPENAI_BASE_URL=http://localhost:8000/v1")  # fmt: skip
     check_server()
     limits = os.environ.get("OUTBLAS_LLM_BUDGET", "")

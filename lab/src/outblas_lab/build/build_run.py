@@ -116,7 +116,8 @@ def copy_tables_from(work: BuildFolder, files: Sequence[Path]) -> None:
         return
     gpus = sorted({library.gpu for library in libraries})
     if len(gpus) > 1:
-        raise UsageError(f"the libraries are for {', '.join(gpus)}", "one GPU model", "omit those of other models")
+        wrong = f"the libraries are for {', '.join(gpus)}"
+        raise UsageError(wrong, "libraries for one GPU model", "omit the libraries for other models")
     rows: dict[Problem, LibraryRow] = {}
     tables: dict[str, Any] = {}
     for library in libraries:
@@ -250,7 +251,7 @@ def run_jobs(work: BuildFolder, listed: Sequence[Sequence[str]]) -> None:
         finally:
             spent = monotonic() - begin
             kept, name = work.path / "seconds.json", " ".join(job)
-            do = "move it away; it holds only the times of jobs"
+            do = "move the file elsewhere; it holds only the times of jobs"
             seconds = dict(read_object(kept, "a file written by a build", do)) if kept.exists() else {}
             seconds[name] = round(seconds.get(name, 0.0) + spent, 1)
             write_json(kept, seconds)
@@ -341,7 +342,7 @@ def adopt(work: BuildFolder, other: Path, tables: Sequence[Table]) -> None:
     gpu, library, theirs = gpu_of_device(work.gpu_index), work.load(), Library.load(source.library)
     if theirs.gpu == gpu.name:
         raise UsageError(
-            f"{other} is for the same GPU model, {gpu.name}", "another GPU's build", "use --begin-with for its tables"
+            f"{other} is for the same GPU model, {gpu.name}", "another model's build", "use --begin-with for its tables"
         )
     for table in tables:
         if str(table) in library.provenance["tables"]:

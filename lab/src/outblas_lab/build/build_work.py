@@ -117,9 +117,8 @@ class BuildFolder:
         """
         kinds = sorted({gpu_of_device(index).name for index in self.gpus})
         if len(kinds) > 1:
-            raise UsageError(
-                f"the GPUs are of different models: {', '.join(kinds)}", "one model", "pass GPUs of one model as --gpus"
-            )
+            wrong = f"the GPUs are of different models: {', '.join(kinds)}"
+            raise UsageError(wrong, "GPUs of the same model", "pass GPUs of the same model in --gpus")
         about = {**built_by(), "gpu": kinds[0]}
         if not self.stamp.exists():
             write_json(self.stamp, about)

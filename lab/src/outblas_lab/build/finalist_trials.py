@@ -179,7 +179,7 @@ def finished_trial(
     if not lines or lines[-1]["problem"]:
         return []
     if chosen is not None and settings["finalists"] != names_of_finalists(chosen):
-        raise UsageError(f"{path} has timings of other finalists", "those of this table", "delete the file")
+        raise UsageError(f"{path} has timings of other finalists", "this table's finalists", "delete the file")
     return lines
 
 

@@ -56,7 +56,7 @@ def finalists(work: BuildFolder, table: Table) -> dict[Problem, list[KernelConfi
 
 def read_finalists(path: Path) -> dict[Problem, list[KernelConfig]]:
     """Return problem -> its finalists from a file of :func:`names_of_finalists`."""
-    do = "move the file away to choose them again"
+    do = "move the file elsewhere to choose the finalists again"
     known = read_object(path, "the finalists of a build", do)
     return {Problem.from_key(key): [config_from_name(name) for name in names] for key, names in known.items()}
 

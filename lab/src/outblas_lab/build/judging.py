@@ -73,7 +73,7 @@ def note_proof(work: BuildFolder, table: Table, result: Result) -> None:
     if failed or result.provenance.get("kernels") != today:
         raise UsageError(
             f"{result.path} does not prove the kernels of {table} ({len(failed)} failed)",
-            f"a bench of kernel sources with hash {today} in which every kernel passes",
+            f"a bench of the kernel sources with hash {today} in which every kernel passes",
             f"search the failed rows again, delete {result.path.name} and bench again",
         )
     library = work.load()

@@ -97,7 +97,7 @@ def rows_of_table(library: Library, table: Table) -> Library:
     """
     part = library.restricted_to(table.problems())
     if str(table) not in library.provenance["tables"] or len(part.rows) < len(table.problems()):
-        raise UsageError(f"table {table} is not fully tuned", "a tuned table", "run step tune for this table first")
+        raise UsageError(f"table {table} is not fully tuned", "a tuned table", "run step `tune` for this table first")
     return replace(part, provenance=library.provenance["tables"][str(table)])
 
 

@@ -84,7 +84,8 @@ def prove_intervals(work: BuildFolder, table: Table) -> None:
     library = work.load()
     known = library.provenance.get("intervals", {})
     if str(table) not in known:
-        raise UsageError(f"{work.library} lacks intervals of {table}", "such intervals", "run step intervals")
+        wrong = f"{work.library} lacks intervals of {table}"
+        raise UsageError(wrong, "intervals of this table", "run step `intervals`")
     if table not in unproved_intervals(library):
         print(f"prove_intervals {table}: already done", flush=True)
         return

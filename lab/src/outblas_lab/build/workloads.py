@@ -335,7 +335,7 @@ def second_winner(row: LibraryRow, entries: Sequence[TrialEntry], mode: str) -> 
         raise UsageError(
             f"the trial of {row.problem.key} in mode {mode} lacks the plain choice {plain}",
             "a trial of the installed kernels",
-            "delete the file of that trial and rerun step trial_workloads",
+            "delete that trial's file and rerun step `trial_workloads`",
         )
     others = {name: over_plain(entry, plain, name, mode) for name in entry.timings if name != plain}
     sure = {

@@ -57,7 +57,7 @@ def bench(
     name = "_".join((suite, layout.lower(), dtype.lower(), acc.lower(), mode, *part))
     path = out_file or Path("results") / f"{name}.parquet"
     if path.is_dir():
-        raise UsageError(f"--out {path} is a folder", "the path of a file", "pass a file in that folder")
+        raise UsageError(f"--out {path} is a folder", "a file path", "pass a file in that folder")
     if resume and path.exists():
         _check_replaced(path, problems, mode)
     indices = require_gpus(common.integers("--gpus", gpus))
@@ -105,4 +105,4 @@ def _check_replaced(path: Path, problems: Sequence[Problem], mode: str) -> None:
     was = {Problem.from_json(row) for row in rows}
     if rows[0]["mode"] != mode or was != set(problems):
         wrong = f"{path} is a bench in mode {rows[0]['mode']} of {len(was)} problems"
-        raise UsageError(wrong, f"a new file, or one in mode {mode} of the same {len(problems)} problems", do)
+        raise UsageError(wrong, f"a new file, or a bench in mode {mode} of the same {len(problems)} problems", do)

@@ -40,9 +40,9 @@ StepsOption = Annotated[
 ModesOption = Annotated[
     str | None,
     typer.Option(
-        help="Comma-separated modes of step `bench` (default: "
+        help="Comma-separated modes in which step `bench` times the library (default: "
         + ", ".join(MODES)
-        + "). Tables not in --extra get only mode offline. Step `trial_workloads` uses only offline_cold and server."
+        + "). Tables not in --extra are timed only offline. Step `trial_workloads` uses only offline_cold and server."
     ),
 ]
 ExtraOption = Annotated[
@@ -54,9 +54,9 @@ ExtraOption = Annotated[
 StartsOption = Annotated[
     str | None,
     typer.Option(
-        help="Comma-separated numbers of the machine starts (boots) to run now, or block (default: 1,2,3,block). Step "
-        "`trial` has starts 1 to 9 and block; step `judge` has starts 1 to 3 and block; step `judge_cold` has starts "
-        "1 to 3."
+        help="Comma-separated machine starts (boots) to run now, by number, or block for the block start (default: "
+        "1,2,3,block). Step `trial` has starts 1 to 9 and block; step `judge` has starts 1 to 3 and block; step "
+        "`judge_cold` has starts 1 to 3."
     ),
 ]
 RecordedOption = Annotated[str | None, typer.Option(help="Comma-separated tables to record (default: the first).")]
@@ -75,8 +75,8 @@ AdoptOption = Annotated[
     Path | None,
     typer.Option(
         metavar="DIR",
-        help="Build directory of another GPU. Each missing table starts with the other GPU's finalists instead of a "
-        "search. Steps `trial` and `choose` then select among these finalists.",
+        help="Build directory of another GPU. Each table missing from --work starts with the other GPU's finalists "
+        "instead of a search. Steps `trial` and `choose` then select among these finalists.",
     ),
 ]
 JobOption = Annotated[str | None, typer.Option(hidden=True, help="Run one job in this process.")]
@@ -87,7 +87,7 @@ Each step runs in a separate process for every table. STEM is the table's name i
 
 \b
 record   measures the catalogue                                            -> WORK/recording/
-tune     searches kernels for problems without a library row              -> WORK/library.json
+tune     finds kernels for problems without a library row                 -> WORK/library.json
 borrow   tries winners of nearby shapes and keeps the faster kernel
 refine   tries neighbors of the best candidates and keeps the faster kernel
 trial    times the fastest kernels of every row, in one machine start -> WORK/STEM_trial_START.jsonl
@@ -101,17 +101,17 @@ bench    times the library in the other modes, in one start          -> WORK/STE
 The following steps run only if --steps names them:
 
 \b
-intervals searches kernels for every M of a suite's weights, e.g. --tables engine:TN:bf16:fp32 -> WORK/STEM_intervals/
+intervals finds kernels for every M of a suite's weights, e.g. --tables engine:TN:bf16:fp32 -> WORK/STEM_intervals/
 prove_intervals proves the intervals of another library (--begin-with) with the current kernel sources
-gates    searches kernels with SiLU for the gate/up weights of suite engine; run it after intervals -> WORK/STEM_gates/
-again    repeats the search for rows that fall back to a baseline or barely win; run trial next
-search_cold times neighbors of the plain kernels with cold caches; run trial_workloads next
+gates    finds kernels with SiLU for the gate/up weights of suite engine; run it after `intervals` -> WORK/STEM_gates/
+again    repeats the search for rows that fall back to a baseline or barely win; run `trial` next
+search_cold times neighbors of the plain kernels with cold caches; run `trial_workloads` next
 judge_cold times the library with cold caches, in one start          -> WORK/STEM_judge_cold_START.parquet
 merge_cold publishes the median of three judge_cold starts for each row -> WORK/STEM_offline_cold.parquet
-reopen   repeats the search for rows that trials chose; run trial with --starts 4,5,6 next
-reopen_again repeats the search for rows that reopen did not improve; run trial with --starts 7,8,9 next
+reopen   repeats the search for rows that trials chose; run `trial` with --starts 4,5,6 next
+reopen_again repeats the search for rows that reopen did not improve; run `trial` with --starts 7,8,9 next
 
-In starts 1 to 3, trial and judge time kernels in interleaved rounds. In start "block", they time each kernel of a
+In starts 1 to 3, `trial` and `judge` time kernels in interleaved rounds. In start "block", they time each kernel of a
 large problem alone, at its settled clock. Results vary between machine starts, so restart the machine before each
 start (--starts).
 
@@ -139,7 +139,7 @@ def build_library(
     check: CheckOption = None,
     job: JobOption = None,
 ) -> None:
-    """Build a library: record, tune, choose and judge kernels of all tables (needs a GPU for hours; resumable)."""
+    """Build a library: record, tune, choose and judge kernels for all tables (needs a GPU for hours; resumable)."""
     if check is not None:
         from outblas.cli.contribute import check_contribution
 

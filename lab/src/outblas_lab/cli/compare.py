@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 BudgetsOption = Annotated[
     str,
     typer.Option(
-        help="Comma-separated numbers of measurements after which to compare the agents' choices. After 0 and after "
-        "1 measurement, the choice is an agent's first proposal, unless this kernel fails."
+        help="Comma-separated numbers of measurements after which to compare the agents' choices. After 0 or 1 "
+        "measurements, an agent's choice is its first proposal, unless that kernel fails."
     ),
 ]
 SplitsOption = Annotated[
@@ -173,5 +173,5 @@ def _sources(learn_from: str | None, across: str | None) -> list[str]:
         return list(SOURCES)
     if across is None:
         wrong = "--learn-from was passed without --across"
-        raise UsageError(wrong, "both options or neither", "add --across or omit --learn-from")
+        raise UsageError(wrong, "--across as well", "add --across or omit --learn-from")
     return common.words(learn_from)

@@ -62,7 +62,10 @@ CountersOption = Annotated[
     ),
 ]
 NearestOption = Annotated[
-    int, typer.Option(help="Maximum number of kernels for similar problems, and of journal lessons, in each prompt.")
+    int,
+    typer.Option(
+        help="Maximum number of kernels for similar problems per prompt; the same limit applies to journal lessons."
+    ),
 ]
 
 

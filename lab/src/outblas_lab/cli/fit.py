@@ -59,7 +59,7 @@ def fit_catalogue(
 @fit.command("model", short_help="Fit the ranking model's coefficients")
 @with_json
 def fit_model(
-    recording: Annotated[str | None, typer.Option(help="Packaged recording, or a recording directory.")] = None,
+    recording: Annotated[str | None, typer.Option(help="Packaged recording or recording directory.")] = None,
     store: StoreOption = None,
     folds: Annotated[int, typer.Option(help="Number of cross-validation folds, at least 2.")] = 5,
     out_file: Annotated[
@@ -108,7 +108,7 @@ _CELLS, _TRIALS, _HELD_OUT, _PROVED, _BENCH = (RESULTS / f"{common.DEFAULT_RECOR
 _WORK, _BUILD = Path("build/any_shapes"), Path("build") / common.DEFAULT_RECORDING
 _SUMMARY = RESULTS / f"{common.DEFAULT_RECORDING}.json"
 _STEP_HELP = "Step to run: record, extend, answers, prove, bench (these five need a GPU), collect, fit or evaluate."
-_COUNT_HELP = "Number of problems (default: 1200 for record, 800 for extend, 5000 for answers, 300 for bench)."
+_COUNT_HELP = "Number of problems (default: 1200 for `record`, 800 for `extend`, 5000 for `answers`, 300 for `bench`)."
 _MEASUREMENTS_HELP = "Number of kernels that step `record` measures per problem (default: 6)."
 _MORE_HELP = "Additional table of measurements, from any GPU. Repeatable (default: all such tables next to --cells)."
 _ANSWERS_HELP = "Table of timed cuBLASLt results. Repeatable (default: all *_answers*.parquet next to --cells)."
@@ -117,19 +117,20 @@ CountOption = Annotated[int | None, typer.Option(help=_COUNT_HELP, show_default=
 MeasurementsOption = Annotated[int | None, typer.Option(help=_MEASUREMENTS_HELP)]
 SeedOption = Annotated[int, typer.Option(help="Random seed for drawing problems.")]
 LayoutsOption = Annotated[
-    str, typer.Option("--layouts", help="Comma-separated layouts for extend and answers.", metavar="LAYOUT[,LAYOUT]")
+    str,
+    typer.Option("--layouts", help="Comma-separated layouts for `extend` and `answers`.", metavar="LAYOUT[,LAYOUT]"),
 ]
 WorkOption = Annotated[Path, typer.Option(help="Directory for intermediate stores, from which steps resume.")]
-CellsOption = Annotated[Path, typer.Option(help="Measurements (Parquet) of step `record`.")]
+CellsOption = Annotated[Path, typer.Option(help="Measurements (Parquet) from step `record`.")]
 MoreOption = Annotated[list[Path] | None, typer.Option(help=_MORE_HELP)]
 AnswersOption = Annotated[list[Path] | None, typer.Option(help=_ANSWERS_HELP)]
 TrialsOption = Annotated[Path, typer.Option(help="File (Parquet) to which step `collect` copies the trials.")]
 BuildOption = Annotated[Path, typer.Option(help="Build directory from which step `collect` copies the trials.")]
-HeldOutOption = Annotated[Path, typer.Option(help="Scores (JSON) of step `evaluate` on held-out problems.")]
+HeldOutOption = Annotated[Path, typer.Option(help="Scores (JSON) on held-out problems, from step `evaluate`.")]
 EveryOption = Annotated[int, typer.Option(help="Evaluate only every n-th problem, for a quick check.")]
-ProvedOption = Annotated[Path, typer.Option(help="Proof results (JSON) of step `prove`.")]
-BenchOption = Annotated[Path, typer.Option("--out", help="Result file (Parquet) of step `bench`.")]
-SummaryOption = Annotated[Path, typer.Option(help="Summary (JSON) of step `bench`.")]
+ProvedOption = Annotated[Path, typer.Option(help="Proof results (JSON) from step `prove`.")]
+BenchOption = Annotated[Path, typer.Option("--out", help="Result file (Parquet) from step `bench`.")]
+SummaryOption = Annotated[Path, typer.Option(help="Summary (JSON) from step `bench`.")]
 
 
 @fit.command("any-shape", short_help="Choose kernels for unlisted shapes")

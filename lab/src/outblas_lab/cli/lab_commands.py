@@ -13,7 +13,7 @@ PARTS = (
             "compare": Command(
                 f"{_PACKAGE}.compare:compare", "Compare agents on held-out problems", resumable=("compare",)
             ),
-            "train": Command(f"{_PACKAGE}.train:train", "Train the policy of agent ppo", resumable=("train",)),
+            "train": Command(f"{_PACKAGE}.train:train", "Train the policy of the agent `ppo`", resumable=("train",)),
             "recipe": Command(
                 f"{_PACKAGE}.study.recipe_command:recipe",
                 "Compare a published reward with the gated one",

@@ -16,7 +16,8 @@ from outblas_lab.cli.evolve import DeviceOption
 def mcp(
     device: DeviceOption = None,
     recording: Annotated[
-        str, typer.Option(help="Packaged recording, or a directory, to replay for template kernels if there is no GPU.")
+        str,
+        typer.Option(help="Packaged recording or recording directory to replay for template kernels if no GPU exists."),
     ] = common.DEFAULT_RECORDING,
     compilations: Annotated[int, typer.Option(help="Maximum number of kernels to compile per session.")] = 200,
     evaluations: Annotated[int, typer.Option(help="Maximum number of kernels to prove and time per session.")] = 100,
@@ -36,8 +37,8 @@ def mcp(
     require_sdk()
     if recording not in packaged() and not Path(recording).exists():
         known = ", ".join(packaged())
-        wrong = f"no recording {recording!r} exists"
-        raise UsageError(wrong, f"a packaged name ({known}) or a path", "correct --recording")
+        wrong = f"recording {recording!r} does not exist"
+        raise UsageError(wrong, f"the name of a packaged recording ({known}) or a path", "correct --recording")
     place = parse_evaluator(device)
     if place.workers is not None:
         raise UsageError(f"--device {device} names several GPUs", "one GPU per session", "pass e.g. --device cuda:0")

@@ -52,11 +52,11 @@ def record(
 
     if near is not None and rounds_near_best is None:
         wrong = "--near was passed without --rounds-near-best"
-        raise UsageError(wrong, "both options or neither", "pass e.g. --rounds-near-best 11")
+        raise UsageError(wrong, "--rounds-near-best as well", "pass e.g. --rounds-near-best 11")
     within = DEFAULT_NEAR if near is None else near
     if candidates is None and random:
         wrong = "--random was passed without --candidates"
-        raise UsageError(wrong, "both options or neither", "pass e.g. --candidates 150 --random 120")
+        raise UsageError(wrong, "--candidates as well", "pass e.g. --candidates 150 --random 120")
     draw = None if candidates is None else CandidateDraw(candidates, random, seed)
     how = RecordSettings(draw, rounds_near_best or 0, within)
     problems = common.suite_problems(suite, (layout,), dtype, acc, sample, seed)

@@ -24,7 +24,7 @@ def train(
         list[str] | None,
         typer.Option(
             "--recording",
-            help="Packaged recording, or a recording directory. Repeatable, e.g. for several GPUs "
+            help="Packaged recording or recording directory. Repeatable, e.g. for several GPUs "
             f"(default: {common.DEFAULT_RECORDING}).",
         ),
     ] = None,
@@ -49,7 +49,7 @@ def train(
         ),
     ] = False,
 ) -> None:
-    """Train the policy of agent ppo on recorded problems (needs no GPU)."""
+    """Train the policy of the agent `ppo` on recorded problems (needs no GPU)."""
     given: dict[str, Any] = {"steps": QUICK_STEPS if quick and steps is None else steps, "seed": seed}
     given |= {"lr": lr, "entropy": entropy, "gamma": gamma, "batch": batch}
     from outblas_lab.train.train_ppo import RECIPE, TrainingRun, steps_done

@@ -56,7 +56,7 @@ def train_llm(
     language: LanguageOption = None,
     device: AnswererOption = "compile",
     gpus: GpusOption = None,
-    proof: Annotated[str, typer.Option(help="Kind of proof: full, or cell (only with the timed operands).")] = "full",
+    proof: Annotated[str, typer.Option(help="Kind of proof: full, or cell (checks only the timed operands).")] = "full",
     archive: ArchiveOption = None,
     contrast: ContrastOption = True,
     turns: Annotated[int, typer.Option(help="Maximum number of turns per conversation; each turn is a step.")] = 1,

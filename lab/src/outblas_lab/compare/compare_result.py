@@ -42,7 +42,7 @@ COLUMNS = {
 _META = ("agents", "costs", "device", "recording", "seeds", "splits", "suite")
 _AGAIN = "restore the file or run `outblas compare --no-resume`"
 #: Printed where a table has both numbers of measurements.
-FIRST_CHOICE = "after 0 and after 1 measurement the choice is the same, the first proposal, unless that fails"
+FIRST_CHOICE = "after 0 or 1 measurements, an agent's choice is its first proposal, unless that kernel fails"
 
 
 @dataclass(frozen=True)

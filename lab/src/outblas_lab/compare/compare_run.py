@@ -100,7 +100,7 @@ def run_compare(
     plan, out_path = request.plan, request.out_path
     _check(request)
     if out_path.is_dir():
-        raise UsageError(f"--out {out_path} is a directory", "the path of a file", "pass a file in that directory")
+        raise UsageError(f"--out {out_path} is a directory", "a file path", "pass a file in that directory")
     recording = Recording.load(plan.recording)
     other = None if plan.across is None else Recording.load(plan.across)
     if other is not None and other.gpu == recording.gpu:

@@ -113,7 +113,7 @@ def outside_held_out(split: Split, problems: Sequence[Problem]) -> tuple[Problem
         UsageError: the split is of another kind.
     """
     if split.name == "layout":
-        raise UsageError("split layout does not support --across", "another split", "pass other --splits")
+        raise UsageError("split 'layout' does not support --across", "another split", "pass other --splits")
     group = _group_of(split.name)
     held_out = {group(p) for p in split.held_out}
     return tuple(p for p in problems if group(p) not in held_out)
@@ -128,8 +128,8 @@ def _by_layout(problems: Sequence[Problem]) -> Split:
     split = _cut("layout", problems, lambda p: p.layout != TRAINING_LAYOUT)
     if not split.training or not split.held_out:
         layouts = ", ".join(sorted({p.layout for p in problems})) or "none"
-        wrong = f"split layout needs two layouts, but the recording has only {layouts}"
-        do = "record another layout into the same folder, or remove layout from --splits"
+        wrong = f"split 'layout' needs two layouts, but the recording has only {layouts}"
+        do = "record another layout into the same folder, or remove 'layout' from --splits"
         raise UsageError(wrong, f"{TRAINING_LAYOUT} and another layout", do)
     return split
 
@@ -180,7 +180,7 @@ def arms_of(agents: Sequence[str], sources: Sequence[str], gpu: Gpu) -> list[str
         usable = [source for source in sources if agent.across or source != "both"]
         if not usable:
             wrong = f"agent {name} does not support source 'both'"
-            raise UsageError(wrong, "another source", "add one to --learn-from")
+            raise UsageError(wrong, "another source", "add another source to --learn-from")
         own = type(agent)
         learns_before = own.prepare is not Agent.prepare or own.prepare_across is not Agent.prepare_across
         found += [f"{name}{_ARM_MARK}{source}" for source in usable] if learns_before else [name]

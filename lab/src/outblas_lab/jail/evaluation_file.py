@@ -166,6 +166,5 @@ def _evaluation(path: Path, number: int, line: bytes) -> Evaluation:
 
 
 def _refused(path: Path, kind: str) -> RecordError:
-    return RecordError(
-        f"recording {path} {kind}", f"JSON lines of {FORMAT}", "restore a copy or choose another path; nothing was lost"
-    )
+    do = "restore a backup or choose another path; nothing was lost"
+    return RecordError(f"recording {path} {kind}", f"a JSON Lines file in format {FORMAT}", do)

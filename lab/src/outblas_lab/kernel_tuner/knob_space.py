@@ -55,9 +55,8 @@ def config_at(values: Mapping[str, Any]) -> KernelConfig:
     """
     unknown = sorted(set(values) - set(PARAMETERS))
     if unknown:
-        raise ConfigError(
-            f"unknown parameters {unknown}", f"names from {', '.join(PARAMETERS)}", "use a file for OutBLAS kernels"
-        )
+        expected, do = f"any of {', '.join(PARAMETERS)}", "pass a Kernel Tuner file of OutBLAS kernels"
+        raise ConfigError(f"unknown parameters {unknown}", expected, do)
     return template_from_json({name: value for name, value in values.items() if value != ABSENT})
 
 

@@ -321,7 +321,7 @@ def _cell(error: str, measured: Mapping[str, Any]) -> T4Entry:
         return T4Entry(status, rounds=rounds)
     spread = measured.get("spread")
     if spread is not None and not (math.isfinite(spread) and spread >= 0):
-        raise RecordError(f"a result has spread {spread!r}", "a number of 0 or more", "correct the file")
+        raise RecordError(f"a result has spread {spread!r}", "0 or more", "correct the file")
     return T4Entry(status, _microseconds(measured["time"]), None if spread is None else float(spread), rounds)
 
 

@@ -294,7 +294,8 @@ def _connect(base_url: str | None, silence_s: float) -> AsyncOpenAI:
                          "pass e.g. --base-url http://localhost:8000/v1")  # fmt: skip
     if not (key.isascii() and key.isprintable()):  # no header can carry it, and the HTTP library would quote it
         raise UsageError("OPENAI_API_KEY contains a line break or a non-ASCII character",
-                         "the key exactly as issued", "copy it again, e.g. without typographic quotes")  # fmt: skip
+                         "the key exactly as issued",
+                         "copy it again and check for stray characters such as typographic quotes")  # fmt: skip
     # A server of one's own often wants no key; the package insists on one.
     return openai.AsyncOpenAI(
         base_url=address, api_key=key or "none", max_retries=0, timeout=silence_s, http_client=bounded_http_client()

@@ -93,7 +93,9 @@ class KernelFolder(AbstractContextManager["KernelFolder"]):
         for entry in self.entries():
             if entry.name == name:
                 return entry
-        raise UsageError(f"the archive has no kernel {name!r}", "the name of a kernel in it", "use action 'list' first")
+        raise UsageError(
+            f"the archive has no kernel {name!r}", "the name of an archived kernel", "use action 'list' first"
+        )
 
     def store(self, found: SourcedEvaluation) -> bool:
         """Keep a proven kernel: its evaluation, an entry of the archive, and ``best/`` if its score is the best.
@@ -113,7 +115,7 @@ class KernelFolder(AbstractContextManager["KernelFolder"]):
         run, name = self.files.run, found.gpu.name
         was = self._about().get("gpu", name)
         if was != name:
-            wrong = f"{self.files.path} holds results of {was}, but this kernel ran on {name}"
+            wrong = f"{self.files.path} holds results from {was}, but this kernel ran on {name}"
             raise UsageError(wrong, "one GPU per run", "ask the user for another --run")
         if not run.exists():
             write_json(run, {"format": FORMAT, "kind": KIND, "outblas": __version__, "gpu": name, "started": utc_now()})

@@ -72,7 +72,7 @@ class ProfileTool(CandidateTool):
         problem, candidate = self.problem(), self.candidate()
         if not isinstance(candidate, KernelConfig):
             wrong = "a free kernel cannot be profiled: ncu runs outside the sandbox"
-            do = "pass config; tool compile reports the registers and instructions of a free kernel"
+            do = "pass config; the compile tool reports the registers and instructions of a free kernel"
             raise UsageError(wrong, "a kernel of a template family", do)
         if session.gpu_index is None:
             do = "ask the user to start the server on a machine with a GPU"
@@ -81,7 +81,7 @@ class ProfileTool(CandidateTool):
         proof = proof_reply(session.evaluated(problem, candidate))
         if not proof["proven"]:
             wrong = f"{proof['name']} is not proven ({proof['status']})"
-            raise UsageError(wrong, "a proven kernel", "prove it with tool prove")
+            raise UsageError(wrong, "a proven kernel", "prove it with the prove tool")
         with session.budget.gpu_time():
             counters = profiled_counters(problem, candidate, session.gpu, session.gpu_index, ncu)
         return {"problem": problem.key, "name": config_name(candidate), "counters": counters}

@@ -33,7 +33,7 @@ class SessionLimits:
         for name, value in vars(self).items():
             if not (math.isfinite(value) and value >= 0):
                 option = f"--{name.replace('_', '-')}"
-                raise UsageError(f"{option} is {value}", "a number of 0 or more", f"pass another {option}")
+                raise UsageError(f"{option} is {value}", "0 or more", f"pass another {option}")
 
 
 class SessionBudget:

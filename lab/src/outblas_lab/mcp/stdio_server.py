@@ -159,5 +159,5 @@ def _answer(session: ToolSession, tool: Tool) -> dict[str, Any]:
         ) from error
     except OSError as error:
         logger.exception("tool %s", type(tool).__name__)
-        wrong = f"a system call failed: {error.strerror}"
-        raise UsageError(wrong, "free disk space and file permissions", "ask the user to provide them") from error
+        wrong, do = f"a system call failed: {error.strerror}", "ask the user to check both"
+        raise UsageError(wrong, "free disk space and sufficient file permissions", do) from error

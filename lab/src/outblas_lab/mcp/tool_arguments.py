@@ -84,7 +84,7 @@ class CandidateTool(ProblemTool):
     config: dict[str, Any] | str | None = Field(
         None,
         description='A kernel of the template families: an object {"family": ..., knob: value, ...}, or a name as '
-        "tool suggest returns it. Pass either kernel or config.",
+        "the suggest tool returns it. Pass either kernel or config.",
     )
 
     def candidate(self) -> Candidate:

@@ -185,7 +185,7 @@ class ToolSession(AbstractContextManager["ToolSession"]):
         known = None if self._recorded is None else self._recorded.find(problem, candidate)
         if known is None:  # the evaluator would compile it, outside the budget
             wrong = f"{config_name(candidate)} was not run: this session has no GPU"
-            do = "use tool compile for compiler results; ask the user for a GPU to prove and time a free kernel"
+            do = "use the compile tool for compiler results; ask the user for a GPU to prove and time a free kernel"
             raise DeviceError(wrong, "a GPU, or a recorded kernel", do)
         return SourcedEvaluation(known, self.gpu, self.evaluator.source)
 

@@ -81,9 +81,8 @@ def counters_of(launch: ProfiledLaunch) -> dict[str, float]:
         if value is not None:
             found[counter.name] = value * counter.scale
     if not found:
-        raise RecordError(
-            f"ncu gave no counter for {launch.kernel}", f"any of {', '.join(PROFILED_COUNTERS[:4])}", "profile again"
-        )
+        expected = f"at least one counter, e.g. {', '.join(PROFILED_COUNTERS[:4])}"
+        raise RecordError(f"ncu reported no counters for {launch.kernel}", expected, "profile again")
     return found
 
 

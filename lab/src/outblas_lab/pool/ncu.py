@@ -224,14 +224,14 @@ def parse(output: str) -> list[ProfiledLaunch]:
     table = [line for line in lines[begin:] if line and not line.startswith("==")]
     head, *rows = csv.reader(io.StringIO("\n".join(table)))
     if "Kernel Name" not in head or "Metric Name" in head:
-        raise RecordError("ncu's table is not from page raw", "a column per metric", "pass --csv --page raw")
+        raise RecordError("ncu's table is not from the raw page", "a column per metric", "pass --csv --page raw")
     for number, row in enumerate(rows, begin + 2):
         if len(row) != len(head):
             raise RecordError(
                 f"row {number} of ncu's table has {len(row)} fields", f"{len(head)}, as in its header", "profile again"
             )
     if not rows or rows[0][0]:
-        raise RecordError("ncu's table has no row of units", "one below the header", "profile again")
+        raise RecordError("ncu's table has no row of units", "this row below the header", "profile again")
     units = dict(zip(head, rows[0], strict=True))
     if len(rows) == 1:
         raise _no_kernels()

@@ -179,7 +179,7 @@ def _record(
             assert not isinstance(config, ProfiledAlgorithm)
             if len(kernels) != 1:
                 raise RecordError(
-                    f"{config_name(config)} launched {len(kernels)} kernels", "one per call", "profile again"
+                    f"{config_name(config)} launched {len(kernels)} kernels", "one kernel per call", "profile again"
                 )
             found[work.problem, config] = counters_of(kernels[0])
     store.add_counters(run_id, found, {**about, "l2": works[0].l2})

@@ -75,11 +75,8 @@ class RecordSettings:
 
     def __post_init__(self) -> None:
         if self.near_rounds < 0 or not 0 <= self.near < math.inf:
-            raise UsageError(
-                f"--rounds-near-best is {self.near_rounds} and --near is {self.near:g}",
-                "numbers of 0 or more",
-                "correct --rounds-near-best or --near",
-            )
+            wrong = f"--rounds-near-best is {self.near_rounds} and --near is {self.near:g}"
+            raise UsageError(wrong, "0 or more for both", "correct --rounds-near-best or --near")
 
     def to_json(self) -> dict[str, Any]:
         """Return what differs from the defaults, for the journal and the provenance."""

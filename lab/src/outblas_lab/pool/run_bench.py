@@ -96,11 +96,9 @@ def run_bench(request: BenchRequest, progress: Progress | None = None) -> Path:
     check_parquet()
     problems, gpu = request.problems, gpu_of_device(request.gpu_indices[0])
     if kinds := sorted({gpu_of_device(index).name for index in request.gpu_indices} - {gpu.name}):
-        raise UsageError(
-            f"the GPUs are of different models: {', '.join((gpu.name, *kinds))}",
-            "one model, because the figures in a file are compared",
-            "pass GPUs of one model as --gpus",
-        )
+        wrong = f"the GPUs are of different models: {', '.join((gpu.name, *kinds))}"
+        expected = "GPUs of the same model, because the figures in a file are compared with each other"
+        raise UsageError(wrong, expected, "pass GPUs of the same model in --gpus")
     library = Library.packaged(gpu.name) if request.library is None else request.library
     library = library if isinstance(library, Library) else Library.load(library)
     path = request.out_path.with_name(request.out_path.name + ".jsonl")

@@ -157,7 +157,7 @@ def make_plan(
         raise UsageError("--gpus needs local GPU workers", "--workers local and a GPU", "use --worker-count instead")
     if kind == "local" and live:
         if count is not None:
-            raise UsageError("--worker-count conflicts with local GPUs", "one worker per GPU", "pass GPUs as --gpus")
+            raise UsageError("--worker-count conflicts with local GPUs", "one worker per GPU", "pass GPUs in --gpus")
         indices = tuple(gpus) if gpus is not None else tuple(range(gpu_count()))
         return WorkerPlan(kind, Device(gpu_index=indices[0] if indices else 0), require_gpus(indices))
     where = Device(gpu_index=0) if live else parse_device(device)

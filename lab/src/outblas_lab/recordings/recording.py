@@ -165,7 +165,7 @@ class Recording:
                 f"suite {absent[0]} needs a GPU: it is not recorded ({problem.key})"
                 if absent
                 else f"problem {problem.key} needs a GPU: it is not in the recording",
-                f"one of its {len(self.problems)} problems (suite {self.suite}; {', '.join(kinds)})",
+                f"one of the recording's {len(self.problems)} problems (suite {self.suite}; {', '.join(kinds)})",
                 f"pass {'another suite' if absent else 'a recorded problem'} or a live GPU (--device cuda:0)",
             )
         return index
@@ -302,7 +302,7 @@ def _each_problem_once(parts: list[Recording]) -> list[Recording]:
         if not rows:
             raise RecordError(
                 f"all {len(part.problems)} problems of recording {part.suite} are listed twice",
-                "one recording per table", "remove one of the two",
+                "one recording per table", "remove one of the two recordings",
             )  # fmt: skip
         kept.append(part if len(rows) == len(part.problems) else _rows(part, rows))
     return kept
@@ -416,8 +416,8 @@ def find_recordings(path_or_name: str | os.PathLike[str]) -> list[tuple[Traversa
         known = packaged()
         raise UsageError(
             f"recording {text!r} does not exist",
-            f"a packaged name ({', '.join(known)}) or a folder of *{CELLS}" if known else f"a folder of *{CELLS}",
-            "check the name, or create one with: outblas record" if known else f"for packaged ones {lab_hint()}",
+            (f"the name of a packaged recording ({', '.join(known)}) or " if known else "") + f"a folder of *{CELLS}",
+            "check the name, or create one with: outblas record" if known else f"for packaged recordings, {lab_hint()}",
         )
     return [(folder, stem) for stem in stems]
 

@@ -109,7 +109,7 @@ class TuningEnv(gymnasium.Env[dict[str, NDArray[np.float32]], np.int64]):
         self.evaluator, self.catalogue, self.budget = evaluator, tuple(catalogue), budget
         policy = policy or Policy.load(nearest_with_data(evaluator.gpu, "policies", ".npz"))
         if not problems:
-            raise UsageError("there are no problems to draw from", "at least one", "pass more problems")
+            raise UsageError("there are no problems to draw from", "at least one problem", "pass some problems")
         self._problems, self._policy, self._launches, self._preset = problems, policy, tuple(launches), preset
         self._column = {config: i for i, config in enumerate(self.catalogue)}
         self._views: dict[tuple[Problem, Launch], tuple[CandidateView, NDArray[np.intp]]] = {}
@@ -213,7 +213,7 @@ class TuningEnv(gymnasium.Env[dict[str, NDArray[np.float32]], np.int64]):
             offered = self._offered(problem, launch)
             if not offered:
                 raise UsageError(
-                    f"{problem.key} has no candidate with launch option {launch}", "at least one", "use other problems"
+                    f"{problem.key} has no candidate with launch option {launch}", "a candidate", "use other problems"
                 )
             columns = np.array([self._column[c] for c in offered], dtype=np.intp)
             known = self._views[problem, launch] = (self._policy.view(problem, offered, self.evaluator.gpu), columns)

@@ -85,7 +85,7 @@ class Policy:
         packaged = packaged_data("policies") / f"{text}.npz"
         path = packaged if packaged.is_file() else Path(text)
         if not path.is_file():
-            raise UsageError(f"unknown policy {text!r}", "a packaged name or an .npz file", "run outblas train")
+            raise UsageError(f"unknown policy {text!r}", "a packaged policy or an .npz file", "run outblas train")
         try:
             arrays = read_arrays(path.read_bytes())
             version, inputs = int(single(arrays, "format")), str(single(arrays, "inputs"))

@@ -179,7 +179,8 @@ def train_regressor(
     settings = settings or RegressSettings()
     tasks = [task for part in parts for task in tasks_of(part.recording, part.problems)]
     if not tasks:
-        raise UsageError("there are no cells to learn from", "problems with two proven cells", "pass other problems")
+        expected = "problems with at least two proven cells each"
+        raise UsageError("there are no cells to learn from", expected, "pass other problems")
     stacked = np.concatenate([t.inputs for t in tasks])
     mean, deviation = (of(axis=0, dtype=np.float64) for of in (stacked.mean, stacked.std))
     limits = np.stack([stacked.min(axis=0), stacked.max(axis=0)])

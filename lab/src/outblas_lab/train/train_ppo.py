@@ -91,7 +91,7 @@ class PpoSettings:
         rules |= {
             "batch": (self.batch >= 2, "2 or more"),
             "lr": (0 < self.lr < math.inf, "a number above 0"),
-            "entropy": (0 <= self.entropy < math.inf, "a number of 0 or more"),
+            "entropy": (0 <= self.entropy < math.inf, "0 or more"),
             "gamma": (0 <= self.gamma <= 1, "a number from 0 to 1"),
             "seed": (0 <= self.seed < 2**32, "an integer from 0 to 4294967295"),
             "preset": (self.preset in PRESETS, " or ".join(PRESETS)),

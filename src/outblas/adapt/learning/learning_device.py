@@ -265,7 +265,7 @@ class LearningClock(StreamClock):
         status = locked_driver().cuEventRecord(ctypes.c_void_p(int(event)), ctypes.c_void_p(self.stream))
         if status:
             wrong = f"cuEventRecord failed with status {status}"
-            raise DeviceError(wrong, "CUDA_SUCCESS", "check the kernel launches before it")
+            raise DeviceError(wrong, "CUDA_SUCCESS", "check the preceding kernel launches")
 
     def _is_pending(self, event: Any) -> bool:
         return bool(locked_driver().cuEventQuery(ctypes.c_void_p(int(event))) == _NOT_READY)

@@ -157,17 +157,11 @@ def _heads(config: Mapping[str, Any], hidden: int) -> tuple[int, int, int]:
     heads = _extent(config, "num_attention_heads")
     pairs = _extent(config, "num_key_value_heads", heads)
     if heads % pairs:
-        raise UsageError(
-            f"num_key_value_heads is {pairs} in the model config",
-            f"a divisor of num_attention_heads, {heads}",
-            "correct the file",
-        )
+        wrong = f"num_key_value_heads is {pairs} in the model config"
+        raise UsageError(wrong, f"a divisor of num_attention_heads ({heads})", "correct the file")
     if config.get("head_dim") is None and hidden % heads:
-        raise UsageError(
-            f"hidden_size is {hidden} in the model config, without head_dim",
-            f"a multiple of num_attention_heads, {heads}",
-            "add head_dim to the file",
-        )
+        wrong = f"hidden_size is {hidden} in the model config, which has no head_dim"
+        raise UsageError(wrong, f"a multiple of num_attention_heads ({heads})", "add head_dim to the file")
     return heads, pairs, _extent(config, "head_dim", hidden // heads)
 
 

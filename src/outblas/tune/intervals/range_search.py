@@ -170,7 +170,7 @@ def offered_ms(asked: WeightRange, recording: RecordedDevice | None) -> Sequence
     found = sorted(p.m for p in recording.problems if Weight.of(p) == asked.weight and asked.first <= p.m <= asked.last)
     if not found:
         raise UsageError(
-            f"the recording has no M from {asked.first} to {asked.last} for weight {asked.weight.key}",
+            f"the recording has no values of M from {asked.first} to {asked.last} for weight {asked.weight.key}",
             "a weight with recorded problems",
             "pass another --linear or --m, or a live GPU (--device cuda:0)",
         )
@@ -364,5 +364,5 @@ def _recorded(about: Mapping[str, Any], asked: WeightRange, file: Path) -> list[
             return [m for first, last in spans for m in range(first, last + 1)]
     except (AttributeError, TypeError, ValueError):
         pass
-    wrong = f"{file} is damaged (its list of M to tune for {asked.key})"
+    wrong = f"{file} is damaged: the list of M values to tune for {asked.key} is invalid"
     raise RecordError(wrong, f"spans of M from {asked.first} to {asked.last}", "pass another --run")

@@ -81,8 +81,8 @@ def score(
 ) -> None:
     """Score an agent file against baselines, by regret after 0, 1, 2, 4 and 8 measurements on held-out problems.
 
-    The file defines one subclass of ``outblas.tune.agents.base.Agent``. You need no checkout of the repository.
-    The file runs without a sandbox, so score only files that you trust.
+    The file must define exactly one subclass of ``outblas.tune.agents.base.Agent``. You do not need a checkout of the
+    repository. The file runs without a sandbox, so score only files that you trust.
     Example: ``outblas recording score my_agent.py --sample 40``.
     """
     if split_seed is not None and split_seed_file is not None:

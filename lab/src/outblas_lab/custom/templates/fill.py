@@ -305,7 +305,8 @@ def template_text(name: str) -> str:
     """
     found = resources.files(__package__) / name
     if not re.fullmatch(r"\w+\.cu", name) or not found.is_file():
-        raise ConfigError(f"unknown template {name!r}", "cutlass_sm90.cu, cutlass_sm80.cu or cute_sm80.cu", "pass one")
+        known = "cutlass_sm90.cu, cutlass_sm80.cu or cute_sm80.cu"
+        raise ConfigError(f"unknown template {name!r}", known, "pass one of them")
     return found.read_text(encoding="utf-8")
 
 

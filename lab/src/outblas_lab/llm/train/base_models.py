@@ -137,7 +137,8 @@ def make_tiny(folder: Path, language: Language, seed: int = 0) -> Path:
         RecordError: the folder cannot be written.
     """
     if not isinstance(language, KnobWords):
-        raise UsageError(f"{RANDOM_TINY} rejects --language {language.name}", "--language knobs", "change one of them")
+        wrong = f"{RANDOM_TINY} rejects --language {language.name}"
+        raise UsageError(wrong, "--language knobs", "change --model or --language")
     if folder.exists():
         return folder
     import torch

@@ -177,7 +177,7 @@ def _is_proven(evaluation: Evaluation) -> bool:
 
 def _existing(path: str | Path) -> Path:
     if not Path(path).is_file():
-        raise RecordError(f"archive {path} does not exist", "a store or JSON lines file", "correct the path")
+        raise RecordError(f"archive {path} does not exist", "a store or a JSON Lines file", "correct the path")
     return Path(path)
 
 

@@ -64,7 +64,9 @@ class KnobWords:
         self.record, known = FAMILIES[first].config, numbers[first]
         for knob, values in knobs.items():
             if knob not in known or not values:
-                raise UsageError(f"knob {knob!r} is unknown or empty", f"values of {sorted(known)}", "correct the knob")
+                wrong = f"knob {knob!r} is unknown or has no values"
+                expected = f"one of {sorted(known)}, with at least one value"
+                raise UsageError(wrong, expected, "correct the knob")
         self.knobs = {knob: tuple(values) for knob, values in knobs.items()}
 
     @property
@@ -105,7 +107,8 @@ class KnobWords:
         return f"{prompt} {answer} was {verdict.kind} answer"
 
     def task_prompt(self, task: SmallTask) -> str:
-        raise UsageError(f"language {self.name} has no task {task.key}", "a kernel language", "pass --language cuda")
+        wrong = f"language {self.name} does not support task {task.key}"
+        raise UsageError(wrong, "a kernel language", "pass --language cuda")
 
     def read(self, problem: Problem, answer: str) -> Read:
         said, words_at = answer.split(), self.words()

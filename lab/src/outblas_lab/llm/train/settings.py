@@ -92,7 +92,7 @@ class TrainSettings:
     def __post_init__(self) -> None:
         if self.stage not in STAGES:
             raise unknown_name("stage", self.stage, STAGES, "pass one of them as --stage")
-        supervised = self.stage == "supervised"
+        supervised, fraction = self.stage == "supervised", self.memory_fraction
         positive = {
             "temperature": self.temperature, "least-std": self.least_std, "clip": self.clip, "lr": self.lr,
             "batch-seconds": self.batch_seconds, "max-tokens": self.max_tokens, "micro-batch": self.micro_batch,
@@ -110,8 +110,8 @@ class TrainSettings:
                 for name, value in positive.items()
                 if value is not None
             ),
-            (not self.kl >= 0, f"--kl is {self.kl:g}", "a number of 0 or more", "pass a larger --kl"),
-            (not 0 < self.memory_fraction <= 1, f"--memory-fraction is {self.memory_fraction:g}", "0 to 1", "pass 0.7"),
+            (not self.kl >= 0, f"--kl is {self.kl:g}", "0 or more", "pass a larger --kl"),
+            (not 0 < fraction <= 1, f"--memory-fraction is {fraction:g}", "above 0, at most 1", "pass e.g. 0.7"),
             (
                 self.vllm is not None and self.language == "knobs",
                 "--vllm conflicts with --language knobs",

@@ -83,11 +83,8 @@ def train(
         RecordError: the disk refuses, or another process trains in the same run.
     """
     if language.name != settings.language:  # a resumed run would compare the settings, and train something else
-        raise UsageError(
-            f"the language is {language.name!r}, but the settings name {settings.language!r}",
-            "the same language in both",
-            "set TrainSettings.language to its name",
-        )
+        wrong = f"the language is {language.name!r}, but the settings specify {settings.language!r}"
+        raise UsageError(wrong, "the same language in both", f"set TrainSettings.language to {language.name!r}")
     check_installed()
     for name in ("tensorboard", "wandb"):
         if getattr(settings, name) and importlib.util.find_spec(name) is None:

@@ -290,5 +290,5 @@ def json_rows(path: Path, read: Callable[[dict[str, Any]], Read]) -> Iterator[Re
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
             wrong = f"line {number} of {path} cannot be read ({error!r})"
             raise RecordError(
-                wrong, "a line written by this release", "restore a copy, or pass another --run"
+                wrong, "a line written by this release", "restore a backup, or pass another --run"
             ) from error

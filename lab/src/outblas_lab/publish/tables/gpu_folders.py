@@ -40,7 +40,7 @@ def refuse_files_of_another_gpu(folder: Path) -> None:
         own = [name for name, record in packaged_records().items() if record.names_product(gpu)]
         if own and folder.name not in own:
             raise RecordError(
-                f"{path} was measured on {gpu}", f"files from GPU {folder.name}", f"move it to folder {own[0]}"
+                f"{path} was measured on {gpu}", f"files from GPU {folder.name}", f"move the file to folder {own[0]}"
             )
 
 
@@ -71,7 +71,7 @@ def json_files_of(folder: Path) -> Iterator[tuple[Path, Any]]:
         try:
             yield path, read_json(path)
         except (OSError, ValueError) as error:
-            wrong, do = f"{path} cannot be read ({error})", "restore the file, or move it away"
+            wrong, do = f"{path} cannot be read ({error})", "restore the file, or move it elsewhere"
             raise RecordError(wrong, "complete JSON files next to the benches", do) from error
 
 

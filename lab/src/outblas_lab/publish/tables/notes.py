@@ -168,7 +168,7 @@ def cutlass_means(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """
     both = [row for row in rows if row["cutlass"] is not None]
     if not both:
-        wrong, do = "CUTLASS passed on no problem", "rerun benchmarks/cutlass_peer.py"
+        wrong, do = "CUTLASS did not pass on any problem", "rerun benchmarks/cutlass_peer.py"
         raise RecordError(wrong, "at least one problem on which it passes", do)
     return {
         "cutlass_over_baseline": geomean(row["cutlass"]["ratio"] for row in both),

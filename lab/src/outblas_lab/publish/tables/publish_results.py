@@ -265,7 +265,7 @@ def _block(text: Callable[[], str], name: str, folder: Path) -> str:
         raise
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         wrong = f"block {name} cannot be generated from the result files in {folder} ({type(error).__name__}: {error})"
-        raise RecordError(wrong, "complete result files", "restore the file, or measure it again") from error
+        raise RecordError(wrong, "complete result files", "restore the incomplete file, or measure again") from error
 
 
 def with_block(page: str, name: str, text: str, where: str) -> str:
