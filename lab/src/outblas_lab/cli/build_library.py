@@ -40,7 +40,7 @@ StepsOption = Annotated[
 ModesOption = Annotated[
     str | None,
     typer.Option(
-        help="Comma-separated modes in which step `bench` times the library (default: "
+        help="Comma-separated modes in which the `bench` step times the library (default: "
         + ", ".join(MODES)
         + "). Tables not in --extra are timed only offline. Step `trial_workloads` uses only offline_cold and server."
     ),

@@ -149,7 +149,8 @@ def engine_products(config: Mapping[str, Any], tp: int = 1) -> list[EngineProduc
 def check_engine(name: str) -> None:
     """Raise UsageError for an engine whose products this package does not know."""
     if name not in ENGINES:
-        raise UsageError(f"unknown --engine {name}", f"one of {', '.join(ENGINES)}", "pass the weights as --linear N_K")
+        do = "for any other engine, pass the weights as --linear N_K"
+        raise UsageError(f"unknown --engine {name}", f"one of {', '.join(ENGINES)}", do)
 
 
 def _heads(config: Mapping[str, Any], hidden: int) -> tuple[int, int, int]:
