@@ -44,6 +44,18 @@ def compiled(variant: str) -> float:
     return ratio[0] if isinstance(ratio, list) else ratio
 
 
+def llama_step(file: Path, step: str) -> Any:
+    """The variants of a step of Llama 3 8B with a context of 64 tokens."""
+    (row,) = (
+        row for row in read(file)["rows"] if (row["model"], row["step"], row["context"]) == ("llama_8b", step, 64)
+    )
+    return row["variants"]
+
+
+def figures(variants: Any, figure: str, *names: str) -> list[str]:
+    return [f"{variants[name][figure][0]:.3f}×" for name in names]
+
+
 def starts(variant: str, folders: list[Path], part: str) -> list[float]:
     found = (read(folder / "whole_models.json")["models"] for folder in folders)
     return [model["startup_s"][variant][part] for models in found for model in models.values()]
@@ -108,6 +120,11 @@ def engines() -> list[tuple[str, str]]:
 def transformers() -> list[tuple[str, str]]:
     (graph, enabled), (joined, optimized, merged) = whole_models("`enable()`"), whole_models("`optimize()`")
     worst = min(row.worst for row in headline_rows(H200, []) if row.rival == "torch.compile (default)")
+    h200, h100 = (llama_step(folder / "whole_models.json", "decode_13") for folder in (H200, H100))
+    compiled_16 = llama_step(H200 / "compiled_models.json", "decode_16")
+    at_13 = (figures(each, "speedup", "enable", "optimize") for each in (h200, h100))
+    at_16 = figures(compiled_16, "speedup_over_default", "default_enable", "default_optimize")
+    (at_64,) = figures(llama_step(H100 / "whole_models.json", "decode_64"), "speedup", "enable")
     enabling = starts("enable", [H200, H100], "enable") + starts("optimize", [H200, H100], "enable")
     return [
         ("docs/use/faq.md", f"in transformers, context 512, after tuning | {enabled} |"),
@@ -125,6 +142,12 @@ def transformers() -> list[tuple[str, str]]:
         ("docs/use/faq.md", f"ran {graph[:-1]} times as fast with `enable()` as with torch.compile alone"),
         ("docs/use/faq.md", f"and {joined[:-1]} times as fast with `optimize` and `enable()`."),
         ("docs/use/faq.md", f"The lowest of these ratios is {worst:.3f}."),
+        ("docs/use/faq.md", f"8 of 32 layers | `torch.compile`, default mode | {' | '.join(at_16)} |"),
+        *(
+            ("docs/use/faq.md", f"{gpu}, batch 13 | PyTorch in a CUDA graph | {' | '.join(each)} |")
+            for gpu, each in zip(("H200", "H100"), at_13, strict=True)
+        ),
+        ("docs/use/faq.md", f"is 64, where `enable()` gives {at_64}."),
         ("docs/use/whole-models.md", f"They ran {joined[:-1]} times as fast as with `torch.compile` alone"),
         ("docs/use/whole-models.md", f"without `optimize`, they ran {graph[:-1]} times as fast as with"),
         ("docs/use/engines.md", f"cut to eight layers: {graph} over `torch.compile` in its default mode"),
