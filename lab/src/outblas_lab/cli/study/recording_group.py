@@ -62,8 +62,7 @@ def score(
     agent_file: Annotated[Path, typer.Argument(metavar="AGENT_FILE", help="Python file that defines one agent class.")],
     name: RecordingNameOption = common.DEFAULT_RECORDING,
     baselines: Annotated[
-        str,
-        typer.Option(help="Comma-separated baseline agents, or none. The agent regressor needs torch (extra rl)."),
+        str, typer.Option(help="Comma-separated baseline agents, or none. The agent regressor needs torch (extra rl).")
     ] = "random,nearest,regressor",
     sample: Annotated[
         int | None, typer.Option(help="Number of held-out problems to search, stratified by regime (default: all).")
