@@ -77,6 +77,12 @@ GgufOption = Annotated[
 RunOption = Annotated[
     Path | None, typer.Option(help="Run directory; an existing run is resumed (default: named after the settings).")
 ]
+ParallelOption = Annotated[
+    int | None, typer.Option(help="Number of concurrent conversations (default: 4; with --gguf: 1).")
+]
+MaxTokensOption = Annotated[
+    int | None, typer.Option(help="Maximum number of tokens per answer (default: 16384; with --gguf: 2048).")
+]
 PromptTokensOption = Annotated[
     int | None, typer.Option(help="Approximate maximum number of tokens of a first prompt (default with --gguf: 4096).")
 ]
@@ -104,11 +110,11 @@ def evolve(
     turns: Annotated[int, typer.Option(help="Maximum number of turns per conversation, including the first.")] = 4,
     repairs: Annotated[int | None, typer.Option(help="Maximum number of repairs in a row (default: --turns).")] = None,
     improvements: ImprovementsOption = None,
-    parallel: Annotated[int | None, typer.Option(help="Concurrent conversations (default: 4; --gguf: 1).")] = None,
+    parallel: ParallelOption = None,
     counters: CountersOption = None,
     nearest: NearestOption = 3,
     seed: Annotated[int, typer.Option(help="Random seed for sampling from the archive.")] = 0,
-    max_tokens: Annotated[int | None, typer.Option(help="Tokens of an answer (default: 16384; --gguf: 2048).")] = None,
+    max_tokens: MaxTokensOption = None,
     prompt_tokens: PromptTokensOption = None,
     temperature: Annotated[float | None, typer.Option(help="Sampling temperature (default: the server's).")] = None,
     requests_per_minute: Annotated[int | None, typer.Option(help="Maximum number of requests per minute.")] = None,
