@@ -18,8 +18,9 @@ from outblas_lab.llm.evolve_journal import EvolveJournal, Question
 from outblas_lab.llm.journal_lessons import lessons, nearest_lessons, read_lessons
 from outblas_lab.llm.known_counters import KnownCounters, load_counters
 from outblas_lab.llm.near_problems import SECTION_CHARS, NearProblems
+from outblas_lab.llm.prompt import skeleton
 from outblas_lab.llm.repair_chain import TurnLimits
-from support.evolve_fixture import evolve, in_turn, key_fixture, recording_fixture  # noqa: F401
+from support.evolve_fixture import evolve, in_turn, key_fixture, outcomes, recording_fixture  # noqa: F401
 from support.gpus.known import H200
 from support.helpers import ROOT
 from support.llm_kernels import PROBLEM, answer, kernel, passed, record
@@ -88,6 +89,17 @@ def test_nothing_near_is_shown_when_nothing_is_asked_for(recording: Path, tmp_pa
 
 def words(evaluation: Any, known: KnownCounters | None = None) -> str:
     return (known or KnownCounters()).words(evaluation, H200)
+
+
+def test_a_copy_of_the_kernel_of_a_short_prompt_is_a_duplicate(recording: Path, tmp_path: Path) -> None:
+    copy = skeleton(PROBLEM).replace("float sum", "// my own\n    float sum")
+    script = in_turn(*(Say(answer(text)) for text in (copy, kernel(1).text, copy)))
+    with serving(script) as server:
+        evolve(server, recording, tmp_path / "run", requests=3, prompt_tokens=4096)
+    assert outcomes(tmp_path / "run") == [("duplicate", "code"), ("proven", "code"), ("duplicate", "code")]
+    first, second, third = (question.messages for question in questions(tmp_path / "run")[:3])
+    assert skeleton(PROBLEM) in first[1]["content"] and "it is the kernel that the prompt shows" in second[3]["content"]
+    assert third[:2] == first and "my own" not in str(third[2:])
 
 
 def test_what_was_not_profiled_is_said_and_an_estimate_is_marked(tmp_path: Path) -> None:

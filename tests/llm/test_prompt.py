@@ -17,6 +17,7 @@ from outblas_lab.llm.answer import CODE, CONFIG
 from outblas_lab.llm.archive import Entry
 from outblas_lab.llm.feedback import OUTCOME_KINDS, clipped, feedback_text, kind_of, score_of
 from outblas_lab.llm.prompt import (
+    CUTS,
     FOLLOW_UPS,
     LISTED_HEADERS,
     Asked,
@@ -25,6 +26,8 @@ from outblas_lab.llm.prompt import (
     follow_up,
     header_listing,
     notes_of,
+    skeleton,
+    tokens_of,
 )
 from support.gpus.known import H200
 from support.helpers import ROOT
@@ -52,6 +55,31 @@ def test_a_prompt_holds_what_is_known() -> None:
         assert known in text, known
     assert text.index(kernel(1).text.strip()) < text.index(kernel(2).text.strip())
     assert "$" not in text.replace(kernel(1).text, "")
+
+
+def test_a_limit_of_tokens_leaves_parts_out_in_order() -> None:
+    marks = ("a near one", "rows of a C tile", "ptx/wgmma.cuh:", "as long as a launch", kernel(1).text.strip())
+    parents, found, most = (entry(1, 0.05, 3.9), entry(2, 0.1, 3.5)), [], 10**6
+    for _ in range(len(CUTS) + 1):
+        messages = first_prompt(PROBLEM, H200, {}, 3.5, parents, {}, Asked(tokens=most), "a near one")
+        text, most = messages[1]["content"], tokens_of(messages) - 1
+        found.append([mark in text for mark in marks])
+        assert most < 10**6 and "# A free kernel: the entry contract" in text and "    stages: 2, 3" in text
+        assert ("outblas_launch(" in text) == ("ptx/wgmma.cuh:" in text) == (skeleton(PROBLEM) not in text)
+    assert found == [[False] * n + [True] * (len(CUTS) - n) for n in range(len(CUTS) + 1)]
+    with pytest.raises(UsageError, match=rf"--prompt-tokens {most} is too small; expected at least {most + 1} for"):
+        first_prompt(PROBLEM, H200, {}, 3.5, parents, {}, Asked(tokens=most))
+
+
+@pytest.mark.parametrize("layout", ["TN", "NN"])
+@pytest.mark.parametrize(("dtype", "acc"), [("fp16", "fp32"), ("fp16", "fp16"), ("bf16", "fp32")])
+def test_the_kernel_of_short_prompts_meets_the_contract(layout: str, dtype: str, acc: str) -> None:
+    problem = Problem(512, 512, 512, layout, dtype, acc)  # type: ignore[arg-type]
+    shown = FreeKernel.parse(skeleton(problem))
+    assert shown.launch.why_not(problem, H200) is None and "$" not in shown.text
+    pytest.importorskip("cuda.bindings.nvrtc", reason="needs NVRTC (extra compile)")
+    (found,) = CompileOnlyEvaluator(H200).evaluate([(problem, shown)])
+    assert found.status is Status.LEFT_OUT, found.detail
 
 
 def test_dollars_in_a_kernel_are_left_alone() -> None:

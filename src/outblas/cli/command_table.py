@@ -62,13 +62,7 @@ PARTS = (
     ),
 )
 #: Optional package -> the extra that brings it.
-EXTRAS = {
-    "torch": "gpu",
-    "pynvml": "gpu",
-    "nvMatmulHeuristics": "gpu",
-    "cuda": "compile",
-    "pyarrow": "tune",
-}
+EXTRAS = {"torch": "gpu", "pynvml": "gpu", "nvMatmulHeuristics": "gpu", "cuda": "compile", "pyarrow": "tune"}
 
 
 def parts() -> list[Part]:

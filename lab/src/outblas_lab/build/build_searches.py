@@ -28,15 +28,7 @@ from outblas.tune.live_evaluator import LiveEvaluator
 from outblas.tune.neighbour_winners import LibraryNeighbours, neighbour_winners
 from outblas.tune.tune import PROBLEMS_AT_ONCE, SearchOptions, tune
 from outblas_lab.agents.recorded_agent import RecordedAgent
-from outblas_lab.build.build_work import (
-    PROVENANCE_KEYS,
-    REOPENED_STARTS,
-    SEEDS,
-    TABLES,
-    BuildFolder,
-    printer,
-    proved,
-)
+from outblas_lab.build.build_work import PROVENANCE_KEYS, REOPENED_STARTS, SEEDS, TABLES, BuildFolder, printer, proved
 from outblas_lab.build.library_tables import rows_of_table, with_table_rows
 from outblas_lab.build.refine import (
     InOrderAgent,
@@ -83,10 +75,7 @@ def tune_table(work: BuildFolder, table: Table) -> None:
     def offered(problem: Problem) -> Sequence[KernelConfig]:
         return list(dict.fromkeys((*known.get(problem, ()), *first_search_candidates(problem, gpu))))
 
-    with (
-        LiveEvaluator(work.gpu_index, options, offered=offered) as evaluator,
-        Store(work.store(table)) as store,
-    ):
+    with LiveEvaluator(work.gpu_index, options, offered=offered) as evaluator, Store(work.store(table)) as store:
         # The library is saved after every group, so that a killed run asks for no baseline twice.
         for start in range(0, len(todo), PROBLEMS_AT_ONCE):
             group, later = todo[start:][:PROBLEMS_AT_ONCE], todo[start:][PROBLEMS_AT_ONCE:]

@@ -17,14 +17,7 @@ from outblas.judge.rounds import speedup, timing_of_samples
 from outblas.kernels.config_text import config_from_name
 from outblas.records.library_row import LibraryChoice, LibraryRow, qualified_kernels
 from outblas_lab.build.build_work import REOPENED_STARTS, BuildFolder
-from outblas_lab.build.finalist_trials import (
-    ALL_STARTS,
-    BLOCK,
-    STARTS,
-    TrialEntry,
-    finished_trial,
-    read_trial,
-)
+from outblas_lab.build.finalist_trials import ALL_STARTS, BLOCK, STARTS, TrialEntry, finished_trial, read_trial
 from outblas_lab.build.library_tables import replace_rows, rows_of_table
 
 #: A kernel is installed if the lower bound of its pooled speed-up is above this: the pooled rounds hold the noise

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +21,7 @@ from outblas_lab.llm.budget import parse_budget
 from outblas_lab.llm.evaluators import COMPILE_ONLY
 from outblas_lab.llm.evolve_run import MakeProgress
 from outblas_lab.llm.feedback import OUTCOME_KINDS
+from outblas_lab.llm.gguf_server import GgufServer, serving_gguf
 from outblas_lab.llm.models import parse_models
 
 if TYPE_CHECKING:
@@ -67,15 +69,33 @@ NearestOption = Annotated[
         help="Maximum number of kernels for similar problems per prompt; the same limit applies to journal lessons."
     ),
 ]
+#: Conversations at once, tokens of an answer and of a first prompt: elsewhere, and with a small model on this machine.
+_DEFAULTS = (4, 16384, None), (1, 2048, 4096)
+ModelOption = Annotated[
+    str | None, typer.Option(help="Comma-separated names of models on the server. NAME=WEIGHT sets a model's share.")
+]
+GgufOption = Annotated[
+    Path | None, typer.Option(help="GGUF file of a model that this machine's CPU serves, in place of --base-url.")
+]
+RunOption = Annotated[
+    Path | None, typer.Option(help="Run directory; an existing run is resumed (default: named after the settings).")
+]
+ParallelOption = Annotated[
+    int | None, typer.Option(help="Number of concurrent conversations (default: 4; with --gguf: 1).")
+]
+MaxTokensOption = Annotated[
+    int | None, typer.Option(help="Maximum number of tokens per answer (default: 16384; with --gguf: 2048).")
+]
+PromptTokensOption = Annotated[
+    int | None, typer.Option(help="Approximate maximum number of tokens of a first prompt (default with --gguf: 4096).")
+]
 
 
 def evolve(
     mnk: Annotated[list[str], typer.Option(help="Comma-separated problem sizes M_N_K. Repeatable.")],
-    model: Annotated[
-        str,
-        typer.Option(help="Comma-separated names of models on the server. NAME=WEIGHT sets a model's share."),
-    ],
+    model: ModelOption = None,
     base_url: BaseUrlOption = None,
+    gguf: GgufOption = None,
     layout: common.LayoutOption = "tn",
     dtype: common.DtypeOption = "fp16",
     acc: common.AccOption = "fp32",
@@ -93,19 +113,18 @@ def evolve(
     turns: Annotated[int, typer.Option(help="Maximum number of turns per conversation, including the first.")] = 4,
     repairs: Annotated[int | None, typer.Option(help="Maximum number of repairs in a row (default: --turns).")] = None,
     improvements: ImprovementsOption = None,
-    parallel: Annotated[int, typer.Option(help="Number of concurrent conversations.")] = 4,
+    parallel: ParallelOption = None,
     counters: CountersOption = None,
     nearest: NearestOption = 3,
     seed: Annotated[int, typer.Option(help="Random seed for sampling from the archive.")] = 0,
-    max_tokens: Annotated[int, typer.Option(help="Maximum number of tokens per answer.")] = 16384,
+    max_tokens: MaxTokensOption = None,
+    prompt_tokens: PromptTokensOption = None,
     temperature: Annotated[float | None, typer.Option(help="Sampling temperature (default: the server's).")] = None,
     requests_per_minute: Annotated[int | None, typer.Option(help="Maximum number of requests per minute.")] = None,
     tokens_per_minute: Annotated[int | None, typer.Option(help="Maximum number of tokens per minute.")] = None,
     timeout: Annotated[float, typer.Option(help="Seconds without data before a request is retried.")] = 120,
     stall: Annotated[float, typer.Option(help="Total seconds before a request is aborted and retried.")] = 300,
-    run: Annotated[
-        Path | None, typer.Option(help="Run directory; an existing run is resumed (default: named after the settings).")
-    ] = None,
+    run: RunOption = None,
 ) -> None:
     """Evolve kernels that language models write: prove and time each one, feed the results back and keep the best."""
     from outblas_lab.llm.archive import ArchiveShape
@@ -115,19 +134,30 @@ def evolve(
     from outblas_lab.llm.evolve_run import EvolveRequest
 
     problems = [Problem.from_mnk(one, layout, dtype, acc) for text in mnk for one in common.mnk_words(text)]
-    models = parse_models(model, price or [])
+    name, (chats, answer, prompt) = _model_name(model, base_url, gguf), _DEFAULTS[gguf is not None]
+    models = parse_models(name, price or [])
     limits = parse_budget(budget)
     plan = common.worker_plan(workers, device, gpus, worker_count, ray_address)
     place = _place(device) if plan is None else choose_workers(plan)
     settings = EvolveSettings(
         ArchiveShape(common.at_least("--islands", islands, 1)), seed, common.at_least("--turns", turns, 1),
-        common.at_least("--parallel", parallel, 1), _kinds(answers), common.at_least("--max-tokens", max_tokens, 1),
+        _limit("--parallel", parallel, 1) or chats, _kinds(answers), _limit("--max-tokens", max_tokens, 1) or answer,
         _limit("--repairs", repairs), _limit("--improvements", improvements), common.at_least("--nearest", nearest, 0),
+        _limit("--prompt-tokens", prompt_tokens, 1) or prompt,
     )  # fmt: skip
+    timeout, stall = (max(seconds, 1800.0 if gguf else 0.0) for seconds in (timeout, stall))  # a CPU is slow
     server = _server(base_url, requests_per_minute, tokens_per_minute, timeout, stall, temperature)
     path = run or Path("runs") / folder_name(problems, models[0].name, str(place))
     request = EvolveRequest(problems, models, server, place, limits, settings, path, common.command_line(), counters)
-    _run(request, f"evolving {len(problems)} problems on {place} with {model}, budget {budget}")
+    _run(request, f"evolving {len(problems)} problems on {place} with {name}, budget {budget}", gguf)
+
+
+def _model_name(model: str | None, base_url: str | None, gguf: Path | None) -> str:
+    if gguf is not None and base_url is not None:
+        raise UsageError("--gguf and --base-url are both given", "one server", "omit one of them")
+    if model is None and gguf is None:
+        raise UsageError("--model is missing", "a name of a model on the server", "pass --model, or --gguf FILE")
+    return model or Path(str(gguf)).stem
 
 
 def _place(device: str | None) -> EvaluatorChoice:
@@ -141,25 +171,31 @@ def _place(device: str | None) -> EvaluatorChoice:
     return place
 
 
-def _limit(option: str, value: int | None) -> int | None:
-    return None if value is None else common.at_least(option, value, 0)
+def _limit(option: str, value: int | None, least: int = 0) -> int | None:
+    return None if value is None else common.at_least(option, value, least)
 
 
-def _run(request: EvolveRequest, title: str) -> None:
+def _run(request: EvolveRequest, title: str, gguf: Path | None) -> None:
     """Evolve, say where everything lies, write the report."""
     from outblas_lab.llm.evolve_run import run_evolve
     from outblas_lab.publish.html.tune_page import page_of_run
 
     if request.place.runs_kernels and "code" in request.settings.kinds:
         say_what_holds()
-    with progress_view(title) as watch:
+    with ExitStack() as stack:
+        local = None
+        if gguf is not None:
+            local = stack.enter_context(serving_gguf(gguf, request.settings))
+            request = replace(request, server=replace(request.server, base_url=f"{local.address}/v1"))
+        watch = stack.enter_context(progress_view(title, local))
 
-        def begin(*watched: Any) -> Callable[[AnswerOutcome | None], None]:
+        def begin(evolution: Evolution, *watched: Any) -> Callable[[AnswerOutcome | None], None]:
             if not request.place.runs_kernels:  # after all refusals, and before the first paid request
                 which = "answers" if request.place.name == COMPILE_ONLY else "kernels that it lacks"
                 words = f"device {request.place} runs nothing: {which} are compiled, but not proven or timed"
                 err.print(words, markup=False)
-            return watch(*watched)
+            err.print(_cost_words(evolution.prompt_tokens(), request, local.rates() if local else None), markup=False)
+            return watch(evolution, *watched)
 
         reason, files = run_evolve(request, begin)
     best = files.best if files.best.is_dir() else None
@@ -174,24 +210,18 @@ def _run(request: EvolveRequest, title: str) -> None:
 
 
 def _server(
-    base_url: str | None, requests_per_minute: int | None, tokens_per_minute: int | None, timeout: float,
-    stall: float, temperature: float | None,
+    base_url: str | None, requests: int | None, tokens: int | None, timeout: float, stall: float,
+    temperature: float | None,
 ) -> ServerSettings:  # fmt: skip
-    """Return the server's settings from the options.
-
-    Raises:
-        UsageError: a number is out of its range.
-    """
+    """Return the server's settings from the options, whose ranges are checked."""
     from outblas_lab.llm.client import RetryPolicy
     from outblas_lab.llm.evolve_run import ServerSettings
 
-    for option, value in (("--requests-per-minute", requests_per_minute), ("--tokens-per-minute", tokens_per_minute)):
-        if value is not None:
-            common.at_least(option, value, 1)
+    rates = _limit("--requests-per-minute", requests, 1), _limit("--tokens-per-minute", tokens, 1)
     retry_policy = RetryPolicy(common.positive("--timeout", timeout), common.positive("--stall", stall))
     if temperature is not None:
         common.positive("--temperature", temperature, or_zero=True)
-    return ServerSettings(base_url, retry_policy, requests_per_minute, tokens_per_minute, temperature)
+    return ServerSettings(base_url, retry_policy, *rates, temperature)
 
 
 def _kinds(text: str) -> tuple[str, ...]:
@@ -203,12 +233,12 @@ def _kinds(text: str) -> tuple[str, ...]:
     return kinds
 
 
-#: Seconds between two pictures of a live view.
-_TICK_S = 0.5
+#: Seconds between two pictures of a live view; without one, between two lines on answers under way.
+_TICK_S, _LINE_S = 0.5, 10.0
 
 
 @contextmanager
-def progress_view(title: str) -> Iterator[MakeProgress]:
+def progress_view(title: str, local: GgufServer | None = None) -> Iterator[MakeProgress]:
     """Show the progress of ``outblas evolve`` on stderr: a live table on a terminal, else a line per outcome.
 
     Yields:
@@ -216,7 +246,7 @@ def progress_view(title: str) -> Iterator[MakeProgress]:
         after each outcome, with the outcome or None.
     """
     if not err.is_terminal:
-        yield lambda *watched: _plain(title, *watched)
+        yield lambda *watched: _plain(title, local, *watched)
         return
     from rich.live import Live
 
@@ -226,7 +256,8 @@ def progress_view(title: str) -> Iterator[MakeProgress]:
             loop = asyncio.get_running_loop()
 
             def tick() -> None:  # in the loop's thread, which alone changes what is shown
-                live.update(table(title, evolution, *rest), refresh=True)
+                now = local.progress() if local else ""
+                live.update(table(f"{title}\n{now}".strip(), evolution, *rest), refresh=True)
                 loop.call_later(_TICK_S, tick)
 
             loop.call_soon(tick)
@@ -236,9 +267,17 @@ def progress_view(title: str) -> Iterator[MakeProgress]:
 
 
 def _plain(
-    title: str, evolution: Evolution, budget: Budget, account: SpendingAccount, client: Client
+    title: str, local: GgufServer | None, evolution: Evolution, budget: Budget, account: SpendingAccount, client: Client
 ) -> Callable[[AnswerOutcome | None], None]:
     err.print(title, markup=False)
+
+    def tick() -> None:
+        if local is not None and (words := local.progress()):
+            err.print(words, markup=False)
+        loop.call_later(_LINE_S, tick)
+
+    loop = asyncio.get_running_loop()
+    loop.call_soon(tick)
 
     def print_outcome(outcome: AnswerOutcome | None) -> None:
         if outcome is not None:
@@ -249,6 +288,20 @@ def _plain(
             )  # fmt: skip
 
     return print_outcome
+
+
+def _cost_words(prompt: int, request: EvolveRequest, rates: tuple[float, float] | None) -> str:
+    """The cost of a question before any is asked: tokens, dollars at a price, seconds at rates (tokens/s)."""
+    answer, requests = request.settings.max_tokens, request.budget.requests
+    words = f"a question: about {prompt} tokens of prompt, at most {answer} of answer"
+    if usd := max(model.price.usd(prompt, answer) for model in request.models):
+        words += f", {usd:.4f} USD"
+    if rates is None:
+        return words
+    seconds = prompt / rates[0] + answer / rates[1]
+    total = "" if requests is None else f", {requests} questions {requests * seconds / 60:.1f} min"
+    return (f"{words}; measured now: {rates[0]:.0f} tokens/s read, {rates[1]:.1f} written, so at most about "
+            f"{seconds:.0f} s{total}")  # fmt: skip
 
 
 def spent_words(budget: Budget, account: SpendingAccount, client: Client) -> str:

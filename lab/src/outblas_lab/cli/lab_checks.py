@@ -9,16 +9,12 @@ from collections.abc import Callable
 from outblas.cli.checks.health import Check
 from outblas.core.errors import OutblasError, ToolchainMissing
 from outblas.core.install_hint import install_hint
+from outblas_lab.cli.lab_commands import MODULES
 from outblas_lab.jail import canary, landlock, seccomp, toolchain
 from outblas_lab.jail.confinement import report
 from outblas_lab.recordings.recording import Recording, packaged
 
-_EXTRAS = {
-    "rl": ("gymnasium", "optuna", "sb3_contrib", "tensorboard"),
-    "llm": ("openai", "tenacity"),
-    "mcp": ("mcp",),
-    "train-llm": ("trl", "peft", "accelerate", "datasets"),
-}
+_EXTRAS = ("rl", "llm", "mcp", "train-llm")
 
 
 def _recording() -> Check:
@@ -81,11 +77,11 @@ def _canary() -> Check:
 
 
 def _extra(extra: str) -> Check:
-    absent = [module for module in _EXTRAS[extra] if importlib.util.find_spec(module) is None]
+    absent = [module for module in MODULES[extra] if importlib.util.find_spec(module) is None]
     name = f"extra [{extra}]"
     if absent:
         return Check(name, None, f"without {', '.join(absent)}", install_hint(extra))
-    return Check(name, True, ", ".join(_EXTRAS[extra]))
+    return Check(name, True, ", ".join(MODULES[extra]))
 
 
 #: The checks in their order.

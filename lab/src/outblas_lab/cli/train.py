@@ -44,8 +44,7 @@ def train(
     quick: Annotated[
         bool,
         typer.Option(
-            "--quick",
-            help="Train a weak policy quickly: 200 problems per recording, 1 regressor epoch and 1024 steps.",
+            "--quick", help="Train a weak policy quickly: 200 problems per recording, 1 regressor epoch and 1024 steps."
         ),
     ] = False,
 ) -> None:

@@ -22,13 +22,7 @@ from outblas_lab.llm.budget import Cost, Message, SpendingAccount, at_most
 from outblas_lab.llm.models import Model
 from outblas_lab.llm.rate_limits import RateLimiter
 from outblas_lab.llm.reply import Reply, api_key, failed_reply, read_completion
-from outblas_lab.llm.server_errors import (
-    NEVER,
-    WAITED_IN_VAIN,
-    wait_after_error,
-    wait_before_next,
-    words_of_error,
-)
+from outblas_lab.llm.server_errors import NEVER, WAITED_IN_VAIN, wait_after_error, wait_before_next, words_of_error
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI

@@ -46,7 +46,7 @@ def write_config(config: KernelConfig) -> dict[str, Any]:
     }
 
 
-def describe(families: Collection[str] = tuple(FAMILIES)) -> str:
+def describe(families: Collection[str] = tuple(FAMILIES), meanings: bool = True) -> str:
     """Return text on kernel families for a prompt: the knobs with their meaning, usual values and defaults, one a line.
 
     A family begins with a line such as ``family sm90_wgmma_gemm. Knobs of ...``. A knob has at most 40 values, evenly
@@ -54,8 +54,9 @@ def describe(families: Collection[str] = tuple(FAMILIES)) -> str:
 
     Args:
         families: names of the families; by default all. Unknown names are ignored.
+        meanings: False leaves the meanings of the knobs out.
     """
-    return "\n".join(line for family in FAMILIES if family in families for line in _family(family, None))
+    return "\n".join(line for family in FAMILIES if family in families for line in _family(family, None, meanings))
 
 
 def describe_offered(offered: Sequence[KernelConfig]) -> str:
@@ -68,10 +69,10 @@ def describe_offered(offered: Sequence[KernelConfig]) -> str:
     return "\n".join(line for family, mine in by_family.items() if mine for line in _family(family, mine))
 
 
-def _family(family: str, offered: Sequence[KernelConfig] | None) -> Iterator[str]:
+def _family(family: str, offered: Sequence[KernelConfig] | None, meanings: bool = True) -> Iterator[str]:
     cls = FAMILIES[family].config
     about, _, knobs = (inspect.getdoc(cls) or "").partition("\n\nAttributes:\n")
-    yield f"family {family}. {about}\n{knobs.rstrip()}\n  Values:"
+    yield f"family {family}. {about}\n{knobs.rstrip() if meanings else ''}\n  Values:"
     for knob in knob_schema(cls):
         if offered is None and knob.launch_option:
             continue

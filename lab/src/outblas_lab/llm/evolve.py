@@ -25,14 +25,14 @@ from outblas_lab.custom.free_kernel import FreeKernel
 from outblas_lab.llm.answer import CODE, CONFIG, read_answer
 from outblas_lab.llm.archive import Archive, ArchiveShape, Entry
 from outblas_lab.llm.async_evaluator import AsyncEvaluator
-from outblas_lab.llm.budget import BudgetSpent
+from outblas_lab.llm.budget import BudgetSpent, Message
 from outblas_lab.llm.client import Client, RequestRejected, ServerError, Unanswered
 from outblas_lab.llm.evolve_journal import AnswerOutcome, EvolveJournal, Question
 from outblas_lab.llm.feedback import feedback_text, kernel_facts, kind_of, score_of
 from outblas_lab.llm.known_counters import KnownCounters
 from outblas_lab.llm.models import Model
 from outblas_lab.llm.near_problems import NearProblems
-from outblas_lab.llm.prompt import Asked, first_prompt, follow_up
+from outblas_lab.llm.prompt import Asked, first_prompt, follow_up, skeleton, tokens_of
 from outblas_lab.llm.repair_chain import Chain, TurnLimits, chains_of
 from outblas_lab.llm.reply import Reply
 
@@ -53,6 +53,8 @@ class EvolveSettings:
         repairs: most repairs in a row in a conversation; None: as many as ``turns`` allows.
         improvements: most improvements of proven kernels in a conversation; None: as many as ``turns`` allows.
         nearest: most kernels of near problems, and most lessons, in a first prompt; 0: none.
+        prompt_tokens: most tokens of a first prompt, as estimated; None: no limit. With a limit, a follow-up repeats
+            the first prompt and adds the last answer alone.
     """
 
     shape: ArchiveShape = ArchiveShape()
@@ -64,6 +66,7 @@ class EvolveSettings:
     repairs: int | None = None
     improvements: int | None = None
     nearest: int = 3
+    prompt_tokens: int | None = None
 
     @property
     def limits(self) -> TurnLimits:
@@ -130,6 +133,9 @@ class Evolution:
             for question in chain.questions
             if (outcome := chain.outcomes.get(question.id)) and outcome.name and outcome.kind != "duplicate"
         }
+        if settings.prompt_tokens:  # short prompts show it
+            shown = AnswerOutcome(0, "duplicate", CODE, words="it is the kernel that the prompt shows")
+            self._tried |= {(k, FreeKernel.parse(skeleton(p)).name): shown for k, p in self._problems.items()}
         self._left = deque(c for c in self._chains.values() if c.unfinished(settings.limits))
         self._baselines: dict[str, dict[str, float]] = {}
         self._stopping = ""
@@ -169,6 +175,10 @@ class Evolution:
             self._async_evaluator.close()
             await self._client.close()
         return self._stopping or "every problem is within 2% of its floor"
+
+    def prompt_tokens(self) -> int:
+        """Return an estimate of the tokens of a first prompt: the largest of all problems. Nothing is sent."""
+        return max(tokens_of(self._first_prompt(key, 0, 0)[1]) for key in self._problems)
 
     def problem_progress(self) -> list[ProblemProgress]:
         """Return the progress on every problem, in their order. Baselines are known once :meth:`run` has begun."""
@@ -223,18 +233,23 @@ class Evolution:
             return None
         number = 1 + max(self._chains, default=0)
         island = begun[key] % self._settings.shape.islands
-        parents = self.archive.draw(key, island, number)
+        names, messages = self._first_prompt(key, island, number)
+        chain = self._chains[number] = Chain(number)
+        model = self._model_of(number)
+        chain.questions.append(self._journal.ask(number, 0, key, island, model.name, "new", names, messages))
+        return chain
+
+    def _first_prompt(self, key: str, island: int, number: int) -> tuple[list[str], list[Message]]:
+        """The names of the kernels that the prompt of a new chain shows, and its messages."""
+        settings, parents = self._settings, self.archive.draw(key, island, number)
         known = {p.name: self._evaluations[key, p.name] for p in parents}
         words = {name: self.counters.words(evaluation, self._gpu) for name, evaluation in known.items()}
         shown = {name: kernel_facts(evaluation, words[name]) for name, evaluation in known.items()}
-        near = self._near.text(self._problems[key], self.archive, self._settings.kinds)
-        messages = first_prompt(self._problems[key], self._gpu, self._baselines[key], self._best(key)[0], parents,
-                                shown, Asked(self._settings.kinds), near)  # fmt: skip
-        chain = self._chains[number] = Chain(number)
-        model = self._model_of(number)
-        names = [p.name for p in parents]
-        chain.questions.append(self._journal.ask(number, 0, key, island, model.name, "new", names, messages))
-        return chain
+        near = self._near.text(self._problems[key], self.archive, settings.kinds)
+        asked, baselines = Asked(settings.kinds, tokens=settings.prompt_tokens), self._baselines.get(key, {})
+        problem, best = self._problems[key], self._best(key)[0]
+        messages = first_prompt(problem, self._gpu, baselines, best, parents, shown, asked, near)
+        return [p.name for p in parents], messages
 
     async def _carry_on(self, chain: Chain) -> None:
         """Ask, read, evaluate, record; as long as another turn follows."""
@@ -262,8 +277,9 @@ class Evolution:
         outcome = chain.outcomes[last.id]
         text = follow_up(outcome.kind, outcome.words, self._problems[last.problem], self._gpu,
                          self._best(last.problem)[0], self._settings.max_tokens, self._settings.kinds)  # fmt: skip
+        messages = chain.conversation_with(text, self._settings.prompt_tokens)
         question = self._journal.ask(chain.number, last.turn + 1, last.problem, last.island, last.model, outcome.kind,
-                                    last.parents, chain.conversation_with(text))  # fmt: skip
+                                    last.parents, messages)  # fmt: skip
         chain.questions.append(question)
         return question
 
@@ -378,12 +394,9 @@ def next_problem(gaps: Mapping[str, float], tries: Mapping[str, int]) -> str | N
     """Return the key of the next try's problem: the largest gap / (tries + 1), the first of equals.
 
     A gap below the log of 1.02 is closed. Return None if all gaps are closed, or ``gaps`` is empty. These are D'Hondt's
-    divisors, so tries are shared in proportion to the gaps.
+    divisors, so tries are shared in proportion to the gaps. A key that ``tries`` lacks was tried 0 times.
 
     Example: ``next_problem({"a": 0.5, "b": 0.9}, {"b": 1})`` is ``"a"``.
-
-    Args:
-        tries: problem key -> chains begun so far; a missing key counts as 0.
     """
     open_gaps = [key for key, value in gaps.items() if value >= CLOSED_GAP]
     return max(open_gaps, key=lambda key: gaps[key] / (tries.get(key, 0) + 1), default=None)

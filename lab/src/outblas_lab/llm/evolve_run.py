@@ -168,9 +168,9 @@ def _tell_unless_interrupted(loop: asyncio.AbstractEventLoop, context: dict[str,
 def _identity(request: EvolveRequest) -> dict[str, Any]:
     """Return the settings that two runs on one kind of GPU must share. Budget, address and parallelism may differ.
 
-    So may counters and near problems, which prompts only show.
+    So may counters, near problems and the length of prompts.
     """
-    free = ("parallel", "nearest")
+    free = ("parallel", "nearest", "prompt_tokens")
     kept = {k: v for k, v in asdict(request.settings).items() if k not in free}
     return json.loads(json.dumps({
         "problems": [p.key for p in request.problems], "models": [asdict(m) for m in request.models],

@@ -34,6 +34,10 @@ _TILE = 128
 _EMPTY_WAVE = 0.25
 #: Most characters of a parent in a prompt.
 _PARENT_CHARS = 40_000
+#: Parts of a first prompt that a limit of tokens leaves out, in this order, until the rest fits.
+CUTS = ("near problems", "meanings of knobs", "headers", "notes", "kernels")
+#: Characters of a token: prompts have 2.9 with Qwen2.5-Coder's tokeniser, and 2.7 with SmolLM2's.
+CHARS_PER_TOKEN = 2.7
 #: Headers in `kernels/ptx/` that prompts list. Only our own generators use the others.
 LISTED_HEADERS = ("types", "sync", "load", "cp_async", "mma", "mbarrier", "tma", "wgmma", "cluster")
 #: A function's comment, its template line and its head up to the body.
@@ -46,10 +50,11 @@ _FUNCTION = re.compile(
 
 @dataclass(frozen=True)
 class Asked:
-    """The answers that a prompt requests."""
+    """The answers that a prompt requests, and its most tokens (None: no limit)."""
 
     kinds: Sequence[str] = (CODE, CONFIG)
     host_form: bool = True
+    tokens: int | None = None
 
 
 def first_prompt(
@@ -67,22 +72,44 @@ def first_prompt(
         parents: kernels to show: two, the slower first; or one, or none.
         facts: name of a kernel -> text on it (:func:`outblas_lab.llm.feedback.kernel_facts`). A missing name: no text.
         near: section on near problems (:meth:`outblas_lab.llm.near_problems.NearProblems.text`); may be empty.
+
+    Raises:
+        UsageError: the prompt has too many tokens even without all parts of :data:`CUTS`.
     """
     asked, floor = asked or Asked(), floor_us(problem, gpu)
     known = [us for us in (best_us, min(baselines.values(), default=None)) if us is not None]
     gap = f"The fastest that is known takes {min(known):.2f} us, {min(known) / floor:.2f}x the floor." if known else ""
     listed = ", ".join(f"{name} {us:.2f} us" for name, us in sorted(baselines.items(), key=lambda pair: pair[1]))
-    text = _fill(
-        "new",
-        **_task(problem, gpu),
-        gap=gap,
-        baselines=f"Baselines: {listed}.\n" if listed else "",
-        contract=_contract(problem, gpu, asked.host_form) if CODE in asked.kinds else "",
-        knobs=_fill("knobs", families=describe()) if CONFIG in asked.kinds else "",
-        parents=near + _parents(parents, facts),
-        task=_fill("task_contrast" if len(parents) == 2 else "task_new", asked=answer_rules(asked.kinds)),
-    )
-    return [{"role": "system", "content": _fill("system", gpu=gpu.name.upper())}, {"role": "user", "content": text}]
+    for count in range(len(CUTS) + 1):
+        cut = CUTS[:count]
+        whole, shown = "headers" not in cut, () if "kernels" in cut else parents
+        text = _fill(
+            "new",
+            **_task(problem, gpu, "notes" not in cut),
+            gap=gap,
+            baselines=f"Baselines: {listed}.\n" if listed else "",
+            contract=_contract(problem, gpu, asked.host_form and whole, whole) if CODE in asked.kinds else "",
+            knobs=_fill("knobs", families=describe(meanings=CUTS[1] not in cut)) if CONFIG in asked.kinds else "",
+            parents=("" if cut else near) + _parents(shown, facts),
+            task=_fill("task_contrast" if len(shown) == 2 else "task_new", asked=answer_rules(asked.kinds)),
+        )
+        system = _fill("system", gpu=gpu.name.upper())
+        messages: list[Message] = [{"role": "system", "content": system}, {"role": "user", "content": text}]
+        if asked.tokens is None or tokens_of(messages) <= asked.tokens:
+            return messages
+    least = f"at least {tokens_of(messages)} for {problem.key}"
+    raise UsageError(f"--prompt-tokens {asked.tokens} is too small", least, "raise it, or pass --answers code")
+
+
+def tokens_of(messages: Sequence[Message]) -> int:
+    """Return an estimate of the tokens of a prompt, from its characters."""
+    return round(sum(len(message["content"]) for message in messages) / CHARS_PER_TOKEN)
+
+
+def skeleton(problem: Problem) -> str:
+    """Return the text of a free kernel that is right and slow, which stands in place of the list of headers."""
+    b = "column * K + k" if problem.layout == "TN" else "k * N + column"
+    return _fill("skeleton", acc=problem.acc, header=problem.dtype, element=_element(problem), b=b)
 
 
 def small_task_prompt(task: SmallTask, gpu: Gpu) -> list[Message]:
@@ -111,14 +138,14 @@ def kernel_guide(problem: Problem, gpu: Gpu) -> str:
     )
 
 
-def _task(problem: Problem, gpu: Gpu) -> dict[str, str]:
+def _task(problem: Problem, gpu: Gpu, notes: bool = True) -> dict[str, str]:
     """Return the part of a first question on a problem and its GPU."""
     return {
         "problem": describe_problem(problem),
         "hardware": describe_gpu(gpu),
         "floor_us": f"{floor_us(problem, gpu):.2f}",
         "regime": regime(problem, gpu).partition("_")[0] + "-bound",
-        "notes": "".join(_text(f"notes/{name}.md") for name in notes_of(problem, gpu)),
+        "notes": "".join(_text(f"notes/{name}.md") for name in notes_of(problem, gpu) if notes),
     }
 
 
@@ -230,14 +257,18 @@ def notes_of(problem: Problem, gpu: Gpu) -> list[str]:
     return names
 
 
-def _contract(problem: Problem, gpu: Gpu, host: bool = True) -> str:
+def _element(problem: Problem) -> str:
+    return "half" if problem.dtype == "fp16" else "__nv_bfloat16"
+
+
+def _contract(problem: Problem, gpu: Gpu, host: bool = True, headers: bool = True) -> str:
     return _fill(
         "contract",
         host=_fill("contract_host", acc=problem.acc) if host else "",
         arch=f"sm_{gpu.arch}a" if gpu.arch == 90 else f"sm_{gpu.arch}",
         acc=problem.acc,
-        element="half" if problem.dtype == "fp16" else "__nv_bfloat16",
-        headers=header_listing(),
+        element=_element(problem),
+        headers=header_listing() if headers else _fill("no_headers", skeleton=skeleton(problem)),
         b_stored="N x K by rows" if problem.layout == "TN" else "K x N by rows",
     )
 

@@ -18,11 +18,9 @@ WINDOW_S = 60.0
 
 @dataclass
 class SentRequest:
-    """A request of the last minute.
+    """A request of the last minute: its time by the limiter's clock, and its tokens.
 
-    Attributes:
-        at: time of sending, by the limiter's clock.
-        tokens: its tokens; an estimate until the client sets the true number.
+    The tokens are an estimate until the client sets the true number.
     """
 
     at: float
@@ -48,10 +46,8 @@ class RateLimiter:
     async def acquire(self, tokens: int) -> SentRequest:
         """Wait until a request with ``tokens`` tokens may be sent, and return its record. It counts for 60 seconds.
 
-        Await it: ``sent = await limiter.acquire(500)``. Set ``sent.tokens`` when the true number is known.
-
-        Args:
-            tokens: most tokens of the request, prompt and answer together.
+        Await it: ``sent = await limiter.acquire(500)``, for 500 tokens of prompt and answer together at most. Set
+        ``sent.tokens`` when the true number is known.
         """
         async with self._turn:
             while (wait := self._wait(tokens)) > 0:

@@ -90,8 +90,8 @@ class Chain:
             self.questions = [replace(q, messages=()) for q in self.questions]
             self.replies.clear()
 
-    def conversation_with(self, text: str) -> list[Message]:
-        """Return the last question's messages, its answer, and ``text`` as a new user message.
+    def conversation_with(self, text: str, short: object = False) -> list[Message]:
+        """Return the last question's messages (``short``: the first's), its answer, and ``text`` as a new user message.
 
         An empty or missing answer is left out, because servers refuse messages without content. The chain is not
         changed. Example: ``chain.conversation_with("next")`` ends with ``{"role": "assistant", "content": "hey"},
@@ -101,7 +101,7 @@ class Chain:
         answer: list[Message] = [] if reply is None or not reply.text.strip() else [
             {"role": "assistant", "content": reply.text}
         ]  # fmt: skip
-        return [*self.last.messages, *answer, {"role": "user", "content": text}]
+        return [*self.questions[0 if short else -1].messages, *answer, {"role": "user", "content": text}]
 
 
 def chains_of(

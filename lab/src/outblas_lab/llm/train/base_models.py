@@ -53,13 +53,9 @@ class LoadedModel:
 
 
 def starting_model(run: Path, stage: str, model: str) -> str:
-    """Return the model with which a stage begins, as text.
+    """Return the model with which a stage begins, as text; UsageError if no stage has that name.
 
-    Returns:
-        The path ``<run>/<earlier stage>/final`` as text, of the last earlier stage that has it. Else ``model``.
-
-    Raises:
-        UsageError: no stage has that name.
+    It is the path ``<run>/<earlier stage>/final`` of the last earlier stage that has it, else ``model``.
     """
     if stage not in STAGES:
         raise unknown_name("stage", stage, STAGES, "pass one of them as stage")

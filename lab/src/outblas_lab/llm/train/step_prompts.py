@@ -235,11 +235,7 @@ def archive_of_stage(folder: Path, language: Language, seed: int) -> TrainingArc
 
 
 def logged_entries(path: Path, language: Language) -> Iterator[Entry]:
-    """Yield the proven and timed kernels of a log of answers, in order. A missing log has none.
-
-    Raises:
-        RecordError: the file is damaged.
-    """
+    """Yield the proven and timed kernels of a log of answers, in order, as :func:`json_rows` reads it."""
     yield from (entry for entry in json_rows(path, partial(_logged, language)) if entry is not None)
 
 
@@ -274,13 +270,7 @@ def _entry(
 def json_rows(path: Path, read: Callable[[dict[str, Any]], Read]) -> Iterator[Read]:
     """Yield what ``read`` makes of each row of a file of JSON objects, one a line. A missing file has none.
 
-    A last line that a kill has cut off is left out.
-
-    Args:
-        read: takes a row; a KeyError, TypeError or ValueError means that the row is damaged.
-
-    Raises:
-        RecordError: a line is damaged.
+    A last line that a kill has cut off is left out. A damaged line, or an error of ``read``, raises RecordError.
     """
     if not path.exists():
         return
@@ -288,7 +278,5 @@ def json_rows(path: Path, read: Callable[[dict[str, Any]], Read]) -> Iterator[Re
         try:
             yield read(json.loads(line.decode()))
         except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-            wrong = f"line {number} of {path} cannot be read ({error!r})"
-            raise RecordError(
-                wrong, "a line written by this release", "restore a backup, or pass another --run"
-            ) from error
+            wrong, do = f"line {number} of {path} cannot be read ({error!r})", "restore a backup, or pass another --run"
+            raise RecordError(wrong, "a line written by this release", do) from error
