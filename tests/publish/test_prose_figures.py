@@ -127,8 +127,8 @@ def transformers() -> list[tuple[str, str]]:
     (at_64,) = figures(llama_step(H100 / "whole_models.json", "decode_64"), "speedup", "enable")
     enabling = starts("enable", [H200, H100], "enable") + starts("optimize", [H200, H100], "enable")
     return [
-        ("docs/use/faq.md", f"in transformers, context 512, after tuning | {enabled} |"),
-        ("docs/use/faq.md", f"`optimize()` with the same models | {optimized} |"),
+        ("docs/use/faq.md", f"context 512, after tuning, over PyTorch in a CUDA graph | {enabled} |"),
+        ("docs/use/faq.md", f"`optimize()` with the same models, over PyTorch in a CUDA graph | {optimized} |"),
         ("docs/use/faq.md", f"takes {min(enabling):.1f} to {max(enabling):.1f} s on an H200 or H100"),
         ("docs/use/tune.md", f"took {min(enabling):.1f} to {max(enabling):.1f} s on an H200 and an H100"),
         ("docs/use/matmul.md", f"Qwen2.5 7B by a geometric mean of {enabled}"),

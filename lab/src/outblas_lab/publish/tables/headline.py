@@ -176,9 +176,9 @@ def _on_compile(folders: Sequence[Path]) -> Iterator[str]:
         data = read_whole_models(path)
         found = [[row["variants"].get(name, {}).get("us") for name in ("compile", "optimize")] for row in data["rows"]]
         both = [(theirs[0], ours[0]) for theirs, ours in found if theirs and ours]
-        won, of = sum(theirs < ours for theirs, ours in both), len(data["rows"])
+        won = sum(theirs < ours for theirs, ours in both)
         gpu = short_name(data["settings"]["gpu"])
-        slower = f"slower in {won} of {len(both)} model steps timed with both on the {gpu} (of {of})"
+        slower = f"slower in {won} of the {len(both)} steps timed with both on the {gpu}"
         parts.append(slower if both else f"not timed on the {gpu}")
     if parts:
         yield f"`optimize()` without torch.compile, against its mode max-autotune: {'; '.join(parts)}."
@@ -308,6 +308,7 @@ def _whole_models(path: Path, figures: Sequence[tuple[str, str, str, str]]) -> I
         found = [row["variants"].get(variant, {}).get(figure) for row in rows]
         if rows and None not in found:
             ratios = [ratio for ratio, _, _ in found]
-            use = f"{use} in {names} in transformers, bf16, context {context}{unusual}"
+            compiled = "compiled " if figures is _OF_COMPILED else ""
+            use = f"{use} in {compiled}{names} in transformers, bf16, context {context}{unusual}"
             days = tuple(each["date"][:10] for row in rows for each in row["provenance"])
             yield _of_ratios(settings, use, ratios, rival, "results/whole-models/", days)
