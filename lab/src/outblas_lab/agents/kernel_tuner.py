@@ -135,7 +135,6 @@ class _Runner:
     """Answer a strategy's questions, with the interface of ``kernel_tuner.runners.runner.Runner``.
 
     Attributes:
-        points: the legal points.
         asked: points to propose, in the order of the questions.
     """
 

@@ -37,7 +37,6 @@ class Ppo(LearnsAcross, LaunchTurns):
 
     Args:
         seed: seed of a training in :meth:`prepare`; a loaded policy does not draw.
-        gpu: GPU that the candidates run on.
         policy: policy to follow. None: the name or path in ``OUTBLAS_POLICY``, else :func:`packaged_policy`. It is
             loaded at the first proposal, which raises UsageError if it does not exist.
     """
@@ -125,9 +124,6 @@ class RegressorAgent(Ppo):
 
     def prepare_across(self, parts: Sequence[TrainingPart]) -> None:
         """Train the regressor of agent ``ppo`` with the same seed, or read it from the cache; return None.
-
-        Args:
-            parts: training problems of one GPU or several.
 
         Raises:
             UsageError: a problem is not in its recording, or none has two proven cells.

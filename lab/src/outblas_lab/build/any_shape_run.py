@@ -259,7 +259,7 @@ def measure(
 
 
 def prove(out: Path) -> bool:
-    """Put every offered kernel through all gates, on representative problems, too (GPU 0).
+    """Put every offered kernel through all gates, on representative problems, too (GPU 0); return True if all passed.
 
     Each kernel is tried in each layout and dtype in which it is on offer, on the first of :data:`PROOF_EXTENTS` on
     which it is legal.
@@ -267,9 +267,6 @@ def prove(out: Path) -> bool:
     Args:
         out: JSON file that is written. ``passed`` is the number of passing (problem, kernel) pairs. ``failed`` is a
             dict: problem key and kernel name -> status and reason. ``provenance`` is the third key.
-
-    Returns:
-        True if all passed.
     """
     gpu, pairs = gpu_of_device(0), []
     library = Library.packaged(gpu.name)
@@ -385,9 +382,6 @@ def extension_shapes(count: int, seed: int, layouts: Sequence[Layout] = ("TN", "
     """Return ``count`` different fp16 problems, in turns: model layers, any extents, and layers of any width.
 
     The same arguments give the same problems, in the same order. 0 gives ``[]``.
-
-    Args:
-        layouts: layouts of the problems, which take turns.
     """
     rng = random.Random(seed)
     turns = (near_layers, functools.partial(any_extents, least=LEAST_EXTENT), _wide)

@@ -94,7 +94,6 @@ def build(kernel: FreeKernel, problem: Problem, gpu: Gpu, cache: CubinCache | No
     Example: ``build(FreeKernel.parse(text), Problem(512, 512, 512)).counters()``. No GPU is needed.
 
     Args:
-        problem: decides the macros :func:`macro_definitions`.
         cache: compile cache; None: compile anew and keep nothing.
 
     Raises:

@@ -226,10 +226,6 @@ class HostCall:
     """A bound product of form ``host``. Call it with a raw CUstream; it runs ``outblas_launch``.
 
     The call returns None. It raises DeviceError if ``outblas_launch`` returns a number other than 0.
-
-    Args:
-        function: ``outblas_launch`` as a ctypes function.
-        fixed: its arguments without the stream.
     """
 
     def __init__(self, function: Any, fixed: tuple[Any, ...], keep: tuple[Any, ...]) -> None:
@@ -247,7 +243,6 @@ def load(
     """Load a built kernel into this process, which must be a sandboxed worker.
 
     Args:
-        built: the compiled kernel; its form decides the class.
         max_workspace: the largest workspace that it may ask for, bytes. A free kernel's own limit by default.
 
     Raises:

@@ -106,7 +106,6 @@ class WorkerPlan(Workers):
     Attributes:
         device: what each worker works on; a GPU stands for any GPU.
         count: number of workers of a replay or of a cluster; None: one per GPU of the cluster.
-        judging: what live workers prove and time.
     """
 
     kind: str

@@ -83,7 +83,6 @@ class RecipeRequest:
         hit_rates: JSON of measured L2 hit rates; None: all are modelled.
         run: folder of the finished trainings.
         out: the result file, JSON.
-        command: the command line, for provenance.
 
     Raises:
         UsageError: a number is out of range, or ``out`` is a folder.
@@ -333,7 +332,6 @@ def train_by_reward(
 
     Args:
         settings: hyper-parameters. The steps are those of all episodes.
-        evaluator_of: makes the replay of a recording.
         progress: called after each update with (episodes done, episodes, text).
 
     Returns:

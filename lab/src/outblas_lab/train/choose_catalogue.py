@@ -157,7 +157,6 @@ def read_rows(recording: Path | None, stores: Sequence[Path]) -> list[MeasuredRo
     """Return the measured rows of a recording, then those of stores of tunings.
 
     Args:
-        recording: folder of a recording; None: without one.
         stores: store files. A missing one is created and adds no row.
 
     Raises:

@@ -259,7 +259,6 @@ def unaligned_kernels(cells: Sequence[OfferedCells], count: int = FOR_UNALIGNED)
     faster of both launches. Problems with fewer than 20 such kernels do not count, as they may lack the best.
 
     Args:
-        cells: measured kernels of one problem each.
         count: number of kernels, each of which is returned in both launches.
     """
     rows = []

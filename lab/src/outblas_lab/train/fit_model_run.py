@@ -43,7 +43,6 @@ class Measurements:
     """Sources of measured times.
 
     Attributes:
-        stores: stores of tunings.
         recording: name of a packaged recording, or a recording's folder.
     """
 
