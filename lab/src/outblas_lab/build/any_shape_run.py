@@ -1,16 +1,5 @@
 """Fit the choice for shapes of no library: the offered kernels, their predicted speed, and the margin they must clear.
 
-::
-
-    outblas fit any-shape record --work build/any_shapes  # on a GPU, resumable -> h200_cells.parquet
-    outblas fit any-shape collect --build build/h200      # the library's trials -> h200_trials.parquet
-    outblas fit any-shape fit                             # -> the package's data/any_shape/h200.npz
-    outblas fit any-shape evaluate                        # -> h200_held_out.json
-    outblas fit any-shape prove                           # on a GPU -> h200_proved.json
-    outblas fit any-shape bench                           # on a GPU -> h200_bench.parquet, h200.json
-
-The files lie in results/any_shapes.
-
 - ``record`` draws ``--count`` random problems. On each it measures ``--measurements`` kernels beside torch.matmul, in
   the same rounds. The policy chooses them among :func:`outblas_lab.train.fit_any_shape.general_kernels`.
 - ``extend`` measures on further random problems the kernels on which the lower bounds are highest, since a fit is too

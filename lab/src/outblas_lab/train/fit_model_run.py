@@ -1,8 +1,5 @@
 """Fit the coefficients of ``outblas.kernels.cost.cost_model`` on measurements and write ``data/models/<gpu>.json``.
 
-    outblas fit model --store build/h200/grid1000_tn_fp16_fp32_tune.sqlite --store ...
-    outblas fit model --recording h200
-
 Stores are what ``outblas build-library`` and ``outblas tune`` leave.
 :mod:`outblas_lab.train.fit_cost_model` has the fit. Every reported figure is for held-out problems: k folds by shape
 (M, N, K in all layouts and dtypes). The shipped coefficients are then fitted on all problems.

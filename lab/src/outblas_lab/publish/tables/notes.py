@@ -55,7 +55,7 @@ def notes_of_replaced(directory: Path, results: Sequence[Result]) -> list[str]:
 
 
 def notes_of_earlier_kernels(directory: Path) -> list[str]:
-    """Return one line of Markdown that names result files older than the packaged library's kernels; empty if none is."""
+    """Return one line of Markdown that names result files older than the library's kernels; empty if none is."""
     library = Library.packaged(Path(directory).name, missing_ok=True)
     since = kernels_since(library)
     root = Path(directory)
