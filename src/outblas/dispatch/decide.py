@@ -56,7 +56,6 @@ class CallTerms(NamedTuple):
 
     Attributes:
         workload: workload of the process, for which a row may have a second winner.
-        exclude: products and kernels that the user excludes.
     """
 
     guarantee: Guarantee = "none"

@@ -54,7 +54,6 @@ def each_launch(
 
     Args:
         candidates: legal configs of all launch options.
-        history: the problem's evaluations so far.
         order: function of one option's candidates, tried ones included, and its part of the history. It returns that
             option's untried configs, best guess first.
     """

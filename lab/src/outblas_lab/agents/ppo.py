@@ -123,12 +123,7 @@ class RegressorAgent(Ppo):
     """
 
     def prepare_across(self, parts: Sequence[TrainingPart]) -> None:
-        """Train the regressor of agent ``ppo`` with the same seed, or read it from the cache; return None.
-
-        Raises:
-            UsageError: a problem is not in its recording, or none has two proven cells.
-            ToolchainMissing: torch is not installed; proposals do not need it.
-        """
+        """Train the regressor as :meth:`outblas_lab.agents.surrogate.Surrogate.prepare_across`; raise its errors."""
         from outblas_lab.train.regression import regressor_of_ppo
 
         self._policy = Policy(regressor_of_ppo(parts, self.seed), greedy_scorer())

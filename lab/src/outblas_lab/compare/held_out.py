@@ -47,8 +47,6 @@ ENTRY_S = 1.0
 class HeldOutTask:
     """A search among the recorded candidates of one problem and one launch option.
 
-    Property ``key`` is (key of the problem, launch option).
-
     Attributes:
         candidates: recorded candidates that need exactly this option, passed or failed.
         best_us: time of the fastest candidate that passed, microseconds.

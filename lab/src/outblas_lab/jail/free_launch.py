@@ -37,9 +37,6 @@ _ALIGN = 256
 class GuardedWorkspace:
     """Device memory, zero at first, between two guards.
 
-    The property ``address`` is that of its first byte, a multiple of 256. The method ``broken()`` tells an overwritten
-    guard. The attribute ``nbytes`` is its size.
-
     Args:
         nbytes: size without the guards, bytes.
         device: a torch device, such as ``"cuda:0"``.

@@ -80,8 +80,6 @@ class T4Entry:
 class T4Task:
     """The measured configs of one problem.
 
-    Property ``launch`` is the launch option that allows all of the configs.
-
     Attributes:
         cells: config -> measurement, in catalogue order; from a file, in its order.
         gpu: name of the GPU; empty if unknown.

@@ -91,7 +91,7 @@ def run_record(
     problems: Sequence[Problem], suite: str, catalogue: Sequence[KernelConfig], out_dir: Path, gpu_index: int = 0,
     progress: Progress | None = None, how: RecordSettings = RecordSettings(),
 ) -> Path:  # fmt: skip
-    """Measure kernels of a catalogue on every problem, and write the recording.
+    """Measure kernels of a catalogue on every problem, write the recording, and return the path of its cells.
 
     A killed run resumes at the first problem that is not in its journal, ``<stem>_record.jsonl`` in ``out_dir``.
 
@@ -99,9 +99,6 @@ def run_record(
         catalogue: kernels, in the order of the recording's columns. If problems have candidates of their own, the
             columns are the kernels that some problem has.
         progress: called with (problems done, number of problems) after each problem.
-
-    Returns:
-        The path of the cells file.
 
     Raises:
         DeviceError: the GPU does not exist.

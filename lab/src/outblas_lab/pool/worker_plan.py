@@ -119,7 +119,6 @@ class WorkerPlan(Workers):
         return "cuda" if self.device.recording is None else str(self.device)
 
     def open(self) -> AbstractContextManager[PoolEvaluator]:
-        """Open the pool of the plan, as :func:`open_pool`."""
         return open_pool(self)
 
     def judged(self, judging: Judging) -> WorkerPlan:

@@ -82,7 +82,6 @@ class RecipeRequest:
         faulty: share of kernels that are injected as faulty in a second comparison; 0: there is no second one.
         hit_rates: JSON of measured L2 hit rates; None: all are modelled.
         run: folder of the finished trainings.
-        out: the result file, JSON.
 
     Raises:
         UsageError: a number is out of range, or ``out`` is a folder.
@@ -220,9 +219,6 @@ def _train_and_judge(
     }
 
 
-# The replay
-
-
 class RecipeEvaluator(ReplayEvaluator):
     """Answers from a recording, with an L2 hit rate in every evaluation.
 
@@ -241,11 +237,6 @@ class RecipeEvaluator(ReplayEvaluator):
         self._modelled: dict[Problem, dict[KernelConfig, float]] = {}
 
     def evaluate(self, pairs: Iterable[tuple[Problem, Candidate]]) -> list[Evaluation]:
-        """Return the evaluations of the pairs, in their order.
-
-        Raises:
-            UsageError: a pair was not recorded.
-        """
         return [self._completed(evaluation) for evaluation in super().evaluate(pairs)]
 
     def hit_rate(self, problem: Problem, config: KernelConfig) -> float:
@@ -312,9 +303,6 @@ def read_hit_rates(path: Path) -> dict[tuple[Problem, KernelConfig], float]:
     return rates
 
 
-# The training
-
-
 def blank_regressor() -> Regressor:
     """Return a regressor that believes every candidate to be equally fast."""
     inputs = len(PROBLEM_FEATURES) + len(CANDIDATE_FEATURES)
@@ -377,9 +365,6 @@ class _Watch(BaseCallback):
             self._progress(min(episodes, total), total, said)
 
 
-# The choices
-
-
 class Choice(NamedTuple):
     """The candidate with the highest reward after a number of measurements.
 
@@ -434,9 +419,6 @@ def _choice(evaluations: Sequence[Evaluation], us: np.ndarray, measured: Sequenc
     else:
         outcome = "faster" if speedup is not None and speedup.low > 1 else "level"
     return Choice(quality, passed, outcome)
-
-
-# The result file
 
 
 def _result(

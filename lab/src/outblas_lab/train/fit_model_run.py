@@ -103,9 +103,6 @@ def fit_model(measured: Measurements, folds: int) -> dict[str, Any]:
     }
 
 
-# --- checking ------------------------------------------------------------------------------------
-
-
 def _cross_validate(rows: Sequence[MeasuredRow], gpu: Gpu, folds: int) -> list[np.ndarray]:
     """Predictions of every row by a fit that did not see its shape."""
     shapes = sorted({(r.problem.m, r.problem.n, r.problem.k) for r in rows})

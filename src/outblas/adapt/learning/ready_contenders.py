@@ -51,7 +51,6 @@ class Ready:
 
     Attributes:
         contenders: kernels in front, then algorithms of cuBLASLt.
-        cubins: kernel -> its machine code.
         unmeasured: what runs without learning, ready or not; None: torch.
     """
 
@@ -69,7 +68,6 @@ def find_ready(
     Args:
         lt: cuBLASLt of the device, whose context is current.
         own: chooser of the device; a kernel that it chooses is the first contender.
-        exclude: kernels that are no contenders.
     """
     before = _choice(own, problem, gpu, launch)
     chosen = None if before is None else before.config
