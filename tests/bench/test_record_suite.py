@@ -158,12 +158,6 @@ def test_a_run_that_was_stopped_goes_on_and_ends_in_the_same_file(
     assert same(Recording.load(tmp_path / "whole"), Recording.load(tmp_path / "resumed"))
 
 
-def test_a_run_out_of_time_writes_nothing_and_goes_on_later(gpu: FakeGpu, tmp_path: Path) -> None:
-    assert run(tmp_path, seconds=-1.0) is None
-    assert gpu.asked == [] and not list(tmp_path.glob("*.parquet"))
-    assert run(tmp_path) is not None
-
-
 def test_other_settings_do_not_resume(gpu: FakeGpu, tmp_path: Path) -> None:
     run(tmp_path)
     with pytest.raises(UsageError, match="other settings"):
@@ -174,7 +168,9 @@ def test_other_settings_do_not_resume(gpu: FakeGpu, tmp_path: Path) -> None:
 def test_a_recording_is_not_gone_on_with_on_another_gpu(
     gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run(tmp_path, seconds=-1.0)
+    gpu.interrupt[PROBLEMS[0]] = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path)
     monkeypatch.setattr(record_suite, "gpu_of_device", lambda index: replace(H200, name="another"))
     with pytest.raises(UsageError, match="other settings"):
         run(tmp_path)

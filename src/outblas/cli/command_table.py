@@ -31,12 +31,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Part:
-    """A part of the help page.
-
-    Attributes:
-        title: its heading.
-        commands: name -> command, in the page's order.
-    """
+    """A part of the help page."""
 
     title: str
     commands: dict[str, Command]

@@ -27,8 +27,6 @@ class DeviceAttributes:
         clock_khz: highest clock of an SM, kHz.
         memory_clock_khz: highest clock of the memory, kHz; it transfers twice a cycle.
         bus_bits: width of the memory's bus, bits.
-        memory_bytes: size of the memory, bytes.
-        l2_bytes: L2 capacity, bytes.
         smem_optin: dynamic shared memory that a block may request, bytes.
         sm_smem: shared memory of an SM, bytes.
         sm_threads: threads that an SM can hold.

@@ -46,16 +46,13 @@ def try_folder(folder: Path) -> None:
 
 
 def write_atomic(path: Path, data: bytes) -> Path:
-    """Write a file so that other processes see the old content or the new one, never a part.
+    """Write a file so that other processes see the old content or the new one, never a part; return ``path``.
 
     The data go to a temporary file beside ``path``, are synced, and the file is renamed. Missing parent folders are
     made.
 
     Args:
         path: file to write or replace, a ``Path`` and not a string.
-
-    Returns:
-        ``path`` itself.
 
     Raises:
         RecordError: the disk refuses (no space, no permission). The old file at ``path`` is kept, and the temporary

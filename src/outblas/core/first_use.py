@@ -12,7 +12,6 @@ def names_on_first_use(package: str, places: Mapping[str, str]) -> tuple[Callabl
     """Return the functions ``__getattr__`` and ``__dir__`` of a package whose ``__all__`` lists all of its names.
 
     Args:
-        package: full name of the package.
         places: name -> the module that defines it, seen from the package, e.g. ``dispatch.matmul``.
     """
 

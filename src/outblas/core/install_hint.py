@@ -42,7 +42,6 @@ def needed(module: str, expected: str, extra: str) -> Any:
     Args:
         module: Full name, e.g. ``"pyarrow.parquet"``.
         expected: The package in words, e.g. ``"pyarrow, which reads and writes Parquet files"``.
-        extra: Name of the extra that has the package.
 
     Raises:
         ToolchainMissing: The module cannot be imported.

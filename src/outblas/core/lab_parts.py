@@ -42,7 +42,6 @@ def part(name: str, what: str) -> Any:
     """Import and return a part.
 
     Args:
-        name: name in the group ``outblas.parts``.
         what: what needs it, for the error, e.g. ``--workers``.
 
     Raises:

@@ -22,7 +22,6 @@ class Ended(NamedTuple):
 
     Attributes:
         status: its exit status; -N after signal N.
-        interrupted: whether this process was interrupted meanwhile.
     """
 
     status: int

@@ -16,9 +16,7 @@ class Weight:
 
     Attributes:
         n: columns of C.
-        k: the extent that is summed over.
         layout: as in :class:`outblas.core.problem.Problem`.
-        dtype: type of A, B and C.
         acc: type of the accumulator.
 
     Raises:

@@ -81,16 +81,13 @@ class NativeCall(NamedTuple):
 
 
 def open_products(key: str) -> tuple[Any, str]:
-    """Open the C++ kernels of a dispatch key.
+    """Open the C++ kernels of a dispatch key. Return (kernels, ""), or (None, the reason in one line).
 
     Example: without a C++ compiler at the build, it returns ``(None, "outblas.dispatch._native was built without a C++
     compiler")``.
 
     Args:
         key: ``"CPU"`` or ``"CUDA"``.
-
-    Returns:
-        (kernels, ""), or (None, the reason in one line) if they cannot be used. It does not raise for lack of them.
     """
     reason = native.why_not()
     if reason:

@@ -19,7 +19,6 @@ class CallOption(NamedTuple):
 
     Attributes:
         launch: the work that a kernel may begin before its predecessor in the stream has ended.
-        guarantee: what holds for the numbers of the product.
     """
 
     launch: Launch = "plain"

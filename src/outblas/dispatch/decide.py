@@ -36,7 +36,6 @@ class LeftToTorch(Exception):
     """Raised by a chooser that leaves a product to torch; its text is the reason.
 
     Args:
-        reason: one line.
         provisional: True if it holds for this call alone.
     """
 
@@ -56,9 +55,7 @@ class CallTerms(NamedTuple):
     """Terms of a call that no operand shows, beside its launch option.
 
     Attributes:
-        guarantee: the guarantee for the result.
         workload: workload of the process, for which a row may have a second winner.
-        exclude: products and kernels that the user excludes.
     """
 
     guarantee: Guarantee = "none"
@@ -111,7 +108,6 @@ class Decision:
     Attributes:
         config: kernel to run; None: no kernel.
         problem: problem that ``config`` or ``algorithm`` computes; None: torch computes the product.
-        reason: one line.
         algorithm: cuBLASLt algorithm, as :func:`outblas.runtime.cublas.describe` spells it. Empty: no algorithm.
         provisional: True if the decision holds for this call alone, e.g. because a CUDA graph is captured.
     """

@@ -274,7 +274,6 @@ def new_decisions(index: int, library: Library | None, workload: Workload) -> Ke
 
     Args:
         library: the library; None: the one that the device uses.
-        workload: workload of the process while these are in use.
 
     Raises:
         UsageError: the library is of another GPU.

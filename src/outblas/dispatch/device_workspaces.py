@@ -36,16 +36,13 @@ class DeviceWorkspaces:
         capturing: Callable[[], bool] = bool,
         of_algorithm: bool = False,
     ) -> torch.Tensor | CapturedWorkspace | None:
-        """Return the workspace for a call from Python.
+        """Return the workspace for a call from Python; None without memory, or if the capture can have none.
 
         Args:
             stream: raw stream, which is the current stream of torch.
             nbytes: its size, at least.
             capturing: returns True if the stream captures a graph.
             of_algorithm: the call is one of cuBLASLt, whose workspace must be dropped once it is enqueued.
-
-        Returns:
-            The workspace; None without memory, or if the capture can have none.
         """
         capture = capture_id(stream) if capturing() else 0
         if capture == 0 and of_algorithm:

@@ -43,7 +43,7 @@ class Switch:
     """The state of the replacement, and the number of its users.
 
     :meth:`enable` and :meth:`disable` set what the process wants; :meth:`enter` and :meth:`leave` count users. The
-    replacement is on while it is wanted or has a user. Property ``on`` says whether it is.
+    replacement is on while it is wanted or has a user.
 
     Args:
         key: dispatch key whose kernels are replaced, ``"CUDA"`` or ``"CPU"``.

@@ -208,7 +208,6 @@ def run_fused(
         w: (N, K).
         extra: bias and residual, as ``epilogue`` names them.
         out: the result is written here; None: a new tensor.
-        wait: wait for the compiler if the kernel is not there yet.
     """
     found = matrices(x, w, extra, epilogue, out)
     if isinstance(found, str) or process_guarantee() == "batch_invariant":

@@ -138,9 +138,6 @@ def run_below_autograd(
         b: (K, N).
         option: as for :func:`decide_and_run`; the environment is not asked.
         call: as for :func:`decide_and_run`; with one the native table is not asked.
-
-    Returns:
-        The product; None if torch must compute it.
     """
     if native_table.table is not None and call is None:
         result = native_table.table.ours(a, b, None, option.code)

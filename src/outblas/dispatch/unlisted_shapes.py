@@ -125,9 +125,6 @@ class ClassChooser:
 
     A choice takes milliseconds. So a call waits for a class of small M, which graphs are captured for, and for the
     first classes of a weight. Later ones are chosen on a thread of their own, and torch computes meanwhile.
-
-    Args:
-        choose: chooses for a problem.
     """
 
     def __init__(self, choose: Choose) -> None:
@@ -227,7 +224,6 @@ def predicted_kernels(
     Those come first whose speed-up is highest with some standard deviations added. Bounds are one deviation away.
 
     Args:
-        gpu: a GPU with packaged data.
         answer: first answer of cuBLASLt's heuristic; empty: unknown.
         deviations: 1: first those that may well be fastest; -1: first those with the highest lower bound.
 
@@ -253,7 +249,6 @@ def promising_answers(gpu: Gpu, problem: Problem, answers: Sequence[str]) -> lis
     out.
 
     Args:
-        gpu: a GPU with packaged data.
         answers: descriptions of all answers, the first in front.
 
     Raises:

@@ -29,9 +29,6 @@ class Target:
     Attributes:
         launch: the launch option that the caller allows.
         row: the library row that installs it; its source may be :data:`PREDICTED`.
-        choice: the kernel and its figures.
-        gpu: the GPU of the figures.
-        provenance: provenance of the figures.
     """
 
     problem: Problem

@@ -191,13 +191,10 @@ class CellProver:
         return self._check(lambda: call(self._stream.cuda_stream))
 
     def graph(self, executable: Any) -> Verdict:
-        """Launch a graph once and judge what it leaves in operand set 0, e.g. after it was timed.
+        """Launch a graph once and judge what it leaves in operand set 0, e.g. after it was timed, as :meth:`call` does.
 
         Args:
             executable: a CUgraphExec, e.g. :attr:`outblas.judge.gpu_clock.GraphEntry.executable`.
-
-        Returns:
-            The verdict, as for :meth:`call`.
 
         Raises:
             DeviceError: the launch fails.

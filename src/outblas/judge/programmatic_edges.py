@@ -13,12 +13,9 @@ from outblas.runtime.driver import check, driver
 
 
 def make_edges_programmatic(graph: Any) -> int:
-    """Make each edge from one kernel node to another programmatic, in place.
+    """Make each edge from one kernel node to another programmatic, in place; return the number of changed ones.
 
     The later kernel may start once all CTAs of the earlier one have asked for it, or ended.
-
-    Returns:
-        The number of edges that were changed. Edges that are programmatic already are not counted.
 
     Raises:
         DeviceError: the driver refuses an edge.

@@ -45,7 +45,6 @@ def parts_outside(one: LibraryInterval, taken: Iterable[tuple[int, int]]) -> Ite
     """Yield the parts of an interval outside of some spans of M. With a kernel, they end at measured M.
 
     Args:
-        one: the interval.
         taken: (first, last) of each span, in rising order.
     """
     first = one.first

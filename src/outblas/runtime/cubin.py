@@ -58,7 +58,6 @@ class Cubin:
         spill_bytes: bytes of spill stores plus spill loads.
         stack_bytes: local stack, bytes.
         static_smem: static shared memory, bytes.
-        facts: instruction counts of the SASS.
         compile_seconds: duration of the compilation, also if the cubin now comes from the cache.
         from_cache: True if it was not compiled now.
     """

@@ -206,9 +206,6 @@ class LtPlan:
 
     :meth:`heuristic` lists algorithms, :meth:`matmul` enqueues a product, :meth:`numbers` is for C. :meth:`close` or
     the last reference ends it, before its :class:`CublasLt`. It is no context manager.
-
-    Attributes:
-        shape: the problem as a :class:`BlasShape`.
     """
 
     def __init__(self, owner: CublasLt, shape: BlasShape) -> None:

@@ -48,13 +48,11 @@ class ShippedRefused(DeviceError):
 
 
 def load_kernel(problem: Problem, config: KernelConfig, gpu: Gpu | None = None) -> tuple[Any, float]:
-    """Load a kernel on the current CUDA device.
+    """Load a kernel on the current CUDA device. Return it and the seconds of compilation, 0 if it was shipped or
+    cached.
 
     The shipped cubin is used if it was built from exactly this source. Otherwise, or if the driver refuses it, the
     kernel is compiled here.
-
-    Returns:
-        (bindable kernel, seconds of compilation); 0 seconds if it was shipped or cached.
 
     Raises:
         CompileError: it does not compile, or the machine code spills or accumulates otherwise than asked.

@@ -136,7 +136,6 @@ class LoadedKernel:
 
     Args:
         cubin: compiled from ``make_source(problem, config)`` for a problem of the same layout, dtype and accumulator.
-        config: the knobs with which it was compiled.
 
     Attributes:
         packaged: True if the cubin came with the package; set by the caller that loads it.

@@ -41,14 +41,11 @@ def why_not_built() -> str:
 
 
 def open_table(libcuda: str = LIBCUDA, **replaced: Any) -> tuple[Any, str]:
-    """Open the native table. Imports torch.
+    """Open the native table; imports torch. Return (table, ""), or (None, the reason) if it cannot be opened.
 
     Args:
         libcuda: file name of the driver's library.
         replaced: hooks that take the place of torch's functions, by name (see ``csrc/object.h``).
-
-    Returns:
-        (table, ""), or (None, the reason) if it cannot be opened.
     """
     reason = why_not()
     if reason:
@@ -180,7 +177,6 @@ def raise_refused(call: str, status: int) -> None:
 
     Args:
         call: its name, e.g. ``cublasLtMatmul``.
-        status: its result, not 0.
     """
     if call.startswith("cublas"):
         check_status(call, status)

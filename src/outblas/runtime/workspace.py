@@ -140,7 +140,6 @@ class CapturedWorkspace(NamedTuple):
 
     Attributes:
         address: device address; 0 if this capture can have no workspace.
-        nbytes: size, bytes.
     """
 
     capture: int
@@ -157,9 +156,6 @@ def from_pool(nbytes: int, device: torch.device | str) -> int:
     """Return the address of a workspace in the pool of the graph that is captured on torch's current stream.
 
     Its counters are zero for everything that is captured on that stream from now on.
-
-    Args:
-        nbytes: size, bytes.
 
     Returns:
         The address; 0 if torch did not begin the capture, or uses another allocator than :data:`ALLOCATOR`.
@@ -244,7 +240,6 @@ class CaptureWorkspaces:
         Args:
             stream: raw stream that is captured; must be torch's current stream.
             capture: id of the capture, from :func:`outblas.runtime.driver.capture_id`.
-            nbytes: size, bytes.
         """
         found = self._of.get(stream)
         if found is None or found.capture != capture or (found.address and found.nbytes < nbytes):

@@ -82,7 +82,6 @@ def tune_gates(
         dtype: dtype in which the engine runs the model; None: the file's.
         request: of the model's products; ``seconds`` is the time that is left.
         install: merge the gates into the user's library.
-        told: called as by :func:`outblas.tune.tune_run.run_tune`.
 
     Raises:
         OutblasError: as :func:`outblas.tune.tune_run.run_tune`.

@@ -26,7 +26,6 @@ class Judging:
 
     Attributes:
         level: extent of the proof, ``full`` or ``cell``.
-        baselines: names of the baselines that are timed beside the candidates.
         epilogue: what candidates compute after the product.
         unfused: problem -> kernel that is a rival with one pass more.
     """
@@ -53,7 +52,6 @@ class Workers(ABC):
 
     Attributes:
         device: what each worker works on.
-        judging: what live workers prove and time.
     """
 
     device: Device

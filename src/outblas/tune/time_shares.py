@@ -24,7 +24,6 @@ class TimeShare:
     """A problem and its share of a program's time.
 
     Attributes:
-        count: number of products.
         us: microseconds of one product.
         share: part of the time of all products, 0 to 1.
     """

@@ -70,7 +70,6 @@ def folder_name(
 
     Args:
         problems: one or more, or none beside ranges; all of one layout, dtype and accumulator unless ``captured``.
-        seed: seed of the agent and the sample.
         budget: the budget as the user wrote it; a comma becomes ``-``.
         place: the evaluator, e.g. ``replay:h200``; ``:`` and ``/`` become ``-``.
         sample: number of problems drawn from the suite, or None; unused for ``custom`` and ``captured``.
@@ -286,10 +285,6 @@ class KeptBaselines(Evaluator):
 
     The store keeps the times of baselines with each evaluation, and not their algorithms. An evaluator that has not
     timed a problem in this session would time its baselines for a question on them, which takes 0.4 s.
-
-    Args:
-        evaluator: evaluates.
-        store: keeps the algorithms as outcomes of the run.
     """
 
     def __init__(self, evaluator: Evaluator, store: Store, run_id: str) -> None:

@@ -57,7 +57,6 @@ class TuneSettings:
     """Settings that identify a tune run.
 
     Attributes:
-        suite: as in :class:`TuneRequest`.
         problems: keys of the problems. For a whole suite, instead its kinds, e.g. ``("TN_fp16_fp32",)``.
         budget: measurements per problem at most.
         device: the device as the command line names it, e.g. ``cuda:0`` or ``replay:h200``; or the workers in words.
@@ -82,11 +81,7 @@ class TuneRequest:
     Attributes:
         problems: the problems to tune by themselves, each once.
         suite: name of their suite, or ``custom``, ``captured``, ``linear`` or ``model``.
-        agent: name of the search agent.
         budget: measurements per problem at most.
-        device: where candidates run.
-        path: directory of the run.
-        command: the command line, for provenance.
         workers: several workers in place of the one of ``device``; a resumed run may have another number of them.
         budgets: measurements of single problems; ``problems`` are then ranked, the most important first.
         seconds: time limit of the search; the library then has the problems tried so far. A resumed run starts it anew.
@@ -124,7 +119,6 @@ class TuneOutcome:
     """The outcome of :func:`run_tune`.
 
     Attributes:
-        library: the library that was written.
         files: paths of the run's files: ``library``, ``result``, ``run`` and ``store`` are written.
         decided: the library with a row for each sampled M of its intervals, too. The result file has these rows.
         asked: number of problems that were to be decided, sampled M included.

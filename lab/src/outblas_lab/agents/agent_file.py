@@ -60,10 +60,6 @@ class FileAgent(Agent):
 
     The file is run at the first call of a method, so that another process can be chosen for it. It is given copies of
     all lists. It prints to stderr. It is offered the recorded candidates, whatever its ``every_legal`` says.
-
-    Args:
-        seed: seed of the agent's random draws.
-        gpu: GPU that the candidates run on.
     """
 
     learns = True

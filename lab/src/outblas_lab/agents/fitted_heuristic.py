@@ -32,10 +32,6 @@ class FittedHeuristic(Heuristic):
 
         A recording of another GPU is fitted with that GPU's record. The coefficients are then scaled by the rates of
         both records (:mod:`outblas.kernels.cost.cost_model`).
-
-        Args:
-            recording: measurements of ``problems``; other problems in it are not used.
-            problems: training problems.
         """
         from outblas.core.files import write_atomic
         from outblas.kernels.cost.cost_model import scaled

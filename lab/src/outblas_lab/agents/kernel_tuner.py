@@ -37,16 +37,14 @@ POPULATION = 8
 class KernelTunerStrategy(Agent):
     """Base class: one strategy of Kernel Tuner behind the interface of agents.
 
-    Every proposal runs the strategy from its start with equal seeds; the history answers the configs that it holds. The
-    first configs beyond the history are the proposal. Only the offered configs are legal points. Any other config that
-    the strategy asks for gets Kernel Tuner's error value and is never proposed.
+    Only the offered configs are legal points. Any other config that the strategy asks for gets Kernel Tuner's error
+    value and is never proposed.
 
     If the strategy ends early or asks too often (:data:`QUESTIONS`), the rest of the proposal is random. If at most
     ``n`` candidates are left, all of them are proposed, in random order.
 
     Attributes:
         strategy: module of ``kernel_tuner.strategies``; a subclass sets it.
-        options: the strategy's options that differ from their defaults.
 
     Raises:
         ToolchainMissing: Kernel Tuner is not installed; the constructor raises it.
@@ -135,7 +133,6 @@ class _Runner:
     """Answer a strategy's questions, with the interface of ``kernel_tuner.runners.runner.Runner``.
 
     Attributes:
-        points: the legal points.
         asked: points to propose, in the order of the questions.
     """
 

@@ -35,7 +35,6 @@ class LaunchTurns(Agent):
         The base class raises NotImplementedError.
 
         Args:
-            problem: the problem to search.
             group: legal candidates of the option, tried ones included.
             history: the option's evaluations so far, in the order of their proposal.
             n: configs that are used; those after them may be left out.
@@ -55,8 +54,6 @@ def each_launch(
 
     Args:
         candidates: legal configs of all launch options.
-        history: the problem's evaluations so far.
-        n: the largest number of configs to return.
         order: function of one option's candidates, tried ones included, and its part of the history. It returns that
             option's untried configs, best guess first.
     """

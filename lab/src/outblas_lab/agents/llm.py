@@ -43,7 +43,6 @@ Ask = Callable[[Sequence["Message"], int], str]
 class LanguageModel(Agent):
     """A language model chooses among the candidates and learns from the outcomes.
 
-    The environment names the model (``OUTBLAS_LLM_MODEL``) and the server (``OPENAI_BASE_URL`` or ``OPENAI_API_KEY``).
     The constructor sends nothing.
 
     Raises:

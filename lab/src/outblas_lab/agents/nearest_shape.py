@@ -57,11 +57,7 @@ class NearestShape(LearnsAcross, FixedOrder):
         self._near: dict[Problem, list[list[KernelConfig]]] = {}
 
     def prepare_across(self, parts: Sequence[TrainingPart]) -> None:
-        """Keep the problems of all parts and their recorded times; return None.
-
-        Args:
-            parts: training problems of one GPU or several.
-        """
+        """Keep the problems of all parts and their recorded times; return None."""
         found = (_shapes_of(part.recording, part.problems, self.gpu) for part in parts)
         self._shapes, self._near = list(chain.from_iterable(found)), {}
 

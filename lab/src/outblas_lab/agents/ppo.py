@@ -37,7 +37,6 @@ class Ppo(LearnsAcross, LaunchTurns):
 
     Args:
         seed: seed of a training in :meth:`prepare`; a loaded policy does not draw.
-        gpu: GPU that the candidates run on.
         policy: policy to follow. None: the name or path in ``OUTBLAS_POLICY``, else :func:`packaged_policy`. It is
             loaded at the first proposal, which raises UsageError if it does not exist.
     """
@@ -124,15 +123,7 @@ class RegressorAgent(Ppo):
     """
 
     def prepare_across(self, parts: Sequence[TrainingPart]) -> None:
-        """Train the regressor of agent ``ppo`` with the same seed, or read it from the cache; return None.
-
-        Args:
-            parts: training problems of one GPU or several.
-
-        Raises:
-            UsageError: a problem is not in its recording, or none has two proven cells.
-            ToolchainMissing: torch is not installed; proposals do not need it.
-        """
+        """Train the regressor as :meth:`outblas_lab.agents.surrogate.Surrogate.prepare_across`; raise its errors."""
         from outblas_lab.train.regression import regressor_of_ppo
 
         self._policy = Policy(regressor_of_ppo(parts, self.seed), greedy_scorer())

@@ -28,7 +28,6 @@ class RecordedAgent(FixedOrder):
 
     Args:
         seed: unused, since proposals do not depend on it.
-        gpu: GPU that the candidates run on.
         recording: recording to follow. None: the name or path in ``OUTBLAS_RECORDING``, else the packaged one of the
             most similar GPU. It is loaded at the first proposal, which raises UsageError if it does not exist.
     """

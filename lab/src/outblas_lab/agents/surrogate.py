@@ -50,9 +50,6 @@ class Surrogate(LearnsAcross, LaunchTurns):
         It uses the same part of the problems as the regressor of ``ppo``. So the two agents differ in their use of a
         prediction and not in the prediction.
 
-        Args:
-            parts: training problems of one GPU or several.
-
         Raises:
             UsageError: a problem is not in its recording, or none has two proven cells.
             ToolchainMissing: torch is not installed; proposals do not need it.

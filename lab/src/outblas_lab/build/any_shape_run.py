@@ -1,16 +1,5 @@
 """Fit the choice for shapes of no library: the offered kernels, their predicted speed, and the margin they must clear.
 
-::
-
-    outblas fit any-shape record --work build/any_shapes  # on a GPU, resumable -> h200_cells.parquet
-    outblas fit any-shape collect --build build/h200      # the library's trials -> h200_trials.parquet
-    outblas fit any-shape fit                             # -> the package's data/any_shape/h200.npz
-    outblas fit any-shape evaluate                        # -> h200_held_out.json
-    outblas fit any-shape prove                           # on a GPU -> h200_proved.json
-    outblas fit any-shape bench                           # on a GPU -> h200_bench.parquet, h200.json
-
-The files lie in results/any_shapes.
-
 - ``record`` draws ``--count`` random problems. On each it measures ``--measurements`` kernels beside torch.matmul, in
   the same rounds. The policy chooses them among :func:`outblas_lab.train.fit_any_shape.general_kernels`.
 - ``extend`` measures on further random problems the kernels on which the lower bounds are highest, since a fit is too
@@ -259,7 +248,7 @@ def measure(
 
 
 def prove(out: Path) -> bool:
-    """Put every offered kernel through all gates, on representative problems, too (GPU 0).
+    """Put every offered kernel through all gates, on representative problems, too (GPU 0); return True if all passed.
 
     Each kernel is tried in each layout and dtype in which it is on offer, on the first of :data:`PROOF_EXTENTS` on
     which it is legal.
@@ -267,9 +256,6 @@ def prove(out: Path) -> bool:
     Args:
         out: JSON file that is written. ``passed`` is the number of passing (problem, kernel) pairs. ``failed`` is a
             dict: problem key and kernel name -> status and reason. ``provenance`` is the third key.
-
-    Returns:
-        True if all passed.
     """
     gpu, pairs = gpu_of_device(0), []
     library = Library.packaged(gpu.name)
@@ -385,9 +371,6 @@ def extension_shapes(count: int, seed: int, layouts: Sequence[Layout] = ("TN", "
     """Return ``count`` different fp16 problems, in turns: model layers, any extents, and layers of any width.
 
     The same arguments give the same problems, in the same order. 0 gives ``[]``.
-
-    Args:
-        layouts: layouts of the problems, which take turns.
     """
     rng = random.Random(seed)
     turns = (near_layers, functools.partial(any_extents, least=LEAST_EXTENT), _wide)

@@ -99,7 +99,6 @@ def benched(
     """Run a bench of a table's library, or go on with one; a bench of another library begins anew.
 
     Args:
-        what: name of the work in progress lines.
         more: further fields of :class:`outblas_lab.pool.run_bench.BenchRequest`.
 
     Raises:

@@ -56,7 +56,6 @@ def search_weights(what: str, request: TuneRequest, add_finished: Callable[[], N
 
     Args:
         request: the search; without a weight it is only said that all was done before.
-        add_finished: adds the weights that the search has finished to the library.
 
     Raises:
         Interrupted: Ctrl-C.

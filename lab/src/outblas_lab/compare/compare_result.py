@@ -50,7 +50,6 @@ class Comparison:
     """A comparison, read and checked: in every split all agents searched the same tasks, with the same budgets.
 
     The arrays have one element a row. A row is the quality of one agent and seed on one task after one budget.
-    Properties ``provenance`` and ``measured`` are dictionaries: that of the comparison, and that of the recording.
 
     Attributes:
         meta: metadata of the file, see :func:`write_comparison`.

@@ -71,7 +71,7 @@ class CompareRequest:
 def run_compare(
     request: CompareRequest, progress: Progress | None = None, say: Callable[[str], None] | None = None
 ) -> Path:
-    """Compare agents on the held-out problems of every split and write the result file.
+    """Compare agents on the held-out problems of every split; write the result file and return its path.
 
     If the plan names another GPU's recording, each agent that learns is compared once for each source. The judged
     problems are always held-out ones of the plan's first recording.
@@ -84,9 +84,6 @@ def run_compare(
         progress: called with (tasks done, all tasks, ``"SPLIT AGENT"``) about once a second of each process.
         say: called with one line on the kept part of a resumed run, on an agent's preparation, and on each 30 s of
             silence. A journal that stays gets a line, too.
-
-    Returns:
-        The result file, ``request.out_path``.
 
     Raises:
         UsageError: names are unknown or repeated, budgets do not ascend, a number is below 1, or the recording is
@@ -173,7 +170,6 @@ def _watch(say: Callable[[str], None] | None, training: Mapping[str, Mapping[str
     """Return the watcher that announces each agent's preparation and long silences.
 
     Args:
-        say: called with each line; None announces nothing.
         training: split -> source -> number of training problems.
     """
     if say is None:
@@ -383,9 +379,7 @@ class ScoreRequest:
     """Arguments of :func:`score_agent`.
 
     Attributes:
-        split_seed: seed of the split and of its sample.
         sample: number of held-out problems to search, stratified by regime; None: all.
-        seeds: seeds of every agent that draws.
     """
 
     agent: Path
@@ -416,10 +410,6 @@ def score_agent(
     The agent prepares itself on the other problems, and learns of a held-out one only by its own measurements. It runs
     in a process of its own. A score with the same file, settings and source code is read and not made again. So
     baselines run once for all files. A killed run resumes.
-
-    Args:
-        progress: called with (tasks done, all tasks, ``"SPLIT AGENT"``).
-        say: called with a line on preparations and on silence.
 
     Raises:
         UsageError: the file or its agent fails or breaks its contract, or a setting is out of range.

@@ -47,10 +47,7 @@ ENTRY_S = 1.0
 class HeldOutTask:
     """A search among the recorded candidates of one problem and one launch option.
 
-    Property ``key`` is (key of the problem, launch option).
-
     Attributes:
-        launch: the launch option, ``plain`` or ``pdl``.
         candidates: recorded candidates that need exactly this option, passed or failed.
         best_us: time of the fastest candidate that passed, microseconds.
         worst_us: time of the slowest candidate that passed, microseconds.
@@ -227,9 +224,6 @@ def run_unit(
     unit: CompareUnit, plan: Plan, recording: Recording, other: Recording | None = None
 ) -> Iterator[dict[str, Any]]:
     """Prepare the agent on the training problems and search the held-out tasks.
-
-    Args:
-        other: the recording of another GPU; None if the plan names none.
 
     Yields:
         Journal entries, about one a second; none if no task is left. Keys: ``split``, ``agent``, ``seed``,

@@ -192,8 +192,6 @@ def parts_of(source: str, split: Split, judged: Recording, other: Recording | No
 
     Args:
         source: a key of :data:`SOURCES`, or empty for an agent by itself; it gets the part ``own``.
-        judged: measurements of the judged GPU.
-        other: measurements of the other GPU; None if the comparison has none.
 
     Raises:
         UsageError: the other recording has no problem outside the held-out ones, or the split is of another kind.

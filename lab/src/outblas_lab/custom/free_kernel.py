@@ -56,7 +56,7 @@ class FreeKernel:
 
     @functools.cached_property
     def launch(self) -> LaunchBlock:
-        """Return the parsed launch block. It is an attribute: write ``kernel.launch`` without parentheses.
+        """Return the parsed launch block.
 
         Raises:
             ContractError: the block is missing or invalid.
@@ -69,8 +69,7 @@ class FreeKernel:
     def name(self) -> str:
         """Return ``free_`` and the first 16 hex digits of the SHA-256 of :func:`normalised`.
 
-        It is an attribute: write ``kernel.name`` without parentheses. Comments and white space do not change it, unless
-        :func:`normalised` keeps them.
+        Comments and white space do not change it, unless :func:`normalised` keeps them.
 
         Raises:
             ContractError: the launch block is missing or invalid.

@@ -55,8 +55,6 @@ _NUMBERED = re.compile(r"^\s*\d*\s*\|(.*)$")
 class BuiltKernel:
     """A compiled free kernel, as :func:`build` returns it. ``counters()`` has its figures as a dictionary.
 
-    Its property ``log`` is the compiler's output as text.
-
     Attributes:
         cubin: its machine code with the compiler's output. For form ``host`` the image is the shared object; registers
             and shared memory are the maximum over its kernels, the other figures the sum.
@@ -94,7 +92,6 @@ def build(kernel: FreeKernel, problem: Problem, gpu: Gpu, cache: CubinCache | No
     Example: ``build(FreeKernel.parse(text), Problem(512, 512, 512)).counters()``. No GPU is needed.
 
     Args:
-        problem: decides the macros :func:`macro_definitions`.
         cache: compile cache; None: compile anew and keep nothing.
 
     Raises:

@@ -54,7 +54,6 @@ def run_confined(
         job: ``{"program": [...]}`` or ``{"nvrtc": {...}}`` (see :func:`main`). A program is named by its whole path.
         folder: the process's own folder, where it leaves its results. It must exist. The output is kept there in the
             file ``said``.
-        readable: further paths that it may read.
 
     Returns:
         (exit code, output as text, at most 256 KiB). The output is that of both standard streams.

@@ -3,7 +3,7 @@
 The jail closes once CUDA, torch and the baselines have started, because CUDA cannot start inside it everywhere. Nothing
 of a candidate is loaded before. First comes :meth:`Jail.files`: landlock holds for this thread and its later threads,
 not for CUDA's own. Then comes :meth:`Jail.calls`: seccomp holds for all threads. Each part is used if the system has
-it; :meth:`Jail.report` says which ones hold.
+it; :func:`report` says which ones it has.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pwd
 import resource
 import sys
 import sysconfig
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
@@ -63,8 +63,8 @@ class ConfinementLine(NamedTuple):
 class Jail:
     """The limits that a process puts on itself, by :meth:`environment`, :meth:`files`, :meth:`calls` in this order.
 
-    The constructor limits nothing. No call can be undone, and it is no context manager. Then :meth:`report` says what
-    holds. Example: ``Jail("/tmp/cell", cpu_seconds=60)``.
+    The constructor limits nothing. No call can be undone, and it is no context manager.
+    Example: ``Jail("/tmp/cell", cpu_seconds=60)``.
 
     Attributes:
         folder: its own folder, the only writable one.
@@ -81,7 +81,6 @@ class Jail:
     file_bytes: int = 1 << 30
     threads: int = 8192
     memory_bytes: int | None = None
-    _on: dict[str, str] = field(default_factory=dict)
     _kept: int = -1
 
     def environment(self) -> None:
@@ -95,7 +94,7 @@ class Jail:
     def files(self) -> None:
         """Let this thread, and what it starts, open only the jail's paths; drop root's privileges; set the limits.
 
-        Without landlock, files stay open to it. :meth:`report` says so.
+        Without landlock, files stay open to it.
         """
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         limits = [
@@ -112,26 +111,15 @@ class Jail:
             resource.setrlimit(kind, (value, value))
         # A rule holds for the folder that was opened: this one must not be made anew.
         self._kept = os.open("/proc/self", os.O_PATH | os.O_CLOEXEC) if os.path.isdir("/proc/self") else -1
-        version = landlock.restrict(readable_roots(self.readable), (self.folder,), devices())
-        if version:
-            self._on["files"] = f"landlock ABI {version}"
-        if _drop_capabilities():
-            self._on["capabilities"] = "dropped"
+        landlock.restrict(readable_roots(self.readable), (self.folder,), devices())
+        _drop_capabilities()
 
     def calls(self) -> None:
         """Refuse, in all threads, sockets, new programs and processes, access to other processes, and the like.
 
-        Without seccomp it changes nothing. :meth:`report` says so.
+        Without seccomp it changes nothing.
         """
-        if seccomp.restrict():
-            self._on["calls"] = "seccomp"
-
-    def report(self) -> list[ConfinementLine]:
-        """Return the parts of the jail as a list of 13 lines, and for each whether it holds in this process now.
-
-        Before :meth:`files`, the line ``files`` is off. The lines are those of :func:`lines`.
-        """
-        return lines("files" in self._on, "calls" in self._on, landlock.abi() if "files" in self._on else 0)
+        seccomp.restrict()
 
 
 def scrub_environment() -> None:

@@ -25,7 +25,6 @@ class Section(NamedTuple):
     """A section of an ELF file.
 
     Attributes:
-        name: its name, e.g. ``.text``.
         kind: sh_type.
         flags: sh_flags.
         offset: position in the bytes that :func:`sections` was given.

@@ -37,9 +37,6 @@ _ALIGN = 256
 class GuardedWorkspace:
     """Device memory, zero at first, between two guards.
 
-    The property ``address`` is that of its first byte, a multiple of 256. The method ``broken()`` tells an overwritten
-    guard. The attribute ``nbytes`` is its size.
-
     Args:
         nbytes: size without the guards, bytes.
         device: a torch device, such as ``"cuda:0"``.
@@ -226,10 +223,6 @@ class HostCall:
     """A bound product of form ``host``. Call it with a raw CUstream; it runs ``outblas_launch``.
 
     The call returns None. It raises DeviceError if ``outblas_launch`` returns a number other than 0.
-
-    Args:
-        function: ``outblas_launch`` as a ctypes function.
-        fixed: its arguments without the stream.
     """
 
     def __init__(self, function: Any, fixed: tuple[Any, ...], keep: tuple[Any, ...]) -> None:
@@ -247,7 +240,6 @@ def load(
     """Load a built kernel into this process, which must be a sandboxed worker.
 
     Args:
-        built: the compiled kernel; its form decides the class.
         max_workspace: the largest workspace that it may ask for, bytes. A free kernel's own limit by default.
 
     Raises:

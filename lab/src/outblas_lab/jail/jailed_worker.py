@@ -313,14 +313,11 @@ _ALWAYS = (
 
 
 def free_proof_shapes(problem: Problem, launch: LaunchBlock, gpu: Gpu) -> list[Problem]:
-    """Return a list of up to 14 problems on which a free kernel is proved in full.
+    """Return up to 14 different problems on which a free kernel is proved in full; empty if the block allows none.
 
     All have the layout, dtype and accumulator of ``problem``, at most 2 * 1024**3 FLOP, and are allowed by the launch
     block. The first is ``problem`` itself. If that has more FLOP, it is the sister whose largest extents were halved.
     Example: for 4096 x 4096 x 4096 the first is 1024 x 1024 x 1024.
-
-    Returns:
-        The problems, each once; empty if the block allows none that small.
     """
     found: dict[Problem, None] = {}
     for shape in _shapes(problem):

@@ -204,7 +204,6 @@ class JudgedClock:
                 entry.kernel.release()
 
     def _places(self, kernel: Bindable, kind: Kind) -> list[Place]:
-        """The places of a replay."""
         drawn = self._operands.deal(kind)
         if self._on.places and self._on.workspace:
             return drawn
@@ -212,7 +211,6 @@ class JudgedClock:
         return [replace(old, seed=new.seed) for old, new in zip(kept, drawn, strict=True)] if self._on.values else kept
 
     def _bound(self, kernel: Bindable, places: Sequence[Place]) -> list[Any]:
-        """The calls of a replay."""
         if kernel.name in self._calls:
             return self._calls[kernel.name]
         problem, operands = self._bench.problem, [(place.a, place.b, place.c) for place in places]

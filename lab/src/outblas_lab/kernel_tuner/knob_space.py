@@ -67,7 +67,6 @@ def tunable(configs: Sequence[KernelConfig], parameters: Sequence[str] = PARAMET
     Kernel Tuner calls neighbours in these lists adjacent.
 
     Args:
-        configs: one or more configs.
         parameters: names; default: ``family`` and every knob of any family.
 
     Raises:

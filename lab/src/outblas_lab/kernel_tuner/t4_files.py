@@ -65,7 +65,6 @@ class T4Entry:
     """The measurement of one config. The figures exist only if it passed.
 
     Attributes:
-        status: outcome.
         median_us: GPU time per call, microseconds; None without a measurement.
         spread: (p75 - p25) / median; None without a measurement or if unknown.
         rounds: interleaved rounds of the median; 0 if unknown.
@@ -80,8 +79,6 @@ class T4Entry:
 @dataclass(frozen=True)
 class T4Task:
     """The measured configs of one problem.
-
-    Property ``launch`` is the launch option that allows all of the configs.
 
     Attributes:
         cells: config -> measurement, in catalogue order; from a file, in its order.

@@ -39,7 +39,6 @@ class CompileTool(CandidateTool):
     )
 
     def run(self, session: ToolSession) -> dict[str, Any]:
-        """Return :func:`outblas_lab.mcp.tool_replies.compile_reply`."""
         problem, candidate = self.problem(), self.candidate()
         gpu = session.gpu if self.architecture is None else target_gpu(self.architecture)
         return compile_reply(session.compiled(problem, candidate, gpu), gpu)
@@ -50,7 +49,6 @@ class ProveTool(CandidateTool):
     without one, a template kernel is answered from the recording. Costs one evaluation."""
 
     def run(self, session: ToolSession) -> dict[str, Any]:
-        """Return :func:`outblas_lab.mcp.tool_replies.proof_reply`."""
         return proof_reply(session.evaluated(self.problem(), self.candidate()))
 
 
@@ -60,7 +58,6 @@ class TimeTool(CandidateTool):
     kernel is answered from the recording. Costs one evaluation."""
 
     def run(self, session: ToolSession) -> dict[str, Any]:
-        """Return :func:`outblas_lab.mcp.tool_replies.time_reply`."""
         return time_reply(session.evaluated(self.problem(), self.candidate()))
 
 

@@ -129,9 +129,6 @@ class ToolSession(AbstractContextManager["ToolSession"]):
     def compiled(self, problem: Problem, candidate: Candidate, gpu: Gpu) -> Evaluation:
         """Return the evaluation of a candidate that is compiled and inspected, and not run. It costs a compilation.
 
-        Args:
-            gpu: GPU whose architecture is the target.
-
         Raises:
             BudgetSpent: no compilation is left.
             ConfigError: the knobs make no kernel.

@@ -163,22 +163,15 @@ def _bootstrap(rows: Sequence[Row]) -> list[float] | None:
 
 
 def torch_ratio(rows: Iterable[Row]) -> float | None:
-    """Return the geometric mean of (torch.matmul's time / time of what ``outblas.matmul`` runs, :func:`published_us`).
-
-    Returns:
-        The mean; None if torch was not timed in any row.
-    """
+    """Return the geometric mean of (torch.matmul's time / :func:`published_us`); None if no row has torch's time."""
     return ratio_over(rows, "torch_us")
 
 
 def ratio_over(rows: Iterable[Row], column: str) -> float | None:
-    """Return the geometric mean of (another's time / time of what ``outblas.matmul`` runs, :func:`published_us`).
+    """Return the geometric mean of (another's time / :func:`published_us`); None if no row has the column.
 
     Args:
         column: column of the other's time, microseconds, e.g. ``torch_us``. Rows without it are left out.
-
-    Returns:
-        The mean; None if no row has the column.
     """
     ratios = [r[column] / published_us(r) for r in rows if r.get(column) is not None]
     return _mean(ratios) if ratios else None

@@ -66,9 +66,6 @@ class BaselineKernels:
     def of(self, problems: Iterable[Problem]) -> list[tuple[Problem, KernelConfig]]:
         """Return the choices for the problems that no earlier call named, asked for in one subprocess.
 
-        Args:
-            problems: the problems; repeated ones count once.
-
         Returns:
             (problem, config) for each problem with a choice that can be built here. Empty if all were named before, or
                 if the package nvMatmulHeuristics is not installed.

@@ -38,8 +38,6 @@ class WorkerSlot:
     Attributes:
         state: ``stopped``, ``starting``, ``idle``, ``busy``, or ``gone``: given up.
         since: time of its last message, or of its task, in seconds of ``time.monotonic``.
-        expected: number of expected problems that were sent to it.
-        proved: number of proved kernels that were sent to it.
         kernels: template kernels that its worker was given.
     """
 

@@ -91,10 +91,7 @@ class Profiler:
         )
 
     def kernels(self, works: Sequence[ProfileWork]) -> list[list[list[ncu.ProfiledLaunch]]]:
-        """Profile works; ncu runs once per state of L2.
-
-        Returns:
-            Per work, per entry, the profiles of all kernels that the entry launched, in order.
+        """Return the profiles of all kernels that each entry of each work launched; ncu runs once per state of L2.
 
         Raises:
             DeviceError: as :func:`outblas_lab.pool.ncu.profile`.

@@ -86,9 +86,9 @@ class RecordSettings:
 
 def run_record(
     problems: Sequence[Problem], suite: str, catalogue: Sequence[KernelConfig], out_dir: Path, gpu_index: int = 0,
-    progress: Progress | None = None, seconds: float = math.inf, how: RecordSettings = RecordSettings(),
-) -> Path | None:  # fmt: skip
-    """Measure kernels of a catalogue on every problem, and write the recording.
+    progress: Progress | None = None, how: RecordSettings = RecordSettings(),
+) -> Path:  # fmt: skip
+    """Measure kernels of a catalogue on every problem, write the recording, and return the path of its cells.
 
     A killed run resumes at the first problem that is not in its journal, ``<stem>_record.jsonl`` in ``out_dir``.
 
@@ -96,10 +96,6 @@ def run_record(
         catalogue: kernels, in the order of the recording's columns. If problems have candidates of their own, the
             columns are the kernels that some problem has.
         progress: called with (problems done, number of problems) after each problem.
-        seconds: time limit; it is checked before each problem.
-
-    Returns:
-        The path of the cells file; None if the time limit came first. The next call then resumes.
 
     Raises:
         DeviceError: the GPU does not exist.
@@ -107,8 +103,6 @@ def run_record(
         UsageError: the journal was begun with other settings, or a recording is there without its journal.
         ToolchainMissing: pyarrow is not installed.
     """
-    from time import monotonic
-
     check_parquet()
     gpu = gpu_of_device(gpu_index)
     names = [config_name(c) for c in catalogue]
@@ -140,7 +134,6 @@ def run_record(
         drop_beyond=SINGLE_SAMPLE_BEYOND, rounds_before_drop=1, near_rounds=how.near_rounds,
         near_factor=1 + how.near,
     )  # fmt: skip
-    end = monotonic() + seconds
     try:
         with LiveEvaluator(gpu_index, options) as evaluator:
             todo = [p for p in problems if p.key not in done]
@@ -149,8 +142,6 @@ def run_record(
             if (draw := how.draw) is not None:
                 choose = functools.lru_cache(maxsize=2)(lambda p: choose_candidates(p, catalogue, gpu, draw))
             for index, problem in enumerate(todo):
-                if monotonic() > end:
-                    return None
                 if choose is not None:  # most kernels are new to the run: those of the next problem compile meanwhile
                     evaluator.compile_soon((p, config) for p in todo[index : index + 2] for config in choose(p))
                 journal.append(_measure(evaluator, problem, catalogue, choose))

@@ -75,7 +75,7 @@ class BenchRequest:
 
 
 def run_bench(request: BenchRequest, progress: Progress | None = None) -> Path:
-    """Bench the problems and write the result file, a Parquet file that ``read_result`` reads.
+    """Bench the problems; write the result file, a Parquet file that ``read_result`` reads, and return its path.
 
     A killed run resumes from the journal ``<out_path>.jsonl``, which is deleted once the file is written. It resumes
     only with the same GPU, driver and toolchain. If the commit or the start of the machine is another, the file's
@@ -83,9 +83,6 @@ def run_bench(request: BenchRequest, progress: Progress | None = None) -> Path:
 
     Args:
         progress: called after every newly timed problem with (problems done, all problems, geometric mean so far).
-
-    Returns:
-        The path of the result file.
 
     Raises:
         RecordError: the library does not exist, or a file cannot be written.

@@ -171,11 +171,7 @@ MAX_UNITS_TOGETHER = 8
 
 
 class CompileQueue:
-    """A queue that compiles the kernels of units in a background thread and gives the units back in their order.
-
-    Args:
-        compile: function that fills the compile cache that the workers share.
-    """
+    """A queue that compiles the kernels of units in a background thread and gives the units back in their order."""
 
     def __init__(self, compile: Compile) -> None:
         self._compile = compile

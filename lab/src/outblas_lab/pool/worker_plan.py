@@ -106,7 +106,6 @@ class WorkerPlan(Workers):
     Attributes:
         device: what each worker works on; a GPU stands for any GPU.
         count: number of workers of a replay or of a cluster; None: one per GPU of the cluster.
-        judging: what live workers prove and time.
     """
 
     kind: str
@@ -120,7 +119,6 @@ class WorkerPlan(Workers):
         return "cuda" if self.device.recording is None else str(self.device)
 
     def open(self) -> AbstractContextManager[PoolEvaluator]:
-        """Open the pool of the plan, as :func:`open_pool`."""
         return open_pool(self)
 
     def judged(self, judging: Judging) -> WorkerPlan:

@@ -107,7 +107,6 @@ def picture(figure: Any, title: str, below: Sequence[str], description: str, dra
 
     Args:
         figure: a ``matplotlib.figure.Figure`` of 72 dots per inch, with room at its top for the texts.
-        below: lines below the title.
         description: the figure in words, for who cannot see it.
         drawn: JSON of all that is drawn, whose digest tells whether a picture is current.
     """

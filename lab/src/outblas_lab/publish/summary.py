@@ -108,7 +108,6 @@ def use_json(path: Path, made_by: str, use: Callable[[dict[str, Any]], _T], form
     """Return the result of ``use``, called with the content of a result file in JSON.
 
     Args:
-        made_by: the program that writes the file.
         form: the format that the file must have; empty: any.
 
     Raises:

@@ -82,8 +82,6 @@ class RecipeRequest:
         faulty: share of kernels that are injected as faulty in a second comparison; 0: there is no second one.
         hit_rates: JSON of measured L2 hit rates; None: all are modelled.
         run: folder of the finished trainings.
-        out: the result file, JSON.
-        command: the command line, for provenance.
 
     Raises:
         UsageError: a number is out of range, or ``out`` is a folder.
@@ -221,9 +219,6 @@ def _train_and_judge(
     }
 
 
-# The replay
-
-
 class RecipeEvaluator(ReplayEvaluator):
     """Answers from a recording, with an L2 hit rate in every evaluation.
 
@@ -242,11 +237,6 @@ class RecipeEvaluator(ReplayEvaluator):
         self._modelled: dict[Problem, dict[KernelConfig, float]] = {}
 
     def evaluate(self, pairs: Iterable[tuple[Problem, Candidate]]) -> list[Evaluation]:
-        """Return the evaluations of the pairs, in their order.
-
-        Raises:
-            UsageError: a pair was not recorded.
-        """
         return [self._completed(evaluation) for evaluation in super().evaluate(pairs)]
 
     def hit_rate(self, problem: Problem, config: KernelConfig) -> float:
@@ -313,9 +303,6 @@ def read_hit_rates(path: Path) -> dict[tuple[Problem, KernelConfig], float]:
     return rates
 
 
-# The training
-
-
 def blank_regressor() -> Regressor:
     """Return a regressor that believes every candidate to be equally fast."""
     inputs = len(PROBLEM_FEATURES) + len(CANDIDATE_FEATURES)
@@ -333,7 +320,6 @@ def train_by_reward(
 
     Args:
         settings: hyper-parameters. The steps are those of all episodes.
-        evaluator_of: makes the replay of a recording.
         progress: called after each update with (episodes done, episodes, text).
 
     Returns:
@@ -377,9 +363,6 @@ class _Watch(BaseCallback):
             total = self._settings.steps // self._settings.budget
             said = f"reward {mean_reward:.3f}, L2 hits {rate:.1%}, failed {failed:.1%}"
             self._progress(min(episodes, total), total, said)
-
-
-# The choices
 
 
 class Choice(NamedTuple):
@@ -436,9 +419,6 @@ def _choice(evaluations: Sequence[Evaluation], us: np.ndarray, measured: Sequenc
     else:
         outcome = "faster" if speedup is not None and speedup.low > 1 else "level"
     return Choice(quality, passed, outcome)
-
-
-# The result file
 
 
 def _result(

@@ -51,11 +51,7 @@ def recipe_rows(result: Mapping[str, Any]) -> list[list[str]]:
 
 
 def recipe_notes(result: Mapping[str, Any]) -> list[str]:
-    """Return lines on problems, budget, hit rates and faults of a result.
-
-    Args:
-        result: content of a result file of ``outblas recipe``.
-    """
+    """Return lines on problems, budget, hit rates and faults of a result."""
     settings, problems = result["settings"], result["problems"]
     times = f"{settings['seeds']} training{'s' if settings['seeds'] > 1 else ''} of each reward"
     return [

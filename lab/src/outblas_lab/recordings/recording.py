@@ -373,7 +373,6 @@ class TrainingPart:
     """Problems of a recording for a training.
 
     Attributes:
-        recording: measurements of one GPU.
         problems: recorded problems; a training reads no others.
     """
 

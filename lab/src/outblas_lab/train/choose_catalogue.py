@@ -1,8 +1,5 @@
 """Choose a catalogue from what was measured: a greedy cover of the problems, several deep.
 
-    outblas fit catalogue --store grid1000_tn_fp16_fp32_tune.sqlite --store ... --kernels 190 --out ...
-    outblas fit catalogue --recording recordings/pool --kernels 90 --out src/outblas/data/catalogues/h200.json
-
 A kernel counts with all its launch options. Its worth is a sum over problems and launch options: the log of the factor
 by which it lowers the best time. Every round adds the kernel of the largest worth. When no kernel has any worth left,
 the chosen ones are set aside and the cover starts again. Problems between the measured ones thus get a second and third
@@ -157,7 +154,6 @@ def read_rows(recording: Path | None, stores: Sequence[Path]) -> list[MeasuredRo
     """Return the measured rows of a recording, then those of stores of tunings.
 
     Args:
-        recording: folder of a recording; None: without one.
         stores: store files. A missing one is created and adds no row.
 
     Raises:

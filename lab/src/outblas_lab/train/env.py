@@ -160,9 +160,6 @@ class TuningEnv(gymnasium.Env[dict[str, NDArray[np.float32]], np.int64]):
 
         A candidate that the mask forbids does not run. It costs a measurement, and ``info["invalid_action"]`` is True.
 
-        Returns:
-            Observation, reward, terminated, False, info; see the class.
-
         Raises:
             IndexError: the action is outside the catalogue.
         """

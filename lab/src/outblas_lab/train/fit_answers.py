@@ -63,10 +63,7 @@ def read_answers(path: Path) -> tuple[list[Answers], dict[str, Any]]:
 
 
 def fit_answers(paths: Sequence[Path], folder: Path, report: Callable[[str], None]) -> list[str]:
-    """Fit nets on all GPUs at once, and bound and margin for each; write them.
-
-    Returns:
-        One line about the fit of each GPU.
+    """Fit nets on all GPUs at once, and bound and margin for each; write them, and return a line on each fit.
 
     Raises:
         OutblasError: no margin keeps nearly all products from getting slower.
@@ -126,15 +123,12 @@ def _fit(x: Sequence[Features], gains: Sequence[Floats]) -> Regressor:
 def choose_answer_rule(
     predicted: Sequence[tuple[Floats, Floats]], gains: Sequence[Floats], aligned: Sequence[bool]
 ) -> tuple[Rule, Floats]:
-    """Choose the rule with the most speed, of those that make few problems slower.
+    """Return the rule with the most speed of those that make few problems slower, and the log speed-ups that it takes.
 
     Args:
         predicted: gain and deviation of each problem's answers.
         gains: measured log speed-ups of these answers over the first.
         aligned: whether each problem's rows are aligned.
-
-    Returns:
-        (the rule, the log speed-ups that it takes).
 
     Raises:
         OutblasError: every rule makes more problems slower.

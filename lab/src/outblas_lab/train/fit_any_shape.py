@@ -259,7 +259,6 @@ def unaligned_kernels(cells: Sequence[OfferedCells], count: int = FOR_UNALIGNED)
     faster of both launches. Problems with fewer than 20 such kernels do not count, as they may lack the best.
 
     Args:
-        cells: measured kernels of one problem each.
         count: number of kernels, each of which is returned in both launches.
     """
     rows = []
@@ -272,25 +271,26 @@ def unaligned_kernels(cells: Sequence[OfferedCells], count: int = FOR_UNALIGNED)
         rows += [best] if len(best) >= LEAST_UNALIGNED else []
     configs = sorted({config for row in rows for config in row})
     gains = np.array([[row.get(config, 0.0) for config in configs] for row in rows])
-    found, reached = list[KernelConfig](), np.zeros(len(rows))
-    for _ in range(min(count, len(configs))):
+    found = dict.fromkeys(configs[index] for index in _greedily(gains, min(count, len(configs))))
+    return tuple(option for config in found for option in (config, config.with_knobs(pdl=True)))
+
+
+def _greedily(gains: np.ndarray, count: int) -> Iterator[int]:
+    """Yield the columns of float[problems, kernels] that each add most to the mean that those before give."""
+    reached = np.zeros(len(gains))
+    for _ in range(count):
         index = int(np.maximum(gains, reached[:, None]).mean(axis=0).argmax())
         reached = np.maximum(reached, gains[:, index])
-        found.append(configs[index])
-    return tuple(option for config in dict.fromkeys(found) for option in (config, config.with_knobs(pdl=True)))
+        yield index
 
 
 def _covering(recording: Recording, count: int) -> Iterator[KernelConfig]:
-    """Greedily: what adds most to the mean log speed-up over torch.matmul that those before give."""
+    """Greedily, what adds most to the mean log speed-up over torch.matmul."""
     plain = np.array([launch_of(c) == "plain" for c in recording.catalogue])
     timed = (recording.rounds > 0) & plain
     us = np.where(timed, recording.median_us, np.inf).astype(float)
     gain = np.log(np.maximum(recording.baselines["torch"].astype(float)[:, None] / us, 1))
-    best = np.zeros(len(gain))
-    for _ in range(count):
-        index = int(np.maximum(gain, best[:, None]).mean(axis=0).argmax())
-        best = np.maximum(best, gain[:, index])
-        yield recording.catalogue[index]
+    yield from (recording.catalogue[index] for index in _greedily(gain, count))
 
 
 def _installed(name: str) -> Iterator[KernelConfig]:

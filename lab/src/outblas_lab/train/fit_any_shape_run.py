@@ -58,18 +58,13 @@ def packaged_folder(name: str) -> Path:
 
 
 def export(store: Path, out: Path, answers: Mapping[str, str] | None = None) -> str:
-    """Write the timed kernels of a store's first run as a Parquet table.
+    """Write the timed kernels of a store's first run as a Parquet table; return the counts in words.
 
     Its columns are ``problem`` (key), ``kernel`` (config name), ``median_us`` and ``torch_us``; its metadata has the
     provenance. Missing folders are made.
 
     Args:
-        store: file of the evaluations.
-        out: the table, which is replaced.
         answers: key of a problem -> first answer of cuBLASLt's heuristic, one more column ``answer``.
-
-    Returns:
-        The counts in words, e.g. ``"9600 cells of 1200 problems"``.
 
     Raises:
         IndexError: the store has no run.
@@ -138,7 +133,6 @@ def read_all(files: Sequence[Path], every: int = 1) -> FitData:
     """Read cells of one or more GPUs, and the packaged recordings of these GPUs.
 
     Args:
-        files: tables that :func:`read_cells` reads.
         every: take each n-th problem of each source alone; 1: all.
 
     Raises:

@@ -53,7 +53,6 @@ def rows_of_recording(
     """Return one row per recorded problem, without cells that have no time. A row may be empty.
 
     Args:
-        name: ``source`` of the rows.
         problems: the problems to keep. None: all.
     """
     return [
@@ -109,7 +108,6 @@ class FitCells:
         row: int[cells], the number of each cell's row.
         log_times: float64[cells], natural logs of microseconds.
         weights: float64[cells]; those of one row sum to 1.
-        families: family -> its cells as columns.
     """
 
     row: np.ndarray

@@ -1,8 +1,5 @@
 """Fit the coefficients of ``outblas.kernels.cost.cost_model`` on measurements and write ``data/models/<gpu>.json``.
 
-    outblas fit model --store build/h200/grid1000_tn_fp16_fp32_tune.sqlite --store ...
-    outblas fit model --recording h200
-
 Stores are what ``outblas build-library`` and ``outblas tune`` leave.
 :mod:`outblas_lab.train.fit_cost_model` has the fit. Every reported figure is for held-out problems: k folds by shape
 (M, N, K in all layouts and dtypes). The shipped coefficients are then fitted on all problems.
@@ -43,7 +40,6 @@ class Measurements:
     """Sources of measured times.
 
     Attributes:
-        stores: stores of tunings.
         recording: name of a packaged recording, or a recording's folder.
     """
 
@@ -105,9 +101,6 @@ def fit_model(measured: Measurements, folds: int) -> dict[str, Any]:
             "command": " ".join(["outblas fit model", *measured.arguments(), "--folds", str(folds)]),
         },
     }
-
-
-# --- checking ------------------------------------------------------------------------------------
 
 
 def _cross_validate(rows: Sequence[MeasuredRow], gpu: Gpu, folds: int) -> list[np.ndarray]:

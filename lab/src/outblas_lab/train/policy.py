@@ -154,12 +154,8 @@ class Policy:
     def scores(
         self, view: CandidateView, tried: Sequence[int], proven: Sequence[int], log_us: Sequence[float]
     ) -> Floats:
-        """Return float64[C]: candidates with higher scores should be tried first; tried ones have -inf.
-
-        Args:
-            tried: indices of the candidates that were tried.
-            proven: those of ``tried`` that passed.
-            log_us: natural logs of their times in us, in the order of ``proven``.
+        """Return float64[C]: candidates with higher scores should be tried first; tried ones have -inf. The arguments
+        are those of :meth:`CandidateView.inputs`.
         """
         x, search = view.inputs(tried, proven, log_us)
         wide = np.broadcast_to(np.concatenate([view.problem, search]), (len(x), len(view.problem) + len(search)))

@@ -65,7 +65,6 @@ class PpoSettings:
         gae: lambda of the generalised advantage estimate; not checked.
         budget: measurements per episode; 1 makes a contextual bandit.
         seed: seed of everything, 0 to 2**32 - 1.
-        regress: settings of the regressor's training.
 
     Raises:
         UsageError: a value is outside its range.

@@ -32,7 +32,6 @@ class Finalist:
     """A contender that was timed anew; its name and figures as a text.
 
     Attributes:
-        speedup: its speed-up over torch.
         low: lower end of the 95% interval.
     """
 

@@ -52,7 +52,6 @@ class LearnedProduct:
         launch: launch option of its calls, ``plain`` or ``pdl``.
         contenders: number of ways that were tried.
         refused: name of a way -> the reason why it failed its proof.
-        gpu_seconds: GPU time that was spent on it.
         proof_seconds: the part of it that proofs took.
         row: the decision; None before the product is settled, or if it goes on as without learning.
     """
@@ -75,7 +74,6 @@ class LearningReport:
 
     Attributes:
         products: the products, those that were met first in front.
-        budget_seconds: GPU time that may be spent.
         reason: why nothing is learned though the program asked for it, in one line; else empty.
     """
 

@@ -132,13 +132,11 @@ class LearningDevice:
         self._is_warm = True
 
     def open(self, problem: Problem, launch: Launch, limits: SliceLimits) -> Generator[None, None, Opened | None]:
-        """Find the contenders and make a bench for them; yield after each slice.
+        """Find contenders, make a bench for them, and yield after each slice; return the product, None if nothing is
+        ready.
 
         Args:
             limits: of a slice: ``RUNNING``, or those of ``settle()``.
-
-        Returns:
-            The product; None if nothing is ready.
 
         Raises:
             DeviceError: too little memory is free.

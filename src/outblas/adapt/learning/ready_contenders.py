@@ -51,7 +51,6 @@ class Ready:
 
     Attributes:
         contenders: kernels in front, then algorithms of cuBLASLt.
-        cubins: kernel -> its machine code.
         unmeasured: what runs without learning, ready or not; None: torch.
     """
 
@@ -64,15 +63,11 @@ def find_ready(
     problem: Problem, launch: Launch, gpu: Gpu, library: Library, lt: LtAlgorithms, own: Choose | None,
     exclude: Exclusions, most: tuple[int, int] = WHILE_RUNNING,
 ) -> Generator[None, None, Ready]:  # fmt: skip
-    """Find the contenders of a product; yield after each small step.
+    """Find and return the contenders of a product, none if nothing is ready; yield after each small step.
 
     Args:
         lt: cuBLASLt of the device, whose context is current.
         own: chooser of the device; a kernel that it chooses is the first contender.
-        exclude: kernels that are no contenders.
-
-    Returns:
-        The contenders; none if nothing is ready.
     """
     before = _choice(own, problem, gpu, launch)
     chosen = None if before is None else before.config

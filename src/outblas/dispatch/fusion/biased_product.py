@@ -37,7 +37,6 @@ def biased_product(
         b: (K, N).
         beta: torch's factor of the bias; all but 1 is left to torch.
         alpha: torch's factor of the product; all but 1 is left to torch.
-        wait: wait for the compiler if the kernel is not there yet.
 
     Raises:
         DeviceError: the driver refused the launch.

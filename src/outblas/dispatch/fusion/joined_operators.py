@@ -33,16 +33,13 @@ def joined_shapes() -> list[tuple[int, ...]]:
 
 
 def joined_matrix(weights: Sequence[torch.Tensor], by_turns: bool) -> torch.Tensor | None:
-    """Return the matrix in which some weights lie; None if they do not fill one.
+    """Return the matrix (sum of N_i, K) in which some weights lie, a view; None if they do not fill one.
 
     Fake tensors have an answer, too.
 
     Args:
         weights: two or more matrices (N_i, K), in the order of their rows.
         by_turns: row j of each follows row j of the one before; else one lies below the other.
-
-    Returns:
-        (sum of N_i, K), a view of the same memory.
     """
     first = weights[0]
     if any(w.dim() != 2 or w.dtype != first.dtype or w.shape[1] != first.shape[1] for w in weights):

@@ -57,7 +57,6 @@ class _Group(NamedTuple):
     """Products of one input with the weights of one matrix, in the order of its rows.
 
     Attributes:
-        products: the nodes.
         weights: the nodes of their weights (N_i, K).
         biases: the nodes of their biases (N_i); empty: they have none.
         by_turns: row j of each weight follows row j of the one before.

@@ -63,7 +63,6 @@ class Family(ABC, Generic[C]):
     family.
 
     Attributes:
-        name: the family's name, ``config.family``.
         kinds: ``residual_kinds``, or ``(name,)`` if they are empty.
         start: coefficient -> value from which a fit of :meth:`time_us` starts: rough physics in microseconds, bytes per
             microsecond, cycles, GHz. A family without measurements is ranked with these.

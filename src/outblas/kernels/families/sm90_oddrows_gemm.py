@@ -213,7 +213,6 @@ class Sm90OddrowsGemm(TiledCost, Family[Sm90OddrowsConfig]):
         return split_workspace_bytes(problem, config) if config.split_k > 1 else 0
 
     def source_lines(self, config: Sm90OddrowsConfig) -> Sequence[str]:
-        """Return the switch of the workspace, one more kernel parameter: ``["#define SPLIT_WORKSPACE 0"]`` or 1."""
         return [f"#define SPLIT_WORKSPACE {int(config.split_k > 1)}"]
 
     def headers(self, problem: Problem, config: Sm90OddrowsConfig) -> tuple[tuple[str, str], ...]:
@@ -228,13 +227,11 @@ class Sm90OddrowsGemm(TiledCost, Family[Sm90OddrowsConfig]):
         return "a kernel for rows of any length has no epilogue"
 
     def pool(self) -> Iterator[Sm90OddrowsConfig]:
-        """Yield the family's kernels, launch options off."""
         yield from plain_kernels()
         yield from split_kernels()
         yield from few_rows_kernels()
 
     def neighbours(self, problem: Problem, config: Sm90OddrowsConfig) -> Sequence[Iterable[Sm90OddrowsConfig]]:
-        """Return ideas near a config: its ring, its tile, the number of its CTAs. Some configs may be illegal."""
         return [_other_rings(config), _other_tiles(config), _other_ctas(config)]
 
     def unaligned_candidates(

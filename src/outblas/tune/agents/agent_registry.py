@@ -77,7 +77,6 @@ def make_agent(name: str, seed: int, gpu: Gpu) -> Agent:
 
     Args:
         name: a key of :func:`agents`, e.g. ``random``, ``ppo`` or ``kt-genetic``; case counts.
-        seed: seed of the agent's random draws.
 
     Raises:
         UsageError: no installed agent has that name, it is a Python file, or no model or server is set for ``llm``.

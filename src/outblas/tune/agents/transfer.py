@@ -30,16 +30,15 @@ class Transfer(FixedOrder):
     A sister is a problem of the same M, N and K, in any layout, dtype and accumulator, that was tuned or recorded. The
     problem itself counts, too, and is first; the others follow in the order of :func:`sister_problems`. Each gives its
     winners, then its recorded candidates that passed, fastest first. The packaged library's winners of shapes nearby
-    follow (:class:`outblas.tune.neighbour_winners.LibraryNeighbours`). A config that is not offered becomes the
-    nearest offered one (:func:`translate`), or is left out. A config with PDL is followed by its variant with early
-    loads, if offered.
+    follow (:class:`outblas.tune.neighbour_winners.LibraryNeighbours`). A config that is not offered becomes the nearest
+    offered one (:func:`translate`), or is left out. A config with PDL is followed by its variant with early loads, if
+    offered.
 
     Every second proposal of a launch option is the ranking model's, the first is a sister's. All are the model's
     without a sister. The launch options take turns, as a library row has a winner of each.
 
     Args:
         seed: unused, since proposals do not depend on it.
-        gpu: GPU that the candidates run on.
         recordings: measurements of sisters. None: the name or path in ``OUTBLAS_RECORDING``, else that of outblas-lab
             for the most similar GPU, if it is installed. It is loaded at the first proposal, which raises UsageError if
             it does not exist.

@@ -67,7 +67,6 @@ class IntervalOptions:
         sampled: the M that the agent searches, in rising order.
         offered: M that may be searched, in rising order.
         only_offered: a recording answers, which knows only the kernels that it offers. Else proofs take any M.
-        watch: functions that the search calls.
         launch: launch option that calls allow; other kernels are not searched.
         every: whether each offered M inside of an interval is measured with its kernels.
     """
@@ -90,7 +89,6 @@ class FoundIntervals:
         rows: for each sampled M the decision of the intervals, with the figures that were measured there. An M in no
             interval falls back to the baseline. An M without an evaluation, after a stop, or where nothing could be
             launched, has no row.
-        stopped: whether ``stop`` ended the search.
     """
 
     intervals: tuple[LibraryInterval, ...]
@@ -104,7 +102,6 @@ def find_intervals(
     """Find the intervals of a weight.
 
     Args:
-        agent: proposes candidates at the sampled M.
         evaluator: answers; must be the same when a run is resumed.
         store: keeps every evaluation before the next is asked; recorded ones are not measured again.
 

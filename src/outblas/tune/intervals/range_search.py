@@ -124,11 +124,7 @@ class RangesRequest:
         return sampled(self.offered(asked, recording), (*self.wanted.get(asked.weight, ()), *ends))
 
     def settings(self, asked: WeightRange, budget: int, recording: RecordedDevice | None) -> dict[str, Any]:
-        """Return the settings on which the outcome of a range depends, as JSON values.
-
-        Args:
-            budget: measurements of each sampled M at most.
-        """
+        """Return the settings on which the outcome of a range depends, as JSON values."""
         lists = {"only": self.only.get(asked.weight), "free": self.free.get(asked.weight)}
         found = {key: None if ms is None else list(ms) for key, ms in lists.items()}
         return {"budget": budget, "sampled": self.sampled(asked, recording), "launch": self.launch, **found}
@@ -150,7 +146,6 @@ class TunedRanges:
         intervals: the intervals of all weights; those of a weight in rising order of M.
         rows: for each sampled M the decision of the intervals, with the figures that were measured there.
         reached: number of searched weights whose search was not stopped.
-        stopped: whether ``stop`` ended the search.
     """
 
     intervals: tuple[LibraryInterval, ...] = ()
@@ -190,8 +185,6 @@ def search_ranges(
     """Search the intervals of each weight in turn. A resumed run takes those of a finished weight from the store.
 
     Args:
-        agent: proposes candidates at the sampled M.
-        budget: measurements of each sampled M at most.
         evaluator: answers; must be the same when a run is resumed.
         recording: the recording that answers; None: a live GPU.
         watch: functions that the search calls. The counts that they get are those of all weights.

@@ -58,8 +58,7 @@ class Template(ABC):
 class CutlassSm90(Template):
     """A CUTLASS 3.x kernel for Hopper, made by the collective builder.
 
-    It has form ``host``, TN and NN, fp16 and bf16, and accumulates in fp32. Its ``name`` is short and unique, e.g.
-    ``128x128x64_1x1_pingpong`` for the defaults.
+    It has form ``host``, TN and NN, fp16 and bf16, and accumulates in fp32.
 
     Attributes:
         tile: (rows of C, columns of C, K per step) of a CTA, elements. Rows: a multiple of 64 (cooperative: 128) up to
@@ -160,8 +159,7 @@ class CutlassSm90(Template):
 class CutlassSm80(Template):
     """A CUTLASS 2.x kernel for Ampere: mma.sync m16n8k16 and a ring of cp.async stages, through ``GemmUniversal``.
 
-    It has form ``host``, TN and NN, fp16 (bf16 with fp32 accumulation, too). Its ``name`` is short and unique, e.g.
-    ``128x128x32_64x64_s4_i1_fp32`` for the defaults.
+    It has form ``host``, TN and NN, fp16 (bf16 with fp32 accumulation, too).
 
     Attributes:
         tile: (rows of C, columns of C, K per step) of a CTA, elements. K: 32 or 64.

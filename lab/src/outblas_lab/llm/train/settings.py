@@ -48,7 +48,6 @@ class TrainSettings:
         least_std: see :func:`outblas_lab.llm.train.rewards.advantages`.
         clip: as for ``least_std``.
         seed: seed of the training, and of a random model's weights.
-        save_every: steps between two checkpoints.
         batch_seconds: time limit of a step's evaluations, seconds.
         memory_fraction: share of the GPU's memory for training, above 0 to 1, if candidates are timed on the same GPU.
         contrast: prompts of GRPO show two earlier kernels of different speed, once two were proven.

@@ -34,9 +34,6 @@ class Group:
     """Rows that may be averaged together.
 
     Attributes:
-        layout: ``TN`` or ``NN``.
-        dtype: ``fp16`` or ``bf16``.
-        acc: ``fp32`` or ``fp16``.
         early: True if the rows need constant weights.
     """
 

@@ -55,11 +55,7 @@ def notes_of_replaced(directory: Path, results: Sequence[Result]) -> list[str]:
 
 
 def notes_of_earlier_kernels(directory: Path) -> list[str]:
-    """Return one line of Markdown that names the result files older than the kernels of the packaged library.
-
-    Returns:
-        An empty list if no file is older, or if no library is packaged for the GPU.
-    """
+    """Return one line of Markdown that names result files older than the library's kernels; empty if none is."""
     library = Library.packaged(Path(directory).name, missing_ok=True)
     since = kernels_since(library)
     root = Path(directory)
@@ -115,7 +111,6 @@ class NotedFile(NamedTuple):
 
     Attributes:
         name: its name beside the result files.
-        form: its format.
         made_by: the program that writes it.
         text: takes the content and the folder; returns lines of Markdown.
     """

@@ -80,7 +80,6 @@ class Measured:
 
     @functools.cached_property
     def summary(self) -> list[Row]:
-        """The rows of summary.json."""
         return rows_of_results(self.results)
 
     @functools.cached_property

@@ -58,9 +58,6 @@ _GB = 1e9
 def whole_models_block(folder: Path, file: str = WHOLE_MODELS) -> str:
     """Return the tables of all measured models, or one line if nothing is measured.
 
-    Args:
-        file: name of the result file.
-
     Raises:
         RecordError: the file is there and cannot be read, has another format, or is of tiny models.
     """

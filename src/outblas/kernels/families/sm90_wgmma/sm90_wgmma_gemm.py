@@ -138,7 +138,6 @@ class Sm90WgmmaGemm(WgmmaRules, WgmmaCost):
 
 
 def _by_distance(values: Iterable[int], wanted: int) -> list[int]:
-    """Return the values sorted by distance from ``wanted``."""
     return sorted(values, key=lambda v: (abs(v - wanted), v))
 
 
