@@ -28,13 +28,13 @@ from statistics import median
 from typing import Any
 
 import torch
+from shapes.moe_suite import MODELS, MoeProblem, floor_us, moe_suite, rows_of_groups
 
 from outblas.core.errors import CompileError, OutblasError
 from outblas.core.files import write_json
 from outblas.core.plain_files import read_object
 from outblas.kernels.grouped.grouped_kernel import GroupedConfig, candidates, make_source
 from outblas.kernels.grouped.grouped_problem import GroupedProblem
-from outblas.kernels.grouped.moe_suite import MODELS, MoeProblem, moe_suite, rows_of_groups
 from outblas.records.provenance import collect_provenance, script_command
 from outblas.records.results import result_file
 from outblas.runtime.device import gpu_of_device
@@ -190,7 +190,7 @@ def measure(one: MoeProblem, kernels: Kernels, seed: int, rounds: int) -> dict[s
     times = {name: median(values) for name, values in times_us(graphs, rounds, len(sets)).items()}
     ours = min((str(config) for config in ranked if str(config) in times), key=times.__getitem__, default=None)
     gpu = gpu_of_device(0)
-    floor = sum(problem.floor_us(each.rows, gpu) for each in sets) / len(sets)
+    floor = sum(floor_us(problem, each.rows, gpu) for each in sets) / len(sets)
     flop = 2 * problem.n * problem.k * sum(sum(each.rows) for each in sets) / len(sets)
     row = {"problem": one.key, "floor_us": floor, "times_us": times, "ours": ours, "wrong": wrong, "tried": len(loaded)}
     rivals = [times[name] for name in ("torch", "loop") if name in times]

@@ -86,18 +86,16 @@ class GroupedKernel:
         weight = (p.groups, p.n, p.k) if p.layout == "TN" else (p.groups, p.k, p.n)
         shapes = {"a": (a.shape[0], p.k), "w": weight, "c": (a.shape[0], p.columns), "bias": (p.groups, p.n)}
         dtype = {"fp16": "torch.float16", "bf16": "torch.bfloat16"}[p.dtype]
-        for name, t in operands.items():
-            if t is None and name == "bias" and not p.bias:
-                continue
-            wrong = f"{name} is {None if t is None else f'{tuple(t.shape)} of {t.dtype} on {t.device}'}"
-            fits = t is not None and tuple(t.shape) == shapes[name] and str(t.dtype) == dtype and t.device == a.device
-            if not fits or t is None or not t.is_contiguous() or t.data_ptr() % 16:
-                expected = f"{shapes[name]} of {dtype} on {a.device}, contiguous, at a multiple of 16 bytes"
+        wanted = {
+            name: (shapes[name], dtype) for name, t in operands.items() if name != "bias" or p.bias or t is not None
+        }
+        wanted["ends"] = ((p.groups,), "torch.int32")
+        for name, (shape, kind) in wanted.items():
+            t = ends if name == "ends" else operands[name]
+            fits = t is not None and (tuple(t.shape), str(t.dtype), t.device) == (shape, kind, a.device)
+            if t is None or not fits or not t.is_contiguous() or (t.data_ptr() % 16 and name != "ends"):
+                wrong = f"{name} is {None if t is None else f'{tuple(t.shape)} of {t.dtype} on {t.device}'}"
+                expected = f"{shape} of {kind} on {a.device}, contiguous, at a multiple of 16 bytes"
                 raise TensorError(wrong, expected, "convert or copy it")
             if name != "c" and may_overlap(t, c):
-                raise TensorError(
-                    f"c overlaps {name} in memory", "an output in separate memory", "allocate c separately"
-                )
-        if str(ends.dtype) != "torch.int32" or tuple(ends.shape) != (p.groups,) or ends.device != a.device:
-            wrong = f"ends are {tuple(ends.shape)} of {ends.dtype} on {ends.device}"
-            raise TensorError(wrong, f"({p.groups},) of torch.int32 on {a.device}", "convert them")
+                raise TensorError(f"c overlaps {name} in memory", "separate memory", "allocate c separately")

@@ -1,8 +1,7 @@
-"""Configs, legality and machine code of grouped kernels, and the suite of mixtures of experts."""
+"""Configs, legality and machine code of grouped kernels."""
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -10,10 +9,8 @@ import pytest
 from outblas.core.errors import ProblemError
 from outblas.kernels.grouped.grouped_kernel import GroupedConfig, candidates, ctas, make_source, why_illegal
 from outblas.kernels.grouped.grouped_problem import GroupedProblem
-from outblas.kernels.grouped.moe_suite import MODELS, moe_suite, rows_of_groups
 from outblas.runtime.nvrtc import compile_source
 from outblas.runtime.sass import check_static
-from support.gpus.known import H200
 
 PROBLEM = GroupedProblem(128, 1536, 2048)
 DECODE = GroupedConfig(8, 64, 128, 5, min_blocks=2, stream=True)
@@ -87,29 +84,3 @@ def test_a_problem_that_tma_cannot_read_is_refused() -> None:
         with pytest.raises(ProblemError):
             replace(PROBLEM, **wrong)
     assert GroupedProblem(4, 32, 64, gated=True).columns == 16
-
-
-def test_the_floor_counts_only_weights_that_are_hit() -> None:
-    one, all_groups = [8, *[0] * 127], [1] * 128
-    few, many = (PROBLEM.floor_us(rows, H200) for rows in (one, all_groups))
-    assert many == pytest.approx(128 * 1536 * 2048 * 2 / (H200.hbm_tbs * 1e6), rel=0.02) and few < many / 100
-    assert PROBLEM.floor_us([4096] * 128, H200) == pytest.approx(2e-6 * 128 * 4096 * 1536 * 2048 / H200.tflops)
-
-
-def test_the_suite_has_sixty_problems_half_of_them_by_zipf() -> None:
-    suite = moe_suite()
-    assert len({one.key for one in suite}) == 60
-    assert Counter(one.routing for one in suite) == {"uniform": 30, "zipf": 30}
-    assert {one.problem.bias for one in suite if one.model == "gpt-oss-20b"} == {True}
-    for one in suite:
-        assert one.problem.columns == one.problem.n
-
-
-def test_every_token_goes_to_different_experts() -> None:
-    model = MODELS["deepseek-v2-lite"]
-    for routing in ("uniform", "zipf"):
-        rows = rows_of_groups(model, 200, routing, 7)
-        assert sum(rows) == 200 * model.top and max(rows) <= 200
-        assert rows == rows_of_groups(model, 200, routing, 7) != rows_of_groups(model, 200, routing, 8)
-    uniform, zipf = (max(rows_of_groups(model, 2000, routing, 7)) for routing in ("uniform", "zipf"))
-    assert zipf > 3 * uniform

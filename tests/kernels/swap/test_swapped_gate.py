@@ -68,7 +68,7 @@ def test_a_box_has_rows_of_gate_and_up_by_turns(
     rows: int, box_rows: int, turn: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Any] = []
-    monkeypatch.setattr(tensor_map, "_encode", lambda address, *described: seen.append(described))
+    monkeypatch.setattr(tensor_map, "encode_extents", lambda address, *described: seen.append(described))
     tensor_map.encode_turns.cache_clear()
     cols, half = 72, rows // 2
     tensor_map.encode_turns(4096, rows, cols, box_rows, 64, "bf16", turn=turn)
@@ -106,7 +106,9 @@ def test_a_call_takes_the_rows_of_b_by_the_turns_of_its_kernel(
 def test_the_operands_of_a_launch_have_their_own_maps(monkeypatch: pytest.MonkeyPatch) -> None:
     """A's rows are tokens, B's are by turns of 8; C's map is not used."""
     seen: list[Any] = []
-    monkeypatch.setattr(tensor_map, "_encode", lambda address, extents, *rest: seen.append((address, extents, rest[1])))
+    monkeypatch.setattr(
+        tensor_map, "encode_extents", lambda address, extents, *rest: seen.append((address, extents, rest[1]))
+    )
     for encode in (tensor_map.encode_map, tensor_map.encode_turns):
         encode.cache_clear()
     operands = [SimpleNamespace(data_ptr=lambda i=i: 4096 * i) for i in (1, 2, 3)]

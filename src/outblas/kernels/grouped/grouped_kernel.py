@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from importlib import resources
 from itertools import product
 
@@ -114,15 +113,10 @@ def make_source(problem: GroupedProblem, c: GroupedConfig) -> Source:
     lines = ["#define ACC_FP16 0", *(f"constexpr int {name} = {value};" for name, value in integers.items())]
     lines += [f"constexpr bool {name} = {str(value).lower()};" for name, value in switches.items()]
     instance = wgmma_instance(c.bn, Problem(1, 1, 1, "TN", problem.dtype), a_by_columns=problem.layout == "NN")
-    headers = (*kernel_headers(), *own_headers(), ("generated/wgmma_instance.cuh", instance))
+    files = resources.files("outblas.kernels.grouped").iterdir()  # not in the hash of the kernels of single products
+    own = sorted((file.name, file.read_text()) for file in files if file.name.endswith(".cuh"))
+    headers = (*kernel_headers(), *own, ("generated/wgmma_instance.cuh", instance))
     return Source("\n".join([*lines, f'#include "{ENTRY}.cuh"', ""]), ENTRY, headers, (), "fp32", ENTRY)
-
-
-@cache
-def own_headers() -> tuple[tuple[str, str], ...]:
-    """Return (name, text) of the family's kernel files. They are not in the hash of those for single products."""
-    files = resources.files("outblas.kernels.grouped").iterdir()
-    return tuple(sorted((file.name, file.read_text()) for file in files if file.name.endswith(".cuh")))
 
 
 def ctas(problem: GroupedProblem, c: GroupedConfig, rows: int, sms: int) -> int:
@@ -131,8 +125,7 @@ def ctas(problem: GroupedProblem, c: GroupedConfig, rows: int, sms: int) -> int:
     Args:
         rows: rows of A. Each group that is not empty may end in a tile of its own.
     """
-    tiles = ceil_div(rows, c.bn) + min(problem.groups, rows)
-    tiles *= ceil_div(problem.n, c.rows * c.cluster)
+    tiles = (ceil_div(rows, c.bn) + min(problem.groups, rows)) * ceil_div(problem.n, c.rows * c.cluster)
     return min(tiles, sms * c.min_blocks // c.cluster) * c.cluster
 
 

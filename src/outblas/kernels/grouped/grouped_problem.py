@@ -1,13 +1,11 @@
-"""A grouped product, and what bounds its time."""
+"""A grouped product."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outblas.core.errors import ProblemError
 from outblas.core.problem import ELEMENT_BYTES, ROW_ALIGN_BYTES, Dtype, Layout
-from outblas.core.roofline import Gpu
 
 #: The most groups whose table fits beside the stages in shared memory.
 MOST_GROUPS = 1024
@@ -53,13 +51,3 @@ class GroupedProblem:
     def columns(self) -> int:
         """Columns of C."""
         return self.n // 2 if self.gated else self.n
-
-    def floor_us(self, rows: Sequence[int], gpu: Gpu) -> float:
-        """Return a lower bound of the time in microseconds: of all FLOP at the GPU's peak, or of all bytes from HBM.
-
-        Args:
-            rows: rows of each group. A weight that no row needs is not read.
-        """
-        total, hit = sum(rows), sum(count > 0 for count in rows)
-        elements = total * (self.k + self.columns) + hit * self.n * self.k
-        return max(2e-6 * total * self.n * self.k / gpu.tflops, elements * ELEMENT_BYTES / (gpu.hbm_tbs * 1e6))

@@ -78,9 +78,9 @@ class HeadlineRow:
 def headline_rows(folder: Path, results: Sequence[Result]) -> list[HeadlineRow]:
     """Return all rows of one GPU; arguments and errors are those of :func:`short_rows`."""
     return [
-        *_engine(folder), *_compiled(folder), *_listed(results), *_drawn(results, "unmeasured"),
-        *_model_steps(folder / MODEL_STEPS), *_drawn(results, "learned"), *_unlisted(folder),
-        *_whole_models(folder / WHOLE_MODELS, _OF_MODELS), *_cuda_l2(folder),
+        *_engine(folder), *_whole_models(folder / COMPILED_MODELS, _OF_COMPILED), *_listed(results),
+        *_drawn(results, "unmeasured"), *_model_steps(folder / MODEL_STEPS), *_drawn(results, "learned"),
+        *_unlisted(folder), *_whole_models(folder / WHOLE_MODELS, _OF_MODELS), *_cuda_l2(folder),
     ]  # fmt: skip
 
 
@@ -94,7 +94,8 @@ def short_rows(folder: Path, results: Sequence[Result]) -> list[HeadlineRow]:
     """
     products = [row for row in _listed(results) if row.use != SPLIT_LAYERS]
     eager = _whole_models(folder / WHOLE_MODELS, (_OF_MODELS[0], _OF_MODELS[2]))
-    rows = [*_engine(folder), *_compiled(folder), *eager, *products, *_cuda_l2(folder)]
+    compiled = _whole_models(folder / COMPILED_MODELS, _OF_COMPILED)
+    rows = [*_engine(folder), *compiled, *eager, *products, *_cuda_l2(folder)]
     return [replace(row, interval=None) for row in rows]
 
 
@@ -281,11 +282,6 @@ def _model_steps(path: Path) -> Iterator[HeadlineRow]:
             ratios = [step["variants"]["outblas"]["speedup"][0] for step in steps]
             use = f"{kind} steps of Llama 3 8B{unusual_words(data)}"
             yield _of_ratios(data["provenance"], use, ratios, "torch", "results/whole-models/#decode-and-prefill-steps")
-
-
-def _compiled(folder: Path) -> Iterator[HeadlineRow]:
-    """Yield the means of models that torch.compile compiles in its default mode."""
-    return _whole_models(folder / COMPILED_MODELS, _OF_COMPILED)
 
 
 def _whole_models(path: Path, figures: Sequence[tuple[str, str, str, str]]) -> Iterator[HeadlineRow]:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from outblas.core.problem import ELEMENT_BYTES
+from outblas.core.roofline import Gpu
 from outblas.kernels.grouped.grouped_problem import GroupedProblem
 
 Routing = Literal["uniform", "zipf"]
@@ -96,3 +99,15 @@ def rows_of_groups(model: MoeModel, tokens: int, routing: Routing, seed: int) ->
         for expert in sorted(range(model.experts), key=keys.__getitem__)[-model.top :]:
             rows[expert] += 1
     return rows
+
+
+def floor_us(problem: GroupedProblem, rows: Sequence[int], gpu: Gpu) -> float:
+    """Return a lower bound of the time in microseconds: of all FLOP at the GPU's peak, or of all bytes from HBM.
+
+    Args:
+        rows: rows of each group. A weight that no row needs is not read.
+    """
+    total, hit = sum(rows), sum(count > 0 for count in rows)
+    elements = total * (problem.k + problem.columns) + hit * problem.n * problem.k
+    flop_us = 2e-6 * total * problem.n * problem.k / gpu.tflops
+    return max(flop_us, elements * ELEMENT_BYTES / (gpu.hbm_tbs * 1e6))
