@@ -33,7 +33,7 @@ MODES = ("knobs", "holes", "free")
 #: Without anything but the problem; or with near kernels and lessons, a contrastive pair with counters, and a repair.
 AIDS = ("bare", "aided")
 #: Tokens of a first prompt without its aids, and of an answer of each mode.
-PROMPT_TOKENS, ANSWER_TOKENS = 3000, {"knobs": 400, "holes": 1200, "free": 1200}
+PROMPT_TOKENS, ANSWER_TOKENS = 3000, {"knobs": 400, "holes": 800, "free": 1000}
 HOLES = ("load", "multiply", "store")
 Message = dict[str, str]
 
