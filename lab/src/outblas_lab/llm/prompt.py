@@ -198,8 +198,8 @@ def follow_up(
 def answer_rules(kinds: Sequence[str]) -> str:
     """Return text on the form of an answer: one block of code, of knobs, or either.
 
-    Example: the text for ``["config"]`` begins with ``exactly one fenced block`` and ends with ``json with one object
-    of knobs``. It has no line break at its end.
+    Example: the text for ``["config"]`` begins with ``exactly one fenced block`` and asks for ``one flat object of
+    knobs``. It has no line break at its end.
 
     Raises:
         UsageError: there is no kind, or an unknown one.
