@@ -226,6 +226,7 @@ class Engine:
         """Fill :attr:`found` with all figures."""
         decode, end_to_end = {}, {}
         first_token: dict[int, list[float]] = {length: [] for length in FIRST_TOKENS}
+        prefill: dict[str, list[float]] = {}
         for size in BATCHES:
             batch = self.prompts(size, 64)
             self.generate(batch, 8)
@@ -239,15 +240,12 @@ class Engine:
             for length, times in first_token.items():  # spread over the process, for the host's pace changes
                 self.generate(self.prompts(1, length), 1)
                 times += [1e3 * self.generate(self.prompts(1, length), 1)[0] for _ in range(2 * self._repeats + 1)]
-        self.found |= {"decode": decode, "end_to_end": end_to_end, "first_token": first_token}
-        prefill = {}
-        for number, length in PREFILLS:
-            batch = self.prompts(number, length)
-            self.generate(batch, 1)
-            cell = f"{number}x{length}"
-            runs = self.timed(f"prefill {cell}", batch, 1, 2 * self._repeats)
-            prefill[cell] = [number * length / seconds for seconds, _ in runs]
-        self.found["prefill"] = prefill
+            for number, length in PREFILLS:
+                batch, cell = self.prompts(number, length), f"{number}x{length}"
+                self.generate(batch, 1)
+                timed = self.timed(f"prefill {cell}", batch, 1, self._repeats)
+                prefill.setdefault(cell, []).extend(number * length / seconds for seconds, _ in timed)
+        self.found |= {"decode": decode, "end_to_end": end_to_end, "first_token": first_token, "prefill": prefill}
         draw = random.Random(3)
         mixed = [self.prompts(1, draw.randrange(1, 1500))[0] for _ in range(100)]
         counts = [draw.randrange(1, 200) for _ in mixed]
