@@ -21,7 +21,7 @@ and seeds:
 - *free*: a whole kernel.
 
 The aids are kernels of near problems, lessons, and two recorded kernels of the problem with times and counters. After
-an answer that does not compile, there is a second turn.
+an answer that does not compile, there is a second turn. A copy of a kernel in the prompt counts as not compiled.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ from learners.answers import (
     read,
     repair,
     sha_of_file,
+    shown_kernels,
 )
 
 from outblas.core.errors import OutblasError, RecordError
@@ -103,6 +104,23 @@ class Transcript:
         elif self.rows[0].get("settings") != settings:
             known = self.rows[0].get("settings")
             raise RecordError(f"{self.path} has the settings {known}", f"{settings}", "pass the same, or another --out")
+
+
+def own_answers(out: Transcript) -> Iterator[tuple[dict[str, Any], Any]]:
+    """Yield (row, candidate) of each answer that compiled and is no copy of a kernel in its prompt."""
+    gpu = packaged_gpu("h200")
+    prompts = {row["prompt"]: row["messages"] for row in out.of_kind("prompt")}
+    for row in out.of_kind("answer"):
+        key, mode, aid = row["prompt"].split("/")
+        problem = Problem.from_key(key)
+        if row["outcome"] == "compiled":
+            candidate = read(Question(problem, mode, aid, ()), row["text"], row["finish"], gpu).candidate
+            if candidate is not None and candidate.name not in shown_kernels(prompts[row["prompt"]], problem, gpu):
+                yield row, candidate
+
+
+def place_of(row: dict[str, Any]) -> tuple[str, int, int]:
+    return row["prompt"], row["seed"], row["turn"]
 
 
 def questions(prompts: Prompts, problems: Sequence[Problem]) -> Iterator[Question]:
@@ -162,17 +180,14 @@ def judge(arguments: argparse.Namespace) -> None:
     """Prove and time the answers that compiled, as ``outblas evolve`` does."""
     from outblas_lab.llm.evaluators import open_chosen_evaluator, parse_evaluator
 
-    out, gpu = Transcript(arguments.out), packaged_gpu("h200")
-    known = {(row["prompt"], row["seed"], row["turn"]) for row in out.of_kind("verdict")}
+    out = Transcript(arguments.out)
+    known = {place_of(row) for row in out.of_kind("verdict")}
     with open_chosen_evaluator(parse_evaluator(arguments.device)) as evaluator:
-        for row in out.of_kind("answer"):
-            place = (row["prompt"], row["seed"], row["turn"])
-            if row["outcome"] != "compiled" or place in known:
+        for row, candidate in list(own_answers(out)):
+            place = place_of(row)
+            if place in known:
                 continue
-            key, mode, aid = row["prompt"].split("/")
-            question = Question(Problem.from_key(key), mode, aid, ())
-            candidate = read(question, row["text"], row["finish"], gpu).candidate
-            (found,) = evaluator.evaluate([(question.problem, candidate)])
+            (found,) = evaluator.evaluate([(Problem.from_key(row["prompt"].split("/")[0]), candidate)])
             verdict = {"row": "verdict", **dict(zip(("prompt", "seed", "turn"), place, strict=True))}
             speedup = None if found.speedup is None else [found.speedup.ratio, found.speedup.low, found.speedup.high]
             out.add({**verdict, "status": found.status.value, "detail": found.detail[:500], "speedup": speedup})
@@ -183,17 +198,18 @@ def table(arguments: argparse.Namespace) -> None:
     """Print rates of each mode and aid, with Wilson intervals of 95%."""
     out = Transcript(arguments.out)
     answers = [row for row in out.of_kind("answer") if row["last"]]
-    verdicts = {(row["prompt"], row["seed"], row["turn"]): row for row in out.of_kind("verdict")}
+    verdicts = {place_of(row): row for row in out.of_kind("verdict")}
+    own = {place_of(row) for row, _ in own_answers(out)}
     groups = sorted({tuple(row["prompt"].split("/")[1:]) for row in answers})
     for group in groups:
         mine = [row for row in answers if tuple(row["prompt"].split("/")[1:]) == group]
         found = Counter[str]()
         for row in mine:
-            verdict = verdicts.get((row["prompt"], row["seed"], row["turn"]), {})
+            verdict = verdicts.get(place_of(row), {})
             parsed = row["outcome"] not in ("malformed", "cut", "empty", "refusal")
             faster = verdict.get("speedup") is not None and verdict["speedup"][1] > 1
             for stage, reached in zip(
-                STAGES, (parsed, row["outcome"] == "compiled", verdict.get("speedup") is not None, faster), strict=True
+                STAGES, (parsed, place_of(row) in own, verdict.get("speedup") is not None, faster), strict=True
             ):
                 found[stage] += reached
         seconds = sum(row["seconds"] for row in out.of_kind("answer") if tuple(row["prompt"].split("/")[1:]) == group)

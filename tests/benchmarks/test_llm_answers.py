@@ -10,6 +10,7 @@ import pytest
 from outblas.core.errors import RecordError
 from outblas.core.gpu_records import packaged_gpu
 from outblas_lab.jail.offline_evaluators import CompileOnlyEvaluator
+from outblas_lab.llm.answer import fenced
 from outblas_lab.llm.evaluators import WithTemplates
 from support.helpers import ROOT, module_of_file
 
@@ -89,6 +90,21 @@ def test_another_kind_of_answer_is_malformed(bench: Any, prompts: Any) -> None:
     assert bench.read(asked["free"], knobs, "stop", H200).kind == "malformed"
 
 
+def test_a_copy_of_a_kernel_in_the_prompt_is_not_the_models_own(bench: Any, prompts: Any, tmp_path: Path) -> None:
+    problem = bench.drawn_problems(3, 0)[0]
+    out, evaluator = bench.Transcript(tmp_path / "answers.jsonl"), WithTemplates(CompileOnlyEvaluator(H200), ())
+    for mode in ("free", "knobs"):
+        question = prompts.question(problem, mode, "aided")
+        blocks = [f"```{language}\n{body}\n```" for language, body in fenced(question.messages[-1]["content"])]
+        copied = next(b for b in blocks if "outblas-launch" in b or (mode == "knobs" and '"family": "sm' in b))
+        own = copied.replace("sum = 0.0f", "sum = 0.f")
+        out.add({"row": "prompt", "prompt": question.key, "messages": list(question.messages)})
+        bench.one_answer(question, 0, Scripted(copied), evaluator, prompts, out)
+        if mode == "free":
+            bench.one_answer(question, 1, Scripted(own), evaluator, prompts, out)
+    assert [(row["prompt"].split("/")[1], row["seed"]) for row, _ in bench.own_answers(out)] == [("free", 1)]
+
+
 class Scripted:
     """A model whose answers are known."""
 
@@ -107,6 +123,9 @@ def test_an_aided_answer_gets_a_second_turn_and_the_transcript_says_so(
     out.begin({"weights": "w"})
     problem = bench.drawn_problems(3, 0)[0]
     model = Scripted("nothing", FILLED, "nothing")
+    for aid in bench.AIDS:
+        question = prompts.question(problem, "holes", aid)
+        out.add({"row": "prompt", "prompt": question.key, "messages": list(question.messages)})
     bench.one_answer(prompts.question(problem, "holes", "aided"), 0, model, evaluator, prompts, out)
     bench.one_answer(prompts.question(problem, "holes", "bare"), 0, model, evaluator, prompts, out)
     again = bench.Transcript(out.path)
