@@ -64,7 +64,7 @@ class OperandSet:
         """Return which group of ``c`` is not the product in fp64 within the bound; empty if none."""
         begin, k = 0, self.a.shape[1]
         for group, size in enumerate(self.rows):
-            part, end = self.c[begin : begin + size], begin + size
+            end = begin + size
             for rows in range(begin, end, 4096):
                 a, w = self.a[rows : min(end, rows + 4096)].double(), self.w[group].double().T
                 exact, terms = a @ w, a.abs() @ w.abs()
@@ -72,7 +72,7 @@ class OperandSet:
                 over = (got - exact).abs() - exact.abs() * 2.0**-8 - terms * _SUMS * k**0.5
                 if not bool((over <= 0).all()):
                     return f"group {group} of {size} rows is off by {over.max().item():.3g} beyond the bound"
-            begin += len(part)
+            begin = end
         return ""
 
 

@@ -123,6 +123,11 @@ def place_of(row: dict[str, Any]) -> tuple[str, int, int]:
     return row["prompt"], row["seed"], row["turn"]
 
 
+def group_of(row: dict[str, Any]) -> tuple[str, ...]:
+    """Return the mode and the aid of an answer."""
+    return tuple(row["prompt"].split("/")[1:])
+
+
 def questions(prompts: Prompts, problems: Sequence[Problem]) -> Iterator[Question]:
     for problem in problems:
         for mode in MODES:
@@ -144,7 +149,7 @@ def ask(arguments: argparse.Namespace) -> None:
     settings = replace(EvolveSettings(), parallel=1, max_tokens=max(ANSWER_TOKENS.values()), prompt_tokens=8000)
     begun = time.monotonic()
     with serving_gguf(arguments.gguf, settings) as server:
-        chat = Chat(server.address, TEMPERATURE)
+        chat = Chat(server, TEMPERATURE)
         for question in questions(prompts, problems):
             for seed in range(arguments.seeds):
                 if (question.key, seed) in done:
@@ -200,19 +205,18 @@ def table(arguments: argparse.Namespace) -> None:
     answers = [row for row in out.of_kind("answer") if row["last"]]
     verdicts = {place_of(row): row for row in out.of_kind("verdict")}
     own = {place_of(row) for row, _ in own_answers(out)}
-    groups = sorted({tuple(row["prompt"].split("/")[1:]) for row in answers})
+    groups = sorted({group_of(row) for row in answers})
     for group in groups:
-        mine = [row for row in answers if tuple(row["prompt"].split("/")[1:]) == group]
+        mine = [row for row in answers if group_of(row) == group]
         found = Counter[str]()
         for row in mine:
             verdict = verdicts.get(place_of(row), {})
             parsed = row["outcome"] not in ("malformed", "cut", "empty", "refusal")
-            faster = verdict.get("speedup") is not None and verdict["speedup"][1] > 1
-            for stage, reached in zip(
-                STAGES, (parsed, place_of(row) in own, verdict.get("speedup") is not None, faster), strict=True
-            ):
-                found[stage] += reached
-        seconds = sum(row["seconds"] for row in out.of_kind("answer") if tuple(row["prompt"].split("/")[1:]) == group)
+            speedup = verdict.get("speedup")
+            reached = (parsed, place_of(row) in own, speedup is not None, speedup is not None and speedup[1] > 1)
+            for stage, is_reached in zip(STAGES, reached, strict=True):
+                found[stage] += is_reached
+        seconds = sum(row["seconds"] for row in out.of_kind("answer") if group_of(row) == group)
         parts = []
         for stage in STAGES:
             low, high = wilson_interval(found[stage], len(mine))

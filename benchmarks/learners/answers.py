@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import log
@@ -20,6 +19,7 @@ from outblas.core.roofline import Gpu
 from outblas.core.suites import suite
 from outblas_lab.llm.answer import CODE, CONFIG, Answer, fenced, read_answer
 from outblas_lab.llm.archive import Archive, ArchiveShape, Entry
+from outblas_lab.llm.gguf_server import GgufServer
 from outblas_lab.llm.known_counters import KnownCounters, load_counters
 from outblas_lab.llm.near_problems import NearProblems
 from outblas_lab.llm.prompt import Asked, describe_gpu, first_prompt, follow_up
@@ -117,7 +117,7 @@ class Prompts:
         yield {"role": "user", "content": text}
 
 
-def filled(text: str, finish: str) -> str:
+def filled(text: str) -> str:
     """Return an answer to a question of holes as one answer of code; the answer itself if it has not three blocks."""
     parts = [body for language, body in fenced(text) if language in ("cuda", "cpp", "c++", "c", "cu")]
     if len(parts) != len(HOLES):
@@ -131,7 +131,7 @@ def filled(text: str, finish: str) -> str:
 def read(question: Question, text: str, finish: str, gpu: Gpu) -> Answer:
     """Return what an answer is. Holes count as malformed unless there are three blocks."""
     if question.mode == "holes" and "HOLE" not in text:
-        made = filled(text, finish)
+        made = filled(text)
         if made is text:
             return Answer("cut" if finish == "length" else "malformed", CODE, words="not three blocks of statements")
         text = made
@@ -162,29 +162,26 @@ def judged(question: Question, answer: Answer, evaluator: Any) -> tuple[str, str
 
 def repair(question: Question, reply: str, kind: str, words: str, gpu: Gpu, best_us: float) -> list[Message]:
     """Return the messages of a second turn: the first prompt, the answer, and what is wrong with it."""
-    kinds = (CONFIG,) if question.mode == "knobs" else (CODE,)
-    text = follow_up(kind, words[:3000], question.problem, gpu, best_us, ANSWER_TOKENS[question.mode], kinds)
+    words = words[:3000]
     if question.mode == "holes":
-        text = f"{words[:3000] or kind}\n\nWrite the three blocks again: load, multiply, store."
+        text = f"{words or kind}\n\nWrite the three blocks again: load, multiply, store."
+    else:
+        kinds = (CONFIG,) if question.mode == "knobs" else (CODE,)
+        text = follow_up(kind, words, question.problem, gpu, best_us, ANSWER_TOKENS[question.mode], kinds)
     return [*question.messages, {"role": "assistant", "content": reply}, {"role": "user", "content": text}]
 
 
 class Chat:
-    """An OpenAI-compatible server on this machine."""
+    """Questions to the model of a server, at one temperature."""
 
-    def __init__(self, address: str, temperature: float) -> None:
-        self._address, self._temperature = address, temperature
+    def __init__(self, server: GgufServer, temperature: float) -> None:
+        self._server, self._temperature = server, temperature
 
     def ask(self, messages: Sequence[Message], tokens: int, seed: int) -> dict[str, Any]:
         """Return ``text``, ``finish``, and the tokens that were read, taken from the cache, and written."""
         body = {"messages": list(messages), "max_tokens": tokens, "seed": seed, "temperature": self._temperature,
                 "cache_prompt": True}  # fmt: skip
-        request = urllib.request.Request(
-            f"{self._address}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(request, timeout=3600) as reply:
-            found = json.load(reply)
+        found = self._server.request("/v1/chat/completions", json.dumps(body).encode(), 3600.0)
         choice, timings = found["choices"][0], found.get("timings", {})
         return {
             "text": choice["message"]["content"] or "", "finish": choice["finish_reason"],

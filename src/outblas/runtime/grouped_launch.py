@@ -27,7 +27,7 @@ class GroupedKernel:
 
     Args:
         cubin: compiled from :func:`outblas.kernels.grouped.grouped_kernel.make_source`.
-        problem: the problem for which it was compiled; others of the same layout, dtype, gate and bias may be bound.
+        problem: the problem of all calls. A cubin serves every problem of its layout, dtype, gate and bias.
         config: its knobs.
 
     Raises:

@@ -277,7 +277,7 @@ class Evolution:
         outcome = chain.outcomes[last.id]
         text = follow_up(outcome.kind, outcome.words, self._problems[last.problem], self._gpu,
                          self._best(last.problem)[0], self._settings.max_tokens, self._settings.kinds)  # fmt: skip
-        messages = chain.conversation_with(text, self._settings.prompt_tokens)
+        messages = chain.conversation_with(text, bool(self._settings.prompt_tokens))
         question = self._journal.ask(chain.number, last.turn + 1, last.problem, last.island, last.model, outcome.kind,
                                     last.parents, messages)  # fmt: skip
         chain.questions.append(question)

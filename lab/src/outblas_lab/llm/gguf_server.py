@@ -34,20 +34,21 @@ class GgufServer:
     def rates(self) -> tuple[float, float]:
         """Return the tokens per second that the model reads and writes, measured by one short request."""
         body = {"prompt": "sum += A[k] * B[k];\n" * 40, "n_predict": 24, "ignore_eos": True, "cache_prompt": False}
-        found = self._request("/completion", json.dumps(body).encode(), 600.0)["timings"]
+        found = self.request("/completion", json.dumps(body).encode(), 600.0)["timings"]
         return found["prompt_per_second"], found["predicted_per_second"]
 
     def progress(self) -> str:
         """Return words on the answers under way: ``1800 tokens read, 256 written``. Return "" if nothing is known."""
         try:
-            busy = [slot for slot in self._request("/slots", None, 0.5) if slot["is_processing"]]
+            busy = [slot for slot in self.request("/slots", None, 0.5) if slot["is_processing"]]
             written = sum(slot["next_token"][0]["n_decoded"] for slot in busy)
             read = sum(slot["n_prompt_tokens"] for slot in busy) - written
         except (OSError, ValueError, LookupError, TypeError):
             return ""
         return f"{read} tokens read, {written} written" if busy else ""
 
-    def _request(self, path: str, body: bytes | None, seconds: float) -> Any:
+    def request(self, path: str, body: bytes | None, seconds: float) -> Any:
+        """Return the JSON that the server answers to a POST of JSON, or to a GET without a body, within a time."""
         request = urllib.request.Request(self.address + path, body, {"Content-Type": "application/json"})
         with _OPENER.open(request, timeout=seconds) as reply:
             return json.load(reply)
@@ -88,7 +89,7 @@ def main() -> None:
     said = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what llama.cpp prints is no address
     try:
-        import xllamacpp  # type: ignore[import-not-found,unused-ignore]
+        import xllamacpp  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
         params = xllamacpp.CommonParams()
         params.model.path, params.port, params.ui, params.verbosity, params.n_gpu_layers = sys.argv[1], 0, False, 0, 0

@@ -90,7 +90,7 @@ class Chain:
             self.questions = [replace(q, messages=()) for q in self.questions]
             self.replies.clear()
 
-    def conversation_with(self, text: str, short: object = False) -> list[Message]:
+    def conversation_with(self, text: str, short: bool = False) -> list[Message]:
         """Return the last question's messages (``short``: the first's), its answer, and ``text`` as a new user message.
 
         An empty or missing answer is left out, because servers refuse messages without content. The chain is not

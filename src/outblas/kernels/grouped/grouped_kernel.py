@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from itertools import product
 
@@ -137,6 +137,6 @@ def candidates(problem: GroupedProblem) -> Iterator[GroupedConfig]:
         one = GroupedConfig(bn, rows, bk, 2, consumers, pingpong, cluster, min_blocks, stream=bn <= 64)
         room = min(SMEM_LIMIT, SM_SMEM // min_blocks - CTA_SMEM) - one.smem_bytes(problem.groups)
         more = room // ((bn + rows) * bk * ELEMENT_BYTES + 16)
-        deep = GroupedConfig(bn, rows, bk, min(12, 2 + more), consumers, pingpong, cluster, min_blocks, 8, one.stream)
+        deep = replace(one, stages=min(12, one.stages + more))
         if more >= 1 and why_illegal(problem, deep) is None:
             yield deep

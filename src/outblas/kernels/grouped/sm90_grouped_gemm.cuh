@@ -12,9 +12,10 @@
 #include "epilogue/fragment.cuh"
 #include "group_walk.cuh"
 #include "ptx/cluster.cuh"
+#include "ptx/global.cuh"
+#include "ptx/load.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/mma.cuh"
-#include "ptx/shared_vector.cuh"
 #include "ptx/sync.cuh"
 #include "ptx/tma.cuh"
 #include "ptx/wgmma.cuh"
@@ -36,17 +37,6 @@ constexpr int TABLE_OFFSET = EMPTY_OFFSET + 8 * STAGES;
 constexpr int READY_BARRIER = 1;     // named barriers: the table of groups and the mbarriers are there
 constexpr int EPILOGUE_BARRIER = 2;  // + warpgroup
 constexpr int ORDER_BARRIER = 5;     // + warpgroup: its turn to run the K loop
-
-// ld.shared.v4.b32 and st.global.v4.b32. PTX ISA: Data Movement and Conversion Instructions: ld, st.
-__device__ __forceinline__ void load_shared_x4(u32 addr, u32 (&r)[4]) {
-  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(addr)
-               : "memory");
-}
-__device__ __forceinline__ void store_global_x4(u16* to, const u32 (&r)[4]) {
-  asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]) : "memory");
-}
 
 __device__ __forceinline__ float half_value(u16 bits) {
   float low, high;
@@ -217,8 +207,8 @@ __device__ __forceinline__ void store_tile(const AccReg (&acc)[MI][ACC_REGS], co
         const int row = at.begin + ch * CHUNK + unit / 8, col = column + unit % 8 * 8;
         if (row < at.end && col < columns) {
           u32 v[4];
-          load_shared_x4(chunk + chunk_at(unit / 8, unit % 8), v);
-          store_global_x4(c + static_cast<u64>(row) * columns + col, v);
+          load_shared(chunk + chunk_at(unit / 8, unit % 8), v);
+          store_vector(c + static_cast<u64>(row) * columns + col, v);
         }
       }
     }

@@ -38,14 +38,14 @@ LAYERS = 32
 SPLIT_LAYERS = "tensor-parallel LLM layers, random M"
 #: (variant, figure, use, rival in words) of whole models.
 _OF_MODELS = (
-    ("enable", "speedup", "`enable()`", "torch"),
-    ("optimize", "speedup", "`optimize()`", "torch"),
-    ("optimize", "speedup_over_merged", "`optimize()`", "torch with merged weights and fused norms"),
+    ("enable", "speedup", "`enable()` in", "torch"),
+    ("optimize", "speedup", "`optimize()` in", "torch"),
+    ("optimize", "speedup_over_merged", "`optimize()` in", "torch with merged weights and fused norms"),
 )
 #: The same of compiled models.
 _OF_COMPILED = (
-    ("default_enable", "speedup_over_default", "`enable()`", "torch.compile (default)"),
-    ("default_optimize", "speedup_over_default", "`optimize()`", "torch.compile (default)"),
+    ("default_enable", "speedup_over_default", "`enable()` in compiled", "torch.compile (default)"),
+    ("default_optimize", "speedup_over_default", "`optimize()` in compiled", "torch.compile (default)"),
 )
 
 
@@ -288,7 +288,7 @@ def _whole_models(path: Path, figures: Sequence[tuple[str, str, str, str]]) -> I
     """Yield the means over all steps of all models with the longest context, where every step has the figure.
 
     Args:
-        figures: (variant, figure, what the user calls, rival).
+        figures: (variant, figure, words before the models' names, rival).
     """
     if not path.exists():
         return
@@ -304,7 +304,6 @@ def _whole_models(path: Path, figures: Sequence[tuple[str, str, str, str]]) -> I
         found = [row["variants"].get(variant, {}).get(figure) for row in rows]
         if rows and None not in found:
             ratios = [ratio for ratio, _, _ in found]
-            compiled = "compiled " if figures is _OF_COMPILED else ""
-            use = f"{use} in {compiled}{names} in transformers, bf16, context {context}{unusual}"
+            use = f"{use} {names} in transformers, bf16, context {context}{unusual}"
             days = tuple(each["date"][:10] for row in rows for each in row["provenance"])
             yield _of_ratios(settings, use, ratios, rival, "results/whole-models/", days)
