@@ -5,6 +5,7 @@ Command:
     python benchmarks/vllm_engine.py [--models llama-3-8b qwen2.5-7b] [--pairs 3] [--gpus 0 1]
         [--out results/<gpu>/vllm.json]
     python benchmarks/vllm_engine.py --untuned 20261129 --variants torch outblas tuned
+    python benchmarks/vllm_engine.py --models llama-3-8b --tp 2 --out results/<gpu>/vllm_tp2.json
 
 Result file: results/<gpu>/vllm.json. Needs a GPU and vLLM. An interrupted run resumes; each process is written at its
 end. After a restart of the machine, the pair that was not whole begins anew. With ``--gpus`` models run side by side,
@@ -117,7 +118,7 @@ def run_process(model: str, variant: str, arguments: argparse.Namespace, gpu: st
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "found.json")
         command = [sys.executable, str(PROCESS), model, "--out", str(out), "--repeats", str(arguments.repeats)]
-        command += ["--compilation", json.dumps(VARIANTS[variant][1])]
+        command += ["--compilation", json.dumps(VARIANTS[variant][1]), "--tp", str(arguments.tp)]
         log = run_and_end_group(command, own, Path(folder, "log"), arguments.limit).log
         if not out.exists():
             return failed(log)
@@ -194,12 +195,12 @@ def run_all(arguments: argparse.Namespace) -> None:
 
 
 def of_whole_pairs(processes: Sequence[dict[str, Any]], variants: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the processes of pairs that have all variants, and those of this start of the machine.
+    """Return the processes of pairs that have all of these variants or none, and those of this start of the machine.
 
     The others cannot become a pair: hosts differ by up to 10% in a step of 256 sequences.
     """
     good = {(one["pair"], one["variant"]) for one in processes if "error" not in one}
-    whole = {pair for pair, _ in good if all((pair, variant) in good for variant in variants)}
+    whole = {pair for pair, _ in good if sum((pair, variant) in good for variant in variants) in (0, len(variants))}
     here = start_of_machine()
     return [one for one in processes if one["pair"] in whole or one.get("machine", "") == here]
 
@@ -249,6 +250,7 @@ def main() -> None:
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=["torch", "outblas"])
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=2, help="of each figure in a process")
+    parser.add_argument("--tp", type=int, default=1, help="GPUs of a model (tensor parallelism), without --gpus")
     parser.add_argument("--limit", type=float, default=400.0, help="seconds of a process")
     parser.add_argument("--gpus", nargs="+", default=[], help="CUDA indices; by default the first")
     parser.add_argument("--caches", type=Path, default=Path(tempfile.gettempdir(), "outblas-vllm"))

@@ -174,7 +174,7 @@ def step_ms(results: Sequence[Any]) -> float:
 class Engine:
     """vLLM with one model in this process, and what is measured of it."""
 
-    def __init__(self, model: str, compilation: dict[str, Any], repeats: int) -> None:
+    def __init__(self, model: str, compilation: dict[str, Any], repeats: int, tp: int = 1) -> None:
         begun = time.perf_counter()
         from vllm import LLM, SamplingParams
 
@@ -187,7 +187,7 @@ class Engine:
         self.llm = LLM(
             model=str(folder), skip_tokenizer_init=True, load_format="dummy", max_model_len=8448, max_num_seqs=256,
             max_num_batched_tokens=8192, gpu_memory_utilization=0.6, enable_prefix_caching=False, seed=0,
-            compilation_config=compilation, disable_log_stats=False,
+            compilation_config=compilation, disable_log_stats=False, tensor_parallel_size=tp,
         )  # fmt: skip
         self.found: dict[str, Any] = {
             "import_s": imported - begun, "ready_s": time.perf_counter() - imported,
@@ -274,9 +274,10 @@ def main() -> None:
     parser.add_argument("model", choices=MODELS)
     parser.add_argument("--compilation", type=json.loads, default={}, help="vLLM's compilation config, JSON")
     parser.add_argument("--repeats", type=int, default=2, help="of each figure")
+    parser.add_argument("--tp", type=int, default=1, help="GPUs (tensor parallelism)")
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
-    engine = Engine(arguments.model, arguments.compilation, arguments.repeats)
+    engine = Engine(arguments.model, arguments.compilation, arguments.repeats, arguments.tp)
     engine.measure()
     write_json(arguments.out, engine.found)
     engine.llm.llm_engine.engine_core.shutdown()  # its process would keep the GPU's memory
