@@ -92,7 +92,7 @@ def commands_fixture(code: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_model_is_tuned_once_for_each_budget(code: Any, commands: list[list[str]], tmp_path: Path) -> None:
-    arguments = SimpleNamespace(repeats=1, limit=9, caches=tmp_path, tune=60)
+    arguments = SimpleNamespace(repeats=1, tp=1, limit=9, caches=tmp_path, tune=60)
     took = [code.run_process("qwen2.5-3b", "tuned", arguments)["tuning_s"] for _ in range(2)]
     assert took[0] == took[1] > 0, "a later pair has the seconds of the tuning, too"
     assert [command[1:4] == ["-m", "outblas", "tune"] for command in commands] == [True, False, False]
@@ -107,7 +107,16 @@ def test_a_tuning_that_fails_is_recorded_and_the_bench_goes_on(
 ) -> None:
     monkeypatch.setattr(code, "collect_provenance", lambda *_: {"gpu": None, "driver": None})
     out, variants = tmp_path / "vllm.json", ["torch", "tuned", "outblas"]
-    more = {"pairs": 1, "variants": variants, "gpus": [], "repeats": 1, "limit": 9, "caches": tmp_path, "tune": 1}
+    more = {
+        "pairs": 1,
+        "variants": variants,
+        "gpus": [],
+        "repeats": 1,
+        "tp": 1,
+        "limit": 9,
+        "caches": tmp_path,
+        "tune": 1,
+    }
     code.run_all(SimpleNamespace(out=out, models=["qwen2.5-3b", "qwen2.5-7b"], **more))
     for entry in json.loads(out.read_text())["models"].values():
         assert [one["variant"] for one in entry["processes"] if "error" not in one] == ["torch", "outblas"]
@@ -323,7 +332,7 @@ def test_a_process_that_takes_too_long_is_an_error(code: Any, tmp_path: Path, mo
     process = tmp_path / "process.py"
     process.write_text("import time\ntime.sleep(300)\n")
     monkeypatch.setattr(code, "PROCESS", process)
-    found = code.run_process("qwen2.5-3b", "torch", SimpleNamespace(repeats=1, limit=0.01, caches=tmp_path))
+    found = code.run_process("qwen2.5-3b", "torch", SimpleNamespace(repeats=1, tp=1, limit=0.01, caches=tmp_path))
     assert "timed out after" in found["error"] and found["log"] == []
 
 
