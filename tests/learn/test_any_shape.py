@@ -21,7 +21,7 @@ from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.kernels.legality import why_illegal
 from outblas.predict import any_shape
 from outblas.predict.any_shape import AnyShapeModel, is_left_to_torch, network_inputs, shape_features
-from outblas.predict.posterior import Regressor, read_arrays
+from outblas.predict.posterior import Regressor, _on_one_core, read_arrays
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow
 from support.gpus.known import H200
@@ -300,3 +300,18 @@ def test_every_kernel_on_offer_ships_wherever_it_is_legal() -> None:
             problems = (Problem(*mnk, layout, "bf16") for mnk in extents)  # type: ignore[arg-type]
             legal = next((p for p in problems if not why_illegal(p, config, H200)), None)
             assert legal is None or make_source(legal, config) in packaged, (config, legal)
+
+
+def test_a_choice_wakes_no_threads_of_blas() -> None:
+    products = []
+
+    class Seen(np.ndarray):
+        def __matmul__(self, other: Any) -> Any:
+            products.append(self.shape[1] * other.shape[1] * other.shape[2])
+            return np.asarray(self) @ other
+
+    rng, (w, *_) = np.random.default_rng(0), AnyShapeModel.load(H200.name).nets.weights
+    for rows in (0, 1, any_shape.MAX_LIKELIEST):
+        h = rng.normal(size=(1, rows, w.shape[1])).astype(np.float32)
+        np.testing.assert_allclose(_on_one_core(h.view(Seen), w), h @ w, rtol=1e-4, atol=1e-4)
+    assert max(products) <= 4 * 65536 and len(products) > 3

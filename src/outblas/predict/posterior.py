@@ -60,6 +60,10 @@ def single(arrays: Mapping[str, Any], name: str) -> Any:
 
 Floats = NDArray[np.float64]
 
+#: M * N * K up to which OpenBLAS computes a product with one thread: 4 * 65536 (its Makefile.rule and param.h).
+_LARGEST_PRODUCT = 250_000
+#: Rows from which a product is left to all cores: those of a search, and not of a choice for one call.
+_FEW_ROWS = 256
 #: Prior standard deviations, in log time: of the problem's constant, of what similar candidates share, of the noise.
 CONSTANT_DEVIATION, SHARED_DEVIATION, NOISE_DEVIATION = 1.0, 0.05, 0.01
 #: Euclidean distance in knobs (``features.knob_columns``) over which what is shared falls to e^-1/2.
@@ -131,10 +135,21 @@ class Regressor:
         """Return the output of every net, float64[nets, C], for inputs float32[C, F]."""
         h = ((inputs - self.mean) * self.scale)[None]
         for layer, (w, b) in enumerate(zip(self.weights, self.biases, strict=True)):
-            h = h @ w + b
+            h = _on_one_core(h, w) + b
             if layer + 1 < len(self.weights):
                 h = silu(h)
         return np.asarray(h[:, :, 0], dtype=np.float64)
+
+
+def _on_one_core(h: Features, w: Features) -> Features:
+    """Return ``h @ w``; of few rows, by products so small that OpenBLAS does not wake a thread on every core.
+
+    Those threads spin for 50 ms after a product, beside a program that serves a model.
+    """
+    rows = max(1, _LARGEST_PRODUCT // (w.shape[1] * w.shape[2]))
+    if not rows < h.shape[1] <= _FEW_ROWS:
+        return h @ w
+    return np.concatenate([h[:, i : i + rows] @ w for i in range(0, h.shape[1], rows)], axis=1)
 
 
 def silu(x: Any) -> Any:
