@@ -5,9 +5,8 @@ Command:
     python benchmarks/vllm_engine.py [--models llama-3-8b qwen2.5-7b] [--pairs 3] [--gpus 0 1]
         [--out results/<gpu>/vllm.json]
     python benchmarks/vllm_engine.py --untuned 20261129 --variants torch outblas tuned
-    python benchmarks/vllm_engine.py --models llama-3-8b --tp 2 --out results/<gpu>/vllm_tp2.json
 
-Result file: results/<gpu>/vllm.json. Needs a GPU and vLLM. An interrupted run resumes; each process is written at its
+Result file: results/<gpu>/vllm.json; of two GPUs a model (``--tp 2``) vllm_tp2.json. Needs a GPU and vLLM. An interrupted run resumes; each process is written at its
 end. After a restart of the machine, the pair that was not whole begins anew. With ``--gpus`` models run side by side,
 each on a GPU of its own.
 
@@ -169,7 +168,7 @@ def known_results(out: Path) -> dict[str, Any]:
 
 def run_all(arguments: argparse.Namespace) -> None:
     """Run what the result file does not have yet; write it after every process."""
-    out = arguments.out or result_file("vllm.json")
+    out = arguments.out or result_file("vllm.json" if arguments.tp == 1 else f"vllm_tp{arguments.tp}.json")
     known = known_results(out)
     known["provenance"] = collect_provenance(script_command("benchmarks/vllm_engine.py"))
     writing, free = Lock(), Queue[str | None]()
