@@ -6,9 +6,9 @@ Command:
         [--out results/<gpu>/vllm.json]
     python benchmarks/vllm_engine.py --untuned 20261129 --variants torch outblas tuned
 
-Result file: results/<gpu>/vllm.json; of two GPUs a model (``--tp 2``) vllm_tp2.json. Needs a GPU and vLLM. An interrupted run resumes; each process is written at its
-end. After a restart of the machine, the pair that was not whole begins anew. With ``--gpus`` models run side by side,
-each on a GPU of its own.
+Result file: results/<gpu>/vllm.json; of two GPUs a model (``--tp 2``) vllm_tp2.json. Needs a GPU and vLLM. An
+interrupted run resumes; each process is written at its end. After a restart of the machine, the pair that was not whole
+begins anew. With ``--gpus`` models run side by side, each on a GPU of its own.
 
 A pair is two fresh processes, ``torch`` (vLLM's default compilation and capture sizes) and ``outblas`` (the same with
 ``OUTBLAS_VLLM=1``), in alternating order. Both have the same random weights, N(0, 0.02), in bf16. No model is

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from outblas.dispatch.capture.session import capture
     from outblas.dispatch.enable import enabled, status, use
     from outblas.dispatch.gated import gated_linear, interleave_gate_up
+    from outblas.dispatch.grouped.grouped import grouped_mm, moe_mlp
     from outblas.dispatch.linear import linear, warm
     from outblas.dispatch.matmul import explain, matmul, mm, use_library, use_workload
     from outblas.tune.prepare import prepare
@@ -30,6 +31,7 @@ _LATER = {
     "capture": "dispatch.capture.session",
     **dict.fromkeys(("linear", "warm"), "dispatch.linear"),
     **dict.fromkeys(("gated_linear", "interleave_gate_up"), "dispatch.gated"),
+    **dict.fromkeys(("grouped_mm", "moe_mlp"), "dispatch.grouped.grouped"),
     **dict.fromkeys(("optimize", "restore"), "adapt.optimize"),
     "prepare": "tune.prepare",
 }
@@ -43,11 +45,13 @@ __all__ = [
     "enabled",
     "explain",
     "gated_linear",
+    "grouped_mm",
     "interleave_gate_up",
     "learned",
     "linear",
     "matmul",
     "mm",
+    "moe_mlp",
     "optimize",
     "prepare",
     "restore",

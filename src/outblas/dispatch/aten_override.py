@@ -1,8 +1,10 @@
-"""Replace torch's kernels for ``aten::mm`` and ``aten::bmm`` of one dispatch key.
+"""Replace torch's kernels for ``aten::mm``, ``aten::bmm`` and ``aten::_grouped_mm`` of one dispatch key.
 
 Every product of two matrices arrives there: torch.matmul, torch.mm, ``@``, F.linear and nn.Linear without a bias, and
 the gradients of all of these. Autograd, autocast, torch.func and modes have already run. ``aten::addmm`` (a bias) and
 products with ``out=`` stay with torch.
+
+``aten::_grouped_mm``, the product of a mixture of experts, is replaced, too (:mod:`outblas.dispatch.grouped`).
 
 The origin of ``b`` is unknown, so the environment's promise of constant weights is not used.
 
@@ -39,6 +41,7 @@ from outblas.dispatch.aten_products import HALF_DTYPES, our_bmm, our_mm, torch_a
 from outblas.dispatch.call_option import CallOption, option_without_promise
 from outblas.dispatch.fused_layer import FUSED_VARIABLE
 from outblas.dispatch.fusion.biased_product import biased_product
+from outblas.dispatch.grouped.grouped_product import grouped_kernel
 from outblas.dispatch.guarantees.guarantee import Guarantee, process_guarantee
 from outblas.dispatch.product_operands import as_plain
 
@@ -62,6 +65,7 @@ class Override:
         self._key = key
         self._library: Any = None
         self._further: Any = None
+        self._grouped: Any = None
         self._replaced: set[str] = set()
         self._lock = threading.RLock()  # a signal's handler may multiply meanwhile
         self._ours = self._torchs = 0
@@ -103,6 +107,7 @@ class Override:
                 self._further = self._implemented({each.__name__: self._counted(each) for each in operators}, self._key)
             elif is_on(FUSED_VARIABLE):
                 self._further = self._implemented({"addmm": self._biased}, self._key)
+            self._grouped = self._grouped_library()
         except BaseException:
             self.remove()
             raise
@@ -114,9 +119,10 @@ class Override:
         """
         if self._library is None:
             return
-        if self._further is not None:
-            self._further._destroy()
-            self._further = None
+        for library in (self._further, self._grouped):
+            if library is not None:
+                library._destroy()
+        self._further = self._grouped = None
         if self._products is not None:
             self._products.remove()
         if self._forget in device_registry.on_library_replaced:
@@ -166,15 +172,30 @@ class Override:
         """Register the Python kernels under a dispatch key; return the torch library that holds them."""
         return self._implemented({"mm": self._kernel(our_mm, torch_mm), "bmm": self._kernel(our_bmm, torch_bmm)}, key)
 
-    def _implemented(self, kernels: dict[str, Callable[..., torch.Tensor]], key: str) -> Any:
+    def _implemented(self, kernels: dict[str, Callable[..., torch.Tensor]], key: str, **further: Any) -> Any:
         library = torch.library.Library("aten", "IMPL")
-        further: dict[str, Any] = {"allow_override": True} if takes_overrides() else {}  # those of torch itself
+        further |= {"allow_override": True} if takes_overrides() else {}  # those of torch itself
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered kernel")
             for name, kernel in kernels.items():
                 library.impl(name, kernel, key, **further)
                 self._replaced.add(name)
         return library
+
+    def _grouped_library(self) -> Any:
+        """Replace ``aten::_grouped_mm``, unless another package has; return the torch library that holds the kernel."""
+        if why_not_replaced("_grouped_mm", self._key):
+            return None
+        theirs = torch.library.get_kernel("aten::_grouped_mm", self._key)
+
+        def kernel(
+            keyset: Any, a: torch.Tensor, w: torch.Tensor, offs: Any = None, bias: Any = None, out_dtype: Any = None
+        ) -> torch.Tensor:
+            result, ours = grouped_kernel(keyset, a, w, offs, bias, out_dtype, theirs)
+            self._count(ours)
+            return result
+
+        return self._implemented({"_grouped_mm": kernel}, self._key, with_keyset=True)
 
     def _counted(self, operator: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         """Return a batch-invariant operator for plain tensors; half-precision products count as this package's."""

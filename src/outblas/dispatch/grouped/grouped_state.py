@@ -1,0 +1,139 @@
+"""Grouped kernels of one GPU: those that are loaded or being compiled, and bound calls."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import warnings
+from collections import OrderedDict
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+from outblas.core.background import BackgroundQueue
+from outblas.core.errors import CompileError, DeviceError, ToolchainMissing
+from outblas.core.roofline import architecture
+from outblas.dispatch import device_registry
+from outblas.kernels.grouped.grouped_kernel import ENTRY, GroupedConfig, make_source
+from outblas.kernels.grouped.grouped_problem import GroupedProblem
+from outblas.predict.grouped_choice import choose_grouped, measured_groups
+from outblas.runtime.grouped_launch import GroupedKernel
+from outblas.runtime.kernel_loader import KernelCode, ShippedRefused, kernel_code, load_code
+from outblas.runtime.recent_entries import keep
+
+if TYPE_CHECKING:
+    import torch
+
+#: Bound calls and choices that are kept; the least recently used go first.
+KEPT = 1024
+_LOG = logging.getLogger(__name__)
+_QUEUE = BackgroundQueue("outblas-grouped")
+
+
+class GroupedState:
+    """Grouped kernels of one GPU.
+
+    Args:
+        arch: compile target, e.g. ``sm_90a``.
+
+    Attributes:
+        failed: kernel -> why it cannot be loaded.
+    """
+
+    def __init__(self, arch: str) -> None:
+        self._arch = arch
+        self.failed: dict[Any, str] = {}
+        self._kernels: dict[Any, GroupedKernel] = {}
+        self._building: dict[Any, Future[KernelCode]] = {}
+        self._choices: OrderedDict[Any, GroupedConfig | None] = OrderedDict()
+        self._calls: OrderedDict[Any, Any] = OrderedDict()
+        self._lock = threading.RLock()
+
+    def choose(self, problem: GroupedProblem, rows: int, must: bool) -> GroupedConfig | None:
+        """Return the knobs for a problem; None: leave it to torch. ``must``: as for ``choose_grouped``."""
+        key = (problem, rows, must)
+        with self._lock:
+            if key not in self._choices:
+                found = choose_grouped(problem, rows, measured_groups(self._arch), must)
+                keep(self._choices, key, found, KEPT)
+            return self._choices[key]
+
+    def kernel(self, problem: GroupedProblem, config: GroupedConfig, wait: bool) -> GroupedKernel | None:
+        """Return the loaded kernel; None: it is being compiled, or failed, for which a warning says why once.
+
+        A shipped or cached kernel is loaded at once. Another is compiled on a thread of its own.
+
+        Args:
+            wait: wait for the compiler.
+        """
+        kind = (problem.layout, problem.dtype, problem.gated, problem.bias)
+        key = (kind, config)
+        if (known := self._kernels.get(key)) is not None:
+            return known
+        with self._lock:
+            if key in self.failed:
+                return None
+            begun = self._building.get(key)
+            if begun is None:
+                begun = _QUEUE.submit(kernel_code, make_source(problem, config), ENTRY, self._arch)
+                if begun is None:  # the interpreter is exiting
+                    return None
+                self._building[key] = begun
+        if not wait and not begun.done():
+            return None
+        return self._loaded(key, begun, problem, config)
+
+    def _loaded(
+        self, key: Any, begun: Future[KernelCode], problem: GroupedProblem, config: GroupedConfig
+    ) -> GroupedKernel | None:
+        def load(cubin: Any) -> GroupedKernel:
+            return GroupedKernel(cubin, problem, config)
+
+        with self._lock:
+            if key in self._kernels or key in self.failed:
+                return self._kernels.get(key)
+            try:
+                try:
+                    self._kernels[key] = load_code(begun.result(), load)
+                except ShippedRefused as error:
+                    code = kernel_code(make_source(problem, config), ENTRY, self._arch, error.wrong)
+                    self._kernels[key] = load_code(code, load)
+                _LOG.info("%s: %s is ready", problem, config)
+            except (CompileError, ToolchainMissing, DeviceError) as error:
+                self.failed[key] = f"{config} cannot be loaded: {error}"
+                warnings.warn(f"outblas leaves grouped products to torch: {self.failed[key]}", RuntimeWarning, 6)
+            self._building.pop(key, None)
+            return self._kernels.get(key)
+
+    def run(
+        self, kernel: GroupedKernel, a: torch.Tensor, w: torch.Tensor, ends: torch.Tensor, c: torch.Tensor,
+        bias: torch.Tensor | None, stream: int,
+    ) -> None:  # fmt: skip
+        """Enqueue a kernel; the arguments are those of :meth:`GroupedKernel.bind`, whose calls are kept by address."""
+        addresses = tuple(None if t is None else t.data_ptr() for t in (a, w, ends, c, bias))
+        key = (kernel, addresses, a.shape[0], w.shape)
+        with self._lock:
+            call = self._calls.pop(key, None)
+            if call is None:
+                call = kernel.bind(a, w, ends, c, bias)
+                call.release()  # kept by address, it must not keep the memory
+            keep(self._calls, key, call, KEPT)
+            call(stream)
+
+    def status(self) -> dict[str, Any]:
+        """Return ``kernels_loaded`` and ``being_compiled`` (numbers), and ``failures`` (sorted list of reasons)."""
+        return {
+            "kernels_loaded": len(self._kernels),
+            "being_compiled": len(self._building),
+            "failures": sorted(set(self.failed.values())),
+        }
+
+
+@functools.cache
+def grouped_state(index: int) -> GroupedState | None:
+    """Return the state of a CUDA device; None if its architecture has no grouped kernels, or a wheel is missing."""
+    device = device_registry.device_state(index)
+    if device.gpu is None or device.absent:
+        return None
+    arch = architecture(device.gpu)
+    return GroupedState(arch) if measured_groups(arch) else None

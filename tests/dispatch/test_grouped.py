@@ -1,0 +1,189 @@
+"""Grouped products by torch's operations, and what is asked of kernels."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import outblas
+from outblas.core.errors import RecordError, TensorError
+from outblas.kernels.grouped.grouped_kernel import GroupedConfig, why_illegal
+from outblas.kernels.grouped.grouped_problem import GroupedProblem
+from outblas.predict import grouped_choice
+from outblas.predict.grouped_choice import MeasuredGroup, choose_grouped, measured_groups
+
+torch = pytest.importorskip("torch")
+
+from outblas.dispatch.aten_override import Override  # noqa: E402
+from outblas.dispatch.grouped import grouped_product  # noqa: E402
+
+SIZES = (3, 0, 5, 1)
+
+
+class Operands:
+    def __init__(self, n: int = 16, k: int = 8, spare: int = 0, dtype: Any = torch.float32) -> None:
+        made = torch.Generator().manual_seed(0)
+        self.a = torch.randn(sum(SIZES) + spare, k, generator=made).to(dtype)
+        self.stored = torch.randn(len(SIZES), n, k, generator=made).to(dtype)
+        self.w = self.stored.transpose(-2, -1)
+        self.bias = torch.randn(len(SIZES), n, generator=made).to(dtype)
+        self.ends = torch.tensor([*itertools.accumulate(SIZES)], dtype=torch.int32)
+
+    def expected(self, bias: bool = False, gated: bool = False) -> Any:
+        begin, parts = 0, []
+        for group, end in enumerate(self.ends.tolist()):
+            y = self.a[begin:end] @ self.w[group] + (self.bias[group] if bias else 0)
+            gate, up = y.chunk(2, dim=-1)
+            parts.append(torch.nn.functional.silu(gate) * up if gated else y)
+            begin = end
+        return torch.cat(parts)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_each_group_has_its_own_weight(bias: bool, gated: bool) -> None:
+    given = Operands(spare=2)
+    found = outblas.grouped_mm(given.a, given.w, given.ends, given.bias if bias else None, gated=gated)
+    want = given.expected(bias, gated)
+    torch.testing.assert_close(found[: len(want)], want)
+    out = torch.empty_like(found)
+    again = outblas.grouped_mm(given.a, given.w, given.ends, given.bias if bias else None, gated=gated, out=out)
+    assert again is out
+    torch.testing.assert_close(out[: len(want)], want)
+
+
+def test_gradients_are_those_of_each_product() -> None:
+    given = Operands()
+    factor = torch.randn(len(given.a), 16)
+    leaves = [given.a.requires_grad_(), given.stored.requires_grad_()]
+    given.w = given.stored.transpose(-2, -1)
+    want = torch.autograd.grad((given.expected() * factor).sum(), leaves)
+    found = torch.autograd.grad((outblas.grouped_mm(given.a, given.w, given.ends) * factor).sum(), leaves)
+    torch.testing.assert_close(found, want)
+
+
+def test_wrong_outputs_and_ends_are_errors_in_words() -> None:
+    given = Operands()
+    with pytest.raises(TensorError, match=r"out is \(9, 8\)"):
+        outblas.grouped_mm(given.a, given.w, given.ends, out=torch.empty(9, 8))
+    with pytest.raises(TensorError, match="out overlaps"):
+        square = Operands(n=8)
+        outblas.grouped_mm(square.a, square.w, square.ends, out=square.a)
+    for ends, words in (
+        ([3, 2, 8, 9], "group 1 ends at 2"),
+        ([3, 3, 8, 10], "ends at 10 of 9 rows"),
+        ([-1, 3, 8, 9], "group 0"),
+    ):
+        with pytest.raises(TensorError, match=words):
+            outblas.grouped_mm(given.a, given.w, torch.tensor(ends, dtype=torch.int32), check=True)
+    outblas.grouped_mm(given.a, given.w, given.ends, check=True)
+
+
+def test_a_mixture_of_experts_is_the_sum_of_its_experts() -> None:
+    made = torch.Generator().manual_seed(1)
+    tokens, hidden, width, groups, top = 7, 16, 8, 4, 2
+    x = torch.randn(tokens, hidden, generator=made)
+    gate_up = torch.randn(groups, 2 * width, hidden, generator=made)
+    down = torch.randn(groups, hidden, width, generator=made)
+    biases = torch.randn(groups, 2 * width, generator=made), torch.randn(groups, hidden, generator=made)
+    experts = torch.stack([torch.randperm(groups, generator=made)[:top] for _ in range(tokens)])
+    scores = torch.rand(tokens, top, generator=made)
+    want = torch.zeros(tokens, hidden)
+    for token, place in itertools.product(range(tokens), range(top)):
+        expert = int(experts[token, place])
+        gate, up = (gate_up[expert] @ x[token] + biases[0][expert]).chunk(2)
+        inner = torch.nn.functional.silu(gate) * up
+        want[token] += scores[token, place] * (down[expert] @ inner + biases[1][expert])
+    found = outblas.moe_mlp(x, gate_up, down, experts, scores, gate_up_bias=biases[0], down_bias=biases[1])
+    torch.testing.assert_close(found, want)
+    with pytest.raises(TensorError, match="experts are"):
+        outblas.moe_mlp(x, gate_up, down, experts[1:], scores)
+
+
+def test_operands_that_a_kernel_takes() -> None:
+    def problem(**other: Any) -> Any:
+        given = Operands(n=64, k=64, dtype=torch.bfloat16)
+        call = {"a": given.a, "w": given.w, "ends": given.ends, "bias": None, "gated": False} | other
+        return grouped_product.problem_of(**call)
+
+    given = Operands(n=64, k=64, dtype=torch.bfloat16)
+    assert problem() == GroupedProblem(4, 64, 64)
+    assert problem(w=given.w.contiguous(), gated=True) == GroupedProblem(4, 64, 64, "NN", gated=True)
+    assert problem(bias=given.bias) == GroupedProblem(4, 64, 64, bias=True)
+    for other in (
+        {"a": given.a.float()}, {"a": given.a[:, ::2]}, {"w": given.w[:, :, ::2]}, {"ends": given.ends.long()},
+        {"ends": given.ends[1:]}, {"bias": given.bias[:, :8]}, {"a": given.a.double().half()},
+        {"w": given.w.clone().requires_grad_().expand(4, 64, 64)[:, :, :60]},
+    ):  # fmt: skip
+        assert problem(**other) is None, other
+    small = Operands(n=64, k=12, dtype=torch.bfloat16)
+    assert problem(a=small.a, w=small.w) is None
+
+
+SMALL = GroupedConfig(16, 64, 64, 6, min_blocks=3, stream=True)
+LARGE = GroupedConfig(128, 128, 64, 6, 2, pingpong=True)
+KIND = GroupedProblem(64, 1024, 1024)
+MEASURED = (
+    MeasuredGroup(KIND, 64, SMALL, 1.5),
+    MeasuredGroup(KIND, 64 * 512, LARGE, 1.2),
+    MeasuredGroup(KIND, 64 * 64, LARGE, 1.0),
+)
+
+
+def test_the_nearest_measured_kernel_is_chosen() -> None:
+    assert choose_grouped(KIND, 100, MEASURED) == SMALL
+    assert choose_grouped(GroupedProblem(128, 2048, 768), 128 * 700, MEASURED) == LARGE
+    assert choose_grouped(KIND, 64 * 60, MEASURED) is None and choose_grouped(KIND, 64 * 60, MEASURED, True) == LARGE
+    assert choose_grouped(KIND, 100, ()) is None
+    gated = GroupedProblem(64, 1024, 1024, gated=True)
+    assert why_illegal(gated, SMALL) is not None, "a gate needs two blocks"
+    assert choose_grouped(gated, 100, MEASURED[:1]) is None and choose_grouped(gated, 100, MEASURED[:2]) == LARGE
+
+
+def test_packaged_choices_are_legal_and_damaged_ones_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = measured_groups("sm_90a")
+    assert found and all(why_illegal(one.problem, one.config) is None for one in found)
+    assert measured_groups("sm_80") == ()
+    measured_groups.cache_clear()
+    monkeypatch.setattr(grouped_choice.resources, "files", lambda _: tmp_path)
+    file = tmp_path / "data" / "grouped" / "sm_90a.json"
+    file.parent.mkdir(parents=True)
+    for content in ("", "{}", json.dumps({"format": 0, "rows": []}), json.dumps({"format": 1, "rows": [{}]})):
+        file.write_text(content)
+        with pytest.raises(RecordError, match="reinstall"):
+            measured_groups("sm_90a")
+    measured_groups.cache_clear()
+
+
+@pytest.fixture
+def override() -> Iterator[Override]:
+    made = Override("CPU")
+    made.install()
+    yield made
+    made.remove()
+
+
+def test_torchs_grouped_product_is_replaced(override: Override, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = Operands(n=64, k=64, dtype=torch.bfloat16)
+    want = torch._grouped_mm(given.a, given.w, offs=given.ends)
+    assert override.counts() == {"ours": 0, "torchs": 1}
+    monkeypatch.setattr(grouped_product, "our_grouped_mm", lambda a, w, ends: by_loop(a, w, ends))
+    leaf = given.a.clone().requires_grad_()
+    found = torch._grouped_mm(leaf, given.w, offs=given.ends)
+    torch.testing.assert_close(found, want)
+    found.backward(torch.ones_like(found))
+    assert leaf.grad is not None
+    assert override.counts()["ours"] == 2, "the gradient of the rows is one more"
+    override.remove()
+    torch._grouped_mm(given.a, given.w, offs=given.ends)
+    assert override.counts()["ours"] == 2
+
+
+def by_loop(a: Any, w: Any, ends: Any) -> Any:
+    begins = [0, *ends.tolist()]
+    return torch.cat([a[b:e] @ w[g] for g, (b, e) in enumerate(itertools.pairwise(begins))])
