@@ -1,19 +1,24 @@
-"""Question: how fast are grouped kernels on suite moe, beside torch's grouped product and a loop of torch.mm?
+"""Question: how fast are grouped kernels on suite moe, beside torch, vLLM's Triton kernel and DeepGEMM?
 
 Command:
 
-    python benchmarks/grouped_products.py [--only TEXT] [--rounds 20] [--seed 0] [--out results/<gpu>/grouped.json]
+    python benchmarks/grouped_products.py [--only TEXT] [--rivals NAMES] [--rounds 20] [--seed 0] [--out FILE]
 
 Result file: results/<gpu>/grouped.json, a row for each of the 60 problems. Needs a GPU of sm_90 and torch 2.10 or
-later. An interrupted run resumes with the next problem.
+later; rivals triton and deep_gemm need vLLM 0.26.0, too. An interrupted run resumes with the next problem. The run ends
+with a table over all rows of the file.
 
 Every candidate is compiled once. On each problem, those whose tiles suit its groups are timed for a few rounds. The
 fastest five must then give every group right against fp64, and write no other row. Those that do are timed with the
 rivals in interleaved rounds, each in a CUDA graph. All run over several sets of operands by turns: other tokens, other
 routing and, where memory allows, other weights. So a set's weights are not in L2 from the one before.
 
-- *torch*: ``torch._grouped_mm``. Where a layer has biases, no time is counted for them on either side.
-- *loop*: ``torch.mm`` of each group that has rows, whose sizes the host knows beforehand.
+The rivals are those of ``rivals/grouped_rivals.py``, and must be right as well. Their sorting and padding is done ahead
+and not timed. Where a layer has biases, no time is counted for them on either side. In a row:
+
+- ``speedup``: the fastest rival's time over ours. ``over_torch``: that of ``torch._grouped_mm`` over ours.
+- ``wrong``: kernels and rivals with a wrong result, which have no time.
+- ``absent``: rivals that could not be imported, or raised an error, with the reason.
 """
 
 from __future__ import annotations
@@ -21,16 +26,19 @@ from __future__ import annotations
 import argparse
 import itertools
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
+from rivals.grouped_rivals import RIVALS, RivalCall, rivals_of
+from rivals.grouped_summary import summary
 from shapes.moe_suite import MODELS, MoeProblem, floor_us, moe_suite, rows_of_groups
 
-from outblas.core.errors import CompileError, OutblasError
+from outblas.core.errors import CompileError, OutblasError, unknown_name
 from outblas.core.files import write_json
 from outblas.core.plain_files import read_object
 from outblas.kernels.grouped.grouped_kernel import GroupedConfig, candidates, make_source
@@ -98,17 +106,20 @@ def suits(one: MoeProblem, config: GroupedConfig) -> bool:
     return mean / 8 <= config.bn <= max(16.0, 2 * mean) or (config.bn >= 128 and mean >= 128)
 
 
+def run_all(calls: Sequence[Callable[[], Any]]) -> None:
+    for call in calls:
+        call()
+
+
 def graph_of(calls: Sequence[Callable[[], Any]]) -> Any:
     """Return a CUDA graph of calls, which have run once before."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
-        for call in calls:
-            call()
+        run_all(calls)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
-        for call in calls:
-            call()
+        run_all(calls)
     return graph
 
 
@@ -133,16 +144,64 @@ def calls_of_kernel(kernel: GroupedKernel, sets: Sequence[OperandSet]) -> list[C
     return [lambda call=call: call(torch.cuda.current_stream().cuda_stream) for call in bound]
 
 
-def rival_calls(sets: Sequence[OperandSet]) -> Iterator[tuple[str, list[Callable[[], Any]]]]:
-    def loop(one: OperandSet) -> None:
-        begin = 0
-        for group, size in enumerate(one.rows):
-            if size:
-                torch.mm(one.a[begin : begin + size], one.w[group].T, out=one.c[begin : begin + size])
-            begin += size
+def why_wrong(sets: Sequence[OperandSet], compute: Callable[[], None]) -> str:
+    """Return what is wrong with the outputs of sets after a computation; empty if nothing is."""
+    for each in sets:
+        each.c.fill_(CANARY)
+    compute()
+    torch.cuda.synchronize()
+    return next(filter(None, (each.wrong() for each in sets)), "")
 
-    yield "torch", [lambda one=one: torch._grouped_mm(one.a, one.w.transpose(-2, -1), offs=one.ends) for one in sets]
-    yield "loop", [lambda one=one: loop(one) for one in sets]
+
+@dataclass
+class Field:
+    """The rivals of a problem.
+
+    Attributes:
+        graphs: CUDA graphs of those that are right.
+        kept: their calls, which own memory that the graphs use.
+        wrong: reasons of those that are not right.
+        absent: reasons of those that could not run.
+        notes: settings of those that ran.
+    """
+
+    graphs: dict[str, Any] = field(default_factory=dict)
+    kept: list[RivalCall] = field(default_factory=list)
+    wrong: dict[str, str] = field(default_factory=dict)
+    absent: dict[str, str] = field(default_factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)
+
+    def add(self, name: str, one: MoeProblem, sets: Sequence[OperandSet]) -> None:
+        """Prepare, prove and capture a rival.
+
+        Args:
+            name: a key of :data:`RIVALS`.
+        """
+        calls = [RIVALS[name](one, each) for each in sets]
+
+        def compute() -> None:
+            for call, each in zip(calls, sets, strict=True):
+                each.c.copy_(call.rows(call.enqueue()))
+
+        reason = why_wrong(sets, compute)
+        if reason:
+            self.wrong[name] = reason
+            return
+        self.graphs[name] = graph_of([call.enqueue for call in calls])
+        self.kept += calls
+        if calls[0].note:
+            self.notes[name] = calls[0].note
+
+
+def field_of(one: MoeProblem, sets: Sequence[OperandSet], names: Sequence[str]) -> Field:
+    """Return the named rivals of a problem, ready to be timed. One that raises an error is absent."""
+    found = Field()
+    for name in rivals_of(one, names):
+        try:
+            found.add(name, one, sets)
+        except Exception as error:  # compilers and libraries of rivals raise errors of many classes
+            found.absent[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    return found
 
 
 class Kernels:
@@ -162,52 +221,82 @@ class Kernels:
         return {config: GroupedKernel(self._cubins[(*kind, config)], problem, config) for config in good}
 
 
-def measure(one: MoeProblem, kernels: Kernels, seed: int, rounds: int) -> dict[str, Any]:
-    """Return a row: the best kernel that is right, its time and those of the rivals, and what went wrong."""
+def fastest(
+    one: MoeProblem, kernels: Kernels, sets: Sequence[OperandSet], wrong: dict[str, str]
+) -> tuple[dict[str, Any], int]:
+    """Return the graphs of our fastest kernels that are right, and the number of kernels tried.
+
+    Args:
+        wrong: gets the reasons of those that are not right.
+    """
     problem = replace(one.problem, bias=False)
-    sets = operand_sets(one, seed)
     loaded = kernels.load(problem, [config for config in candidates(problem) if suits(one, config)])
-    first = {str(config): graph_of(calls_of_kernel(kernel, sets)) for config, kernel in loaded.items()}
-    quick = times_us(first, 3, len(sets))
+    graphs = {str(config): graph_of(calls_of_kernel(kernel, sets)) for config, kernel in loaded.items()}
+    quick = times_us(graphs, 3, len(sets))
     ranked = sorted(loaded, key=lambda config: median(quick[str(config)]))[:FINALISTS]
-    wrong = {}
     for config in ranked:
-        for each in sets:
-            each.c.fill_(CANARY)
-        for call in calls_of_kernel(loaded[config], sets):
-            call()
-        torch.cuda.synchronize()
-        reason = next(filter(None, (each.wrong() for each in sets)), "")
-        if reason:
+        calls = calls_of_kernel(loaded[config], sets)
+        if reason := why_wrong(sets, partial(run_all, calls)):
             wrong[str(config)] = reason
-    graphs = {str(config): first[str(config)] for config in ranked if str(config) not in wrong}
-    for name, calls in rival_calls(sets):
-        try:
-            graphs[name] = graph_of(calls)
-        except RuntimeError as error:
-            wrong[name] = " ".join(str(error).split())[:200]
-            torch.cuda.synchronize()
-    times = {name: median(values) for name, values in times_us(graphs, rounds, len(sets)).items()}
-    ours = min((str(config) for config in ranked if str(config) in times), key=times.__getitem__, default=None)
-    gpu = gpu_of_device(0)
+    return {str(config): graphs[str(config)] for config in ranked if str(config) not in wrong}, len(loaded)
+
+
+def ratios_to_rivals(ours: float, rivals: Mapping[str, float]) -> dict[str, float]:
+    """Return ``speedup`` over the fastest rival and ``over_torch``, as far as there are times.
+
+    Args:
+        ours: our time.
+        rivals: times of those that are right, in the same unit.
+    """
+    found = {"speedup": min(rivals.values()) / ours} if rivals else {}
+    return found | ({"over_torch": rivals["torch"] / ours} if "torch" in rivals else {})
+
+
+def measure(one: MoeProblem, kernels: Kernels, names: Sequence[str], seed: int, rounds: int) -> dict[str, Any]:
+    """Return a row: the best kernel that is right, its time and those of the rivals, and what went wrong.
+
+    Args:
+        names: rivals, keys of :data:`RIVALS`.
+    """
+    sets = operand_sets(one, seed)
+    rivals = field_of(one, sets, names)
+    ours, tried = fastest(one, kernels, sets, rivals.wrong)
+    times = {name: median(us) for name, us in times_us(ours | rivals.graphs, rounds, len(sets)).items()}
+    best = min(ours, key=times.__getitem__, default=None)
+    problem, gpu = one.problem, gpu_of_device(0)
     floor = sum(floor_us(problem, each.rows, gpu) for each in sets) / len(sets)
     flop = 2 * problem.n * problem.k * sum(sum(each.rows) for each in sets) / len(sets)
-    row = {"problem": one.key, "floor_us": floor, "times_us": times, "ours": ours, "wrong": wrong, "tried": len(loaded)}
-    rivals = [times[name] for name in ("torch", "loop") if name in times]
-    if ours is not None:
-        row |= {"tflops": flop / times[ours] / 1e6, "of_floor": floor / times[ours]}
-        if rivals:
-            row["speedup"] = min(rivals) / times[ours]
+    row = {"problem": one.key, "tokens": one.tokens, "least_rows": min(min(each.rows) for each in sets)}
+    row |= {"floor_us": floor, "times_us": times, "ours": best, "tried": tried}
+    row |= {"wrong": rivals.wrong, "absent": rivals.absent, "notes": rivals.notes}
+    if best is not None:
+        row |= {"tflops": flop / times[best] / 1e6, "of_floor": floor / times[best]}
+        row |= ratios_to_rivals(times[best], {name: times[name] for name in rivals.graphs})
     return row
+
+
+def rival_names(text: str) -> list[str]:
+    """Return the names in a list with commas.
+
+    Raises:
+        UsageError: a name is no rival.
+    """
+    names = [name for name in text.split(",") if name]
+    for name in names:
+        if name not in RIVALS:
+            raise unknown_name("rival", name, RIVALS, "pass names of --rivals with commas")
+    return names
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="measure problems whose key has this text")
+    parser.add_argument("--rivals", default=",".join(RIVALS), help="names, with commas (%(default)s)")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0, help="of tokens, weights and routing")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
+    names = rival_names(arguments.rivals)
     out = arguments.out or result_file("grouped.json")
     known = read_object(out, "an earlier result", "name another --out") if out.exists() else {"rows": []}
     known["provenance"] = collect_provenance(script_command("benchmarks/grouped_products.py"))
@@ -215,13 +304,15 @@ def main() -> None:
     for one in moe_suite():
         if one.key in done or arguments.only not in one.key:
             continue
-        row = measure(one, kernels, arguments.seed, arguments.rounds)
+        row = measure(one, kernels, names, arguments.seed, arguments.rounds)
         known["rows"].append(row)
         write_json(out, known)
         torch.cuda.empty_cache()
         times = {name: round(us, 1) for name, us in row["times_us"].items()}
-        print(one.key, f"floor {row['floor_us']:.1f} us,", times, row["ours"], row["wrong"] or "", flush=True)
+        troubles = row["wrong"] | row["absent"]
+        print(one.key, f"floor {row['floor_us']:.1f} us,", times, row["ours"], troubles or "", flush=True)
     print("written:", out)
+    print("\n".join(summary(known["rows"])))
 
 
 if __name__ == "__main__":
