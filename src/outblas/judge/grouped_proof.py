@@ -1,8 +1,8 @@
 """Prove a grouped kernel: each group against fp64, and nothing written outside of it.
 
-The sizes of groups are random, and those that trip a kernel up: empty ones, 1, 7 and 129 rows, and one group with all
-rows. Ends may run backwards or past the last row; they count as clamped. What is not a number stays in its group, and
-the bits of a group do not depend on the others.
+The sizes of groups are random. Among them are empty groups, groups of 1, 7 and 129 rows, and one group with all rows.
+Ends may run backwards or past the last row; they count as clamped. A NaN stays in its group, and the bits of a group do
+not depend on the others.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class GroupedCase:
     """The groups of one run.
 
     Attributes:
-        ends: where each group ends, as the kernel is told.
+        ends: where each group ends; a kernel clamps them.
         rows: rows of A.
         not_a_number: a group whose rows and weight are NaN; None: none is.
     """

@@ -41,7 +41,7 @@ class MeasuredGroup:
 
 @functools.cache
 def measured_groups(architecture: str) -> tuple[MeasuredGroup, ...]:
-    """Return the packaged measurements for an architecture, e.g. ``sm_90a``; empty if there are none.
+    """Return the packaged measurements for an architecture, e.g. ``sm_90a``; empty without any.
 
     Raises:
         RecordError: the file is damaged.

@@ -12,7 +12,7 @@ import hashlib
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from itertools import chain, product
 from pathlib import Path
@@ -26,9 +26,12 @@ from outblas.core.problem import Dtype, Layout, Problem
 from outblas.core.version import __version__
 from outblas.kernels.epilogue import STACKED_GATE
 from outblas.kernels.fixed_order import kernels_for_few_rows
+from outblas.kernels.grouped import grouped_kernel, moe_rows
+from outblas.kernels.grouped.grouped_kernel import why_illegal as grouped_illegal
 from outblas.kernels.kernel_hash import kernels_sha
 from outblas.kernels.legality import why_illegal
 from outblas.kernels.source import Source, make_source
+from outblas.predict.grouped_choice import measured_groups
 from outblas.records.library import Library
 from outblas.runtime.cubin import Cubin
 from outblas.runtime.cubin_pack import BUILD_COMMAND, CubinPack, pack_bytes, pack_key
@@ -104,6 +107,18 @@ def pairs_for_any_shape(files: Mapping[str, bytes]) -> list[tuple[Problem, Kerne
     return found
 
 
+def grouped_sources() -> list[Source]:
+    """Return the sources of the grouped kernels that the package chooses, in both layouts and dtypes."""
+    measured = measured_groups(ARCHITECTURE)
+    kinds = product(get_args(Layout), get_args(Dtype), {one.problem.gated for one in measured}, (False, True))
+    pairs = [
+        (replace(one.problem, layout=layout, dtype=dtype, bias=bias), one.config)
+        for (layout, dtype, gated, bias), one in product(kinds, measured)
+        if one.problem.gated == gated
+    ]
+    return list(dict.fromkeys(grouped_kernel.make_source(p, c) for p, c in pairs if not grouped_illegal(p, c)))
+
+
 def build(
     path: Path = PACK,
     jobs: int | None = None,
@@ -127,12 +142,15 @@ def build(
         libraries = [Library.packaged(gpu) for gpu in packaged_libraries()]
         others = [*pairs_for_any_shape(any_shape_files()), *kernels_for_few_rows()]
     sources = list(dict.fromkeys([*sources_of(libraries), *(make_source(p, c) for p, c in others)]))
+    sources += [*grouped_sources(), *moe_rows.all_sources()] if others else []
     cubins: dict[bytes, Cubin] = {}
     left_out: list[str] = []
     progress = _Progress(len(sources), report)
     for index, result in compile_many(sources, ARCHITECTURE, jobs):
         source = sources[index]
-        rejected = str(result) if isinstance(result, CompileError) else check_static(result.facts, source, result)
+        rejected = str(result) if isinstance(result, CompileError) else ""
+        if isinstance(result, Cubin) and source.family != moe_rows.FAMILY:  # those multiply nothing
+            rejected = check_static(result.facts, source, result) or ""
         if rejected:
             left_out.append(f"{source.entry}: {rejected}")
         elif isinstance(result, Cubin):

@@ -102,17 +102,13 @@ def moe_mlp(
     if experts.dim() != 2 or experts.shape != scores.shape or experts.shape[0] != x.shape[0]:
         wrong = f"experts are {tuple(experts.shape)}, scores {tuple(scores.shape)}, x is {tuple(x.shape)}"
         raise TensorError(wrong, "experts and scores of shape (tokens, top)", "pass the router's choice for each token")
-    tokens, top = experts.shape
-    chosen, order = torch.sort(experts.flatten(), stable=True)
-    numbers = torch.arange(gate_up.shape[0], device=x.device, dtype=chosen.dtype)
-    ends = torch.searchsorted(chosen, numbers, right=True).to(torch.int32)
-    rows = x[order // top]
-    inner = grouped_mm(rows, gate_up.transpose(-2, -1), ends, gate_up_bias, gated=True)
-    outer = grouped_mm(inner, down.transpose(-2, -1), ends, down_bias)
-    back = torch.empty_like(order).scatter_(0, order, torch.arange(tokens * top, device=x.device))
-    each = outer[back].view(tokens, top, -1).float() * scores.float().unsqueeze(-1)
-    result: Any = each.sum(dim=1).to(x.dtype)
-    return result
+    from outblas.dispatch.grouped.moe_layer import by_torch, our_moe_mlp
+
+    operands = (x, gate_up, down, experts, scores, gate_up_bias, down_bias)
+    floats = [t for t in operands if t is not None and t is not experts]
+    wants_gradient = torch.is_grad_enabled() and any(t.requires_grad for t in floats)
+    result = None if wants_gradient or torch.compiler.is_compiling() else our_moe_mlp(*operands)
+    return by_torch(*operands) if result is None else result
 
 
 def _check_out(a: Any, w: Any, bias: Any, gated: bool, out: Any) -> None:

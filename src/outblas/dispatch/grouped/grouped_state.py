@@ -16,9 +16,13 @@ from outblas.core.roofline import architecture
 from outblas.dispatch import device_registry
 from outblas.kernels.grouped.grouped_kernel import ENTRY, GroupedConfig, make_source
 from outblas.kernels.grouped.grouped_problem import GroupedProblem
+from outblas.kernels.grouped.moe_rows import FAMILY, rows_source
 from outblas.predict.grouped_choice import choose_grouped, measured_groups
 from outblas.runtime.grouped_launch import GroupedKernel
 from outblas.runtime.kernel_loader import KernelCode, ShippedRefused, kernel_code, load_code
+from outblas.runtime.moe_rows import MoeRows
+from outblas.runtime.nvrtc import compile_source
+from outblas.runtime.packaged_cubins import PACKAGED
 from outblas.runtime.recent_entries import keep
 
 if TYPE_CHECKING:
@@ -45,6 +49,7 @@ class GroupedState:
         self.failed: dict[Any, str] = {}
         self._kernels: dict[Any, GroupedKernel] = {}
         self._building: dict[Any, Future[KernelCode]] = {}
+        self._rows: dict[Any, MoeRows | None] = {}
         self._choices: OrderedDict[Any, GroupedConfig | None] = OrderedDict()
         self._calls: OrderedDict[Any, Any] = OrderedDict()
         self._lock = threading.RLock()
@@ -119,6 +124,20 @@ class GroupedState:
                 call.release()  # kept by address, it must not keep the memory
             keep(self._calls, key, call, KEPT)
             call(stream)
+
+    def rows(self, dtype: str, experts: str, scores: str, may_load: bool) -> MoeRows | None:
+        """Return the kernels of :func:`outblas.kernels.grouped.moe_rows.rows_source`; None if they cannot be had."""
+        key = (dtype, experts, scores)
+        with self._lock:
+            if key not in self._rows and may_load:
+                source = rows_source(*key)  # type: ignore[arg-type]
+                try:
+                    self._rows[key] = MoeRows(PACKAGED.get(source, self._arch) or compile_source(source, self._arch))
+                except (CompileError, ToolchainMissing, DeviceError) as error:
+                    self._rows[key] = None
+                    self.failed[key] = f"{FAMILY} cannot be loaded: {error}"
+                    warnings.warn(f"outblas sorts rows by torch: {self.failed[key]}", RuntimeWarning, 6)
+            return self._rows.get(key)
 
     def status(self) -> dict[str, Any]:
         """Return ``kernels_loaded`` and ``being_compiled`` (numbers), and ``failures`` (sorted list of reasons)."""

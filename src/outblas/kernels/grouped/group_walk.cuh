@@ -5,6 +5,7 @@
 #pragma once
 #include "ptx/types.cuh"
 #include "scheduler/raster.cuh"
+#include "warp_scan.cuh"
 
 struct GroupTile {
   int group, begin, end;  // first row of A of the tile; end of the group's rows
@@ -14,23 +15,6 @@ struct GroupTile {
 // Fields of the table, one array of `groups` integers each, behind the number of groups that are not empty.
 enum { TILE_END = 0, GROUP_ID = 1, GROUP_BEGIN = 2, GROUP_END = 3 };
 __device__ __forceinline__ int table_place(int field, int groups, int index) { return 1 + field * groups + index; }
-
-__device__ __forceinline__ int scan_max(int value, int lane) {
-#pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
-    const int other = __shfl_up_sync(0xFFFFFFFF, value, step);
-    if (lane >= step && other > value) value = other;
-  }
-  return value;
-}
-__device__ __forceinline__ int scan_sum(int value, int lane) {
-#pragma unroll
-  for (int step = 1; step < 32; step *= 2) {
-    const int other = __shfl_up_sync(0xFFFFFFFF, value, step);
-    if (lane >= step) value += other;
-  }
-  return value;
-}
 
 // One warp fills the table. `ends`: the groups' ends, of which each group begins at the one before.
 template <int TILE>

@@ -1,0 +1,80 @@
+"""A layer of routed experts: rows sorted by expert, two grouped products, and the weighted sum of each token's rows."""
+
+from __future__ import annotations
+
+import torch
+
+from outblas.dispatch import device_registry
+from outblas.dispatch.aten_products import HALF_DTYPES
+from outblas.dispatch.grouped import grouped_product
+from outblas.dispatch.grouped.grouped_product import our_grouped_mm
+from outblas.dispatch.grouped.grouped_state import grouped_state
+from outblas.kernels.grouped.moe_rows import EXPERTS, SCORES
+from outblas.runtime.moe_rows import VECTOR
+
+
+def our_moe_mlp(
+    x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, experts: torch.Tensor, scores: torch.Tensor,
+    gate_up_bias: torch.Tensor | None, down_bias: torch.Tensor | None,
+) -> torch.Tensor | None:  # fmt: skip
+    """Compute :func:`outblas.moe_mlp` by kernels of this package; return None if torch must.
+
+    Raises:
+        DeviceError: the driver refused a launch.
+    """
+    index = x.device.index
+    if x.device.type != device_registry.DEVICE_TYPE or not _fits(x, experts, scores):
+        return None
+    state = grouped_state(index)
+    if state is None:
+        return None
+    names = (_name(experts.dtype), _name(scores.dtype))
+    with device_registry.device_state(index).make_current(index):
+        capturing = torch.cuda.is_current_stream_capturing()
+        kernels = state.rows("bf16" if x.dtype == torch.bfloat16 else "fp16", *names, may_load=not capturing)
+        if kernels is None:
+            return None
+        stream = torch._C._cuda_getCurrentRawStream(index)
+        integers = torch.empty((2, experts.numel()), dtype=torch.int32, device=x.device)
+        ends = torch.empty(gate_up.shape[0], dtype=torch.int32, device=x.device)
+        kernels.route(experts, ends, integers[0], integers[1], stream)
+        rows = torch.empty((experts.numel(), x.shape[1]), dtype=x.dtype, device=x.device)
+        kernels.gather(x, integers[0], rows, stream)
+        first, second = gate_up.transpose(-2, -1), down.transpose(-2, -1)
+        inner = our_grouped_mm(rows, first, ends, gate_up_bias, gated=True)
+        if inner is None:
+            inner = grouped_product.by_torch(rows, first, ends, gate_up_bias, gated=True)
+        outer = our_grouped_mm(inner, second, ends, down_bias)
+        if outer is None:
+            outer = grouped_product.by_torch(inner, second, ends, down_bias)
+        out = torch.empty_like(x)
+        kernels.combine(outer, integers[1], scores, out, stream)
+    return out
+
+
+def by_torch(
+    x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, experts: torch.Tensor, scores: torch.Tensor,
+    gate_up_bias: torch.Tensor | None, down_bias: torch.Tensor | None,
+) -> torch.Tensor:  # fmt: skip
+    """Compute :func:`outblas.moe_mlp` by torch's operations, with gradients."""
+    tokens, top = experts.shape
+    chosen, order = torch.sort(experts.flatten(), stable=True)
+    numbers = torch.arange(gate_up.shape[0], device=x.device, dtype=chosen.dtype)
+    ends = torch.searchsorted(chosen, numbers, right=True).to(torch.int32)
+    first, second = gate_up.transpose(-2, -1), down.transpose(-2, -1)
+    inner = grouped_product.by_torch(x[order // top], first, ends, gate_up_bias, gated=True)
+    outer = grouped_product.by_torch(inner, second, ends, down_bias)
+    back = torch.empty_like(order).scatter_(0, order, torch.arange(tokens * top, device=x.device))
+    each = outer[back].view(tokens, top, -1).float() * scores.float().unsqueeze(-1)
+    return each.sum(dim=1).to(x.dtype)
+
+
+def _fits(x: torch.Tensor, experts: torch.Tensor, scores: torch.Tensor) -> bool:
+    """Return whether the kernels of rows take these operands."""
+    plain = all(t.is_contiguous() and t.device == x.device for t in (x, experts, scores))
+    plain = plain and x.dim() == 2 and x.dtype in HALF_DTYPES and x.shape[1] % VECTOR == 0 and x.data_ptr() % 16 == 0
+    return plain and _name(experts.dtype) in EXPERTS and _name(scores.dtype) in SCORES and experts.numel() > 0
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
