@@ -5,7 +5,7 @@ Command:
     python benchmarks/ampere_peers.py compile --checkout CUDA-L2 [--jobs 8]   # anywhere with nvcc, no GPU
     python benchmarks/ampere_peers.py measure                                 # on a Hopper GPU
 
-Result file: results/h100/ampere_peers.json; `outblas results --write` puts its table on docs/results/other-kernels.md.
+Result file: results/h100/ampere_peers.json; `tools/published_pages.py` puts its table on docs/results/other-kernels.md.
 Both steps take --carried, the folder of compiled kernels.
 
 The family is meant for an A100. A Hopper GPU stands in, because it runs the same machine instructions. Only kernels
@@ -28,7 +28,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from rivals.ampere_rows import LIMITS, RAGGED, ROUNDS, SEED, make_handler
+from figures.rival_files import AMPERE_FORMAT, LIMITS, ampere_means
+from rivals.ampere_rows import RAGGED, ROUNDS, SEED, make_handler
 from rivals.carried_builds import CarriedBuilds
 from rivals.compile_jobs import compile_jobs
 from rivals.cuda_l2_builds import CudaL2Builds
@@ -52,7 +53,6 @@ from outblas.records.results import result_file
 from outblas.runtime.cubin import Cubin
 from outblas.workers.sandbox import factory_name
 from outblas_lab.jail.build import BuiltKernel
-from outblas_lab.publish.tables.rival_tables import AMPERE, ampere_means
 
 H100 = packaged_gpu("h100")
 FAMILY, WHOSE = "sm80_pipelined_gemm", "a100"
@@ -176,7 +176,7 @@ def measure(arguments: Any) -> None:
 
     def content(found: list[dict[str, Any]]) -> dict[str, Any]:
         return {
-            "format": AMPERE.form,
+            "format": AMPERE_FORMAT,
             "provenance": peer_provenance(arguments, "benchmarks/ampere_peers.py"),
             "instances": {acc: len(each) for acc, each in names.items()},
             "rows": found,

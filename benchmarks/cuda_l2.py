@@ -5,7 +5,7 @@ Command:
     python benchmarks/cuda_l2.py compile --checkout CUDA-L2 [--jobs 8]   # anywhere with nvcc, no GPU
     python benchmarks/cuda_l2.py measure                                 # on an H100
 
-Result file: results/h100/cuda_l2.json; `outblas results --write` puts its table on docs/results/other-kernels.md.
+Result file: results/h100/cuda_l2.json; `tools/published_pages.py` puts its table on docs/results/other-kernels.md.
 Both steps take --carried, the folder of compiled kernels.
 
 100 of CUDA-L2's 1,000 problems are drawn by a seed, stratified by regime. Its kernel of each, the library's kernel for
@@ -31,6 +31,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from figures.rival_files import CUDA_L2_FORMAT, cuda_l2_groups
 from rivals.compile_jobs import compile_jobs
 from rivals.cuda_l2_builds import CudaL2Builds
 from rivals.cuda_l2_rows import ROUNDS, make_handler
@@ -48,7 +49,6 @@ from outblas.records.library import Library
 from outblas.records.results import result_file
 from outblas.runtime.cubin import Cubin
 from outblas.workers.sandbox import factory_name
-from outblas_lab.publish.tables import rival_tables
 
 H100 = packaged_gpu("h100")
 COUNT, WHOSE = 100, "h100"
@@ -126,10 +126,10 @@ def measure(arguments: Any) -> None:
 
     def content(found: list[dict[str, Any]]) -> dict[str, Any]:
         provenance = peer_provenance(arguments, "benchmarks/cuda_l2.py")
-        return {"format": rival_tables.CUDA_L2.form, "provenance": provenance, "seed": arguments.seed, "rows": found}
+        return {"format": CUDA_L2_FORMAT, "provenance": provenance, "seed": arguments.seed, "rows": found}
 
     found = journaled_rows(arguments.out, settings, settings["problems"], rows, line, content)
-    for words, means in rival_tables.cuda_l2_groups(found).items():
+    for words, means in cuda_l2_groups(found).items():
         for name, mean in means.items():
             print(f"sums {words}: {name.replace('_', ' ')}: {mean.ratio:.3f}x on {mean.problems} problems")
     print(f"result: {arguments.out}")

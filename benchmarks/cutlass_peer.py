@@ -5,7 +5,7 @@ Command:
     python benchmarks/cutlass_peer.py compile [--carried build/cutlass_peer]   # anywhere with nvcc, no GPU
     python benchmarks/cutlass_peer.py measure [--carried build/cutlass_peer]   # on a GPU
 
-Result file: results/<gpu>/cutlass_peer.json; `outblas results --write` puts a line of it under the published table.
+Result file: results/<gpu>/cutlass_peer.json; `tools/published_pages.py` puts a line of it under the published table.
 
 60 problems of grid1000 TN fp16 are taken, stratified by regime. Every instance is proved in full once, on a ragged
 problem, and on the timed operands of each problem. A quick pass finds the fastest instance of those that passed. It is
@@ -23,6 +23,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from figures.rival_files import CUTLASS_FORMAT, cutlass_means
 from rivals.bound_rivals import load_instances
 from rivals.carried_builds import CarriedBuilds
 from rivals.compile_jobs import compile_jobs, set_patience
@@ -44,7 +45,6 @@ from outblas.judge.rounds import speedup
 from outblas.records.library import Library
 from outblas.records.results import result_file
 from outblas_lab.custom.templates.fill import CutlassSm90
-from outblas_lab.publish.tables.notes import CUTLASS, cutlass_means
 
 H200 = packaged_gpu("h200")
 
@@ -187,7 +187,7 @@ def measure(arguments: argparse.Namespace) -> None:
 
     def content(rows: list[dict[str, Any]]) -> dict[str, Any]:
         return {
-            "format": CUTLASS.form,
+            "format": CUTLASS_FORMAT,
             "provenance": peer_provenance(arguments, "benchmarks/cutlass_peer.py"),
             "instances": [instance.name for instance in INSTANCES],
             "rows": rows,

@@ -4,7 +4,7 @@ Command:
 
     python benchmarks/inductor_rival.py [--count 20] [--out results/<gpu>/inductor_rival.json]
 
-Result file: results/<gpu>/inductor_rival.json; `outblas results --write` puts a line of it under the published table.
+Result file: results/<gpu>/inductor_rival.json; `tools/published_pages.py` puts a line of it under the published table.
 Needs a GPU and Triton. Compiling takes most of the time; it is kept in
 Inductor's own cache (``TORCHINDUCTOR_CACHE_DIR``).
 
@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from figures.rival_files import INDUCTOR_FORMAT
 from rivals.fall_back import fall_back
 from rivals.journaled_rows import journaled_rows
 from rivals.timed_entries import time_entries
@@ -42,7 +43,6 @@ from outblas.records.library import Library
 from outblas.records.library_row import LibraryRow
 from outblas.records.provenance import collect_provenance, script_command
 from outblas.records.results import result_file
-from outblas_lab.publish.tables.notes import INDUCTOR
 
 H200 = packaged_gpu("h200")
 
@@ -159,7 +159,7 @@ def measure(count: int, out: Path) -> dict[str, Any]:
     def content(rows: list[dict[str, Any]]) -> dict[str, Any]:
         by_suite = {name: means([row for row in rows if row["suite"] == name]) for name in listed}
         about = collect_provenance(script_command("benchmarks/inductor_rival.py"))
-        result.update({"format": INDUCTOR.form, "provenance": about, "means": by_suite, "rows": rows})
+        result.update({"format": INDUCTOR_FORMAT, "provenance": about, "means": by_suite, "rows": rows})
         return result
 
     journaled_rows(out, settings, list(todo), rows_of, _line, content, lambda row: _key(row["suite"], row["problem"]))

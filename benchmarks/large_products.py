@@ -24,6 +24,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from figures.rival_files import LARGE_FORMAT
+
 from outblas.core.errors import OutblasError, UsageError
 from outblas.core.problem import Problem
 from outblas.core.stats import geomean
@@ -32,8 +34,6 @@ from outblas.records.library import Library
 from outblas.records.results import read_result, result_file
 from outblas_lab.pool.run_bench import BenchRequest, run_bench
 
-#: As outblas_lab.publish.tables.notes has it; a checkout of an earlier commit does not.
-FORMAT = "outblas-large-products-1"
 #: A win has at least this speed-up over the fastest rival.
 WIN = 1.005
 
@@ -100,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OutblasError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    known = json.loads(options.out.read_text()) if options.out.exists() else {"format": FORMAT, "libraries": {}}
+    known = json.loads(options.out.read_text()) if options.out.exists() else {"format": LARGE_FORMAT, "libraries": {}}
     known["libraries"][options.name] = found
     options.out.write_text(json.dumps(known, indent=1) + "\n")
     print(f"{options.name}: {found['wins']} of {found['with_kernel']} kernels win by 0.5%; {options.out}")

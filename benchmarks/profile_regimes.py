@@ -3,7 +3,7 @@
 Command:
 
     python benchmarks/profile_regimes.py [--out results/<gpu>/ncu.json] [--ncu PATH]
-    outblas results --write        # the table of docs/kernels/cost-model.md, from that file
+    python tools/published_pages.py --write        # the table of docs/kernels/cost-model.md, from that file
 
 Result file: results/<gpu>/ncu.json. Needs a GPU and Nsight Compute.
 
@@ -138,7 +138,7 @@ def main() -> int:
         absent = [m for m in ncu.METRICS if m not in profiler.metrics]
         result = {"format": FORMAT, "provenance": provenance, "metrics_absent": absent, "rows": rows}
         text = json.dumps(result, indent=1, ensure_ascii=False) + "\n"
-        print(f"written: {write_atomic(options.out, text.encode())}; now run: outblas results --write")
+        print(f"written: {write_atomic(options.out, text.encode())}; now run: python tools/published_pages.py --write")
     except OutblasError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -12,7 +12,7 @@ scale_out_free.json in results/h200.
 The same work is timed with one worker and with all. It is a tuning, or with ``--free`` the proof and timing of every
 example of a free kernel on a few problems, in jailed workers. ``--fill`` takes ``--free``, too, and ``--sample``
 and ``--budget`` do not apply to it. The aim of ``--free`` is 1.8 with two GPUs on equal work, see
-:func:`outblas_lab.publish.tables.study_blocks.equal_work_ratio`.
+:func:`figures.equal_work.equal_work_ratio`.
 
 A first, untimed run fills the compile cache; ``--filled`` says that this was done. The timed ones then start from
 the same state, each into a new store. ``--together`` runs both at the same time, each in a process with GPUs of its
@@ -36,6 +36,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from figures.equal_work import equal_work_ratio
+
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.files import write_json
 from outblas.core.gpu_records import packaged_gpu
@@ -54,7 +56,6 @@ from outblas_lab.jail.static_gate import examine
 from outblas_lab.pool.compile_for_pool import BaselineKernels
 from outblas_lab.pool.gpu_pool import PoolEvaluator
 from outblas_lab.pool.worker_plan import WORKER_KINDS, make_plan, open_pool
-from outblas_lab.publish.tables.study_blocks import equal_work_ratio
 
 H200 = packaged_gpu("h200")
 #: Problems of --free.

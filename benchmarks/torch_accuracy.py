@@ -6,7 +6,7 @@ Command:
         [--out results/<gpu>/torch_accuracy.json]
     python benchmarks/torch_accuracy.py --device cpu --count 8 --most 512    # tries it without a GPU
 
-Result file: results/<gpu>/torch_accuracy.json; `outblas results --write` puts a line of it under the published table.
+Result file: results/<gpu>/torch_accuracy.json; `tools/published_pages.py` puts a line of it under the published table.
 
 Every second product is one of suite grid1000. Of the others M, N and K are drawn log-uniformly, and half have rows that
 are no multiple of 16 bytes. A and B are N(0, 1). ``outblas.matmul`` has a line for products that ran its kernels, and
@@ -33,6 +33,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from figures.rival_files import ACCURACY_FORMAT
 from rivals.timed_entries import time_entries
 
 from outblas.core.errors import OutblasError
@@ -51,7 +52,6 @@ from outblas.records.provenance import collect_provenance, script_command, share
 from outblas.records.results import result_file
 from outblas.runtime.device import gpu_count, gpu_of_device
 from outblas.runtime.full_precision import full_precision_reductions, reduction_switches
-from outblas_lab.publish.tables.notes import ACCURACY
 
 SEED, ROUNDS = 0, 11
 #: Products of one line of the journal.
@@ -216,7 +216,7 @@ def main(arguments: list[str] | None = None) -> None:
     except (OutblasError, RuntimeError) as error:
         sys.exit(f"error: {error}")
     switches = {"torch": reduction_switches(), "torch_full": dict.fromkeys(reduction_switches(), False)}
-    result = {"format": ACCURACY.form, "provenance": provenance, "switches": switches, **found}
+    result = {"format": ACCURACY_FORMAT, "provenance": provenance, "switches": switches, **found}
     write_json(options.out, result)
     print(f"time with full precision over the default: {found['cost_of_full_precision']}")
     for dtype, rows in found["by_dtype"].items():

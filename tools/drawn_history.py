@@ -5,8 +5,8 @@
     python tools/drawn_history.py
 
 A new draw replaces the result file of its protocol, results/<gpu>/drawn_*.parquet. This file keeps the figures of all
-of them. Run it after a new draw is committed, then ``outblas results --write``. A version of a file with the figures of
-the version before it is no new draw. Draws that nobody committed are not known.
+of them. Run it after a new draw is committed, then ``tools/published_pages.py --write``. A version of a file with the
+figures of the version before it is no new draw. Draws that nobody committed are not known.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ from outblas.core.errors import OutblasError, RecordError
 from outblas.core.files import write_json
 from outblas.records.results import Result, read_result
 from outblas_lab.pool.averages import Row, figures_by_start, figures_of, figures_of_drawn
-from outblas_lab.publish.tables.study_blocks import DRAWS, FORMAT
 
+#: Name of the file in the folder of the GPUs' folders.
+DRAWS = "draws.json"
+FORMAT = "outblas-draws-1"
 PATTERN = "results/*/drawn_*.parquet"
 
 

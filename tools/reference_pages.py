@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from pages.blocks import with_block
 
 from outblas.cli.command_table import parts
 from outblas.cli.documents import DOCUMENTS, Document, ResultDocument
@@ -19,7 +20,6 @@ from outblas.cli.main import app
 from outblas_lab.cli.lab_documents import DOCUMENTS as LAB_DOCUMENTS
 from outblas_lab.mcp.guide_resources import RESOURCES
 from outblas_lab.mcp.kernel_tools import TOOLS
-from outblas_lab.publish.tables.publish_results import with_block
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 #: Command -> the names in its :class:`outblas.cli.documents.ResultDocument`, in words.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from figures.rival_files import LIMITS
 from rivals.bound_rivals import SharedMemoryOf, load_instances
 from rivals.proofs import passed, proved_cuda_l2, unproved
 from rivals.row_worker import CUDA_L2, RowRequest, confined
@@ -16,8 +17,6 @@ from outblas.core.problem import Acc, Problem
 from outblas.core.roofline import Gpu, regime
 from outblas_lab.jail.build import BuiltKernel
 
-#: Name of a limit -> shared memory of a CTA, bytes: an A100's, and that of an A10, L40S or GeForce.
-LIMITS = {"163": 163 * 1024, "99": 99 * 1024}
 SEED, ROUNDS = 0, 11
 OURS, CUTLASS = "ours", "cutlass"
 #: Of the full proof of CUTLASS' instances: no extent is whole tiles.

@@ -7,11 +7,14 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from outblas.core.errors import UsageError
+from outblas.core.errors import RecordError, UsageError
 from outblas.core.files import write_json
+from outblas.core.plain_files import read_object
 from outblas.core.stats import geomean
-from outblas_lab.publish.tables.whole_models_table import FORMAT, by_context, read_whole_models
 
+FORMAT = "outblas-whole-models-2"
+#: Parts of a result file beside its format.
+_PARTS = {"settings", "models", "tuned", "rows", "bars"}
 #: (variant, figure) -> the least geometric mean over a model's steps.
 BARS = {("enable", "speedup"): 1.04, ("optimize", "speedup"): 1.10, ("optimize", "speedup_over_merged"): 1.05}
 #: No step of these variants may be slower than this.
@@ -35,7 +38,7 @@ class WholeModelsFile:
 
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
         self.path = path
-        empty = {"models": {}, "tuned": {}, "rows": [], "bars": []}
+        empty: dict[str, Any] = {"models": {}, "tuned": {}, "rows": [], "bars": []}
         self.data: dict[str, Any] = {"format": FORMAT, "settings": dict(settings), **empty}
         if not path.exists():
             return
@@ -144,6 +147,29 @@ class WholeModelsFile:
     def _row(self, model: str, step: str, context: int) -> dict[str, Any] | None:
         wanted = (model, step, context)
         return next((row for row in self.data["rows"] if (row["model"], row["step"], row["context"]) == wanted), None)
+
+
+def read_whole_models(path: Path) -> dict[str, Any]:
+    """Return the content of a result file.
+
+    Raises:
+        RecordError: it cannot be read, has another format, or lacks a part.
+    """
+    expected = f"a whole_models.py result in format {FORMAT}, with {', '.join(sorted(_PARTS))}"
+    data = read_object(path, expected, "measure it again", format=FORMAT)
+    if not data.keys() >= _PARTS:
+        raise RecordError(f"{path} is incomplete", expected, "measure it again")
+    return data
+
+
+def by_context(rows: Sequence[Mapping[str, Any]]) -> dict[int, list[Mapping[str, Any]]]:
+    """Return context -> the rows of a model's table: its decode steps with this context, and all prefill steps.
+
+    Args:
+        rows: of one model. A prefill has context 0; if there is no other step, so has the table.
+    """
+    contexts = sorted({row["context"] for row in rows} - {0}) or [0]
+    return {each: [row for row in rows if row["context"] in (0, each)] for each in contexts}
 
 
 def bars(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ Command:
         default_enable,default_optimize,merged,merged_norms,enable,enable_pdl,enable_torch_bias,batch_invariant,optimize]
         [--context 64,512] [--tune SECONDS] [--out results/<gpu>/whole_models.json] [--join FILE ...]
 
-Result file: results/<gpu>/whole_models.json. `outblas results --write` makes docs/results/whole-models.md of it. Needs
+Result file: results/<gpu>/whole_models.json. `tools/published_pages.py` makes docs/results/whole-models.md of it. Needs
 a GPU of 80 GB and the extra `examples`. An interrupted run resumes with the next step, and so does one with further
 models, variants or steps: the file keeps what it has. Other settings need another ``--out``. ``--join`` measures
 nothing: it adds what files with the same settings have beyond ``--out``, such as those of the machine's other GPUs.
@@ -61,7 +61,7 @@ from typing import Any
 import torch
 from step_arguments import at_least, numbers, words
 from step_rounds import Step, release_memory, switched_on, variables
-from whole_model_file import LEAST, WholeModelsFile
+from whole_model_file import LEAST, WholeModelsFile, read_whole_models
 from whole_model_measure import RIVALS, measure
 from whole_model_runs import VARIANTS
 from whole_model_weights import MODELS, ModelWeights, random_model
@@ -72,7 +72,6 @@ from outblas.core.stats import MIN_ROUNDS
 from outblas.records.provenance import collect_provenance, script_command
 from outblas.records.results import result_file
 from outblas.records.user_library import LIBRARY_VARIABLE
-from outblas_lab.publish.tables.whole_models_table import read_whole_models
 
 STEPS = ("decode_1", "decode_8", "decode_13", "decode_64", "decode_100", "prefill_500", "prefill_2048")
 

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pages.all_rows_table import markdown_table
+from pages.publish_results import Measured, picture_text
 
 from outblas.core.config import LAUNCHES, KernelConfig, Launch, config_name, launch_allows, launch_of
 from outblas.core.errors import ConfigError, RecordError
@@ -28,8 +30,6 @@ from outblas_lab.pool.averages import launch_label
 from outblas_lab.publish.html.run_data import ReportedRun
 from outblas_lab.publish.html.tune_page import render
 from outblas_lab.publish.summary import summarise
-from outblas_lab.publish.tables.all_rows_table import markdown_table
-from outblas_lab.publish.tables.publish_results import Measured, picture_text
 from support.bench_fixture import META, make_rows
 from support.fake_gpu import FakeGpu, install, time_us
 from support.gpus.known import H200

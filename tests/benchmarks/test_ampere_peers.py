@@ -10,13 +10,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from figures.rival_files import ampere_means
+from pages.rival_tables import AMPERE, NOT_MEASURED, each_table
 
 from outblas.core.errors import RecordError, UsageError
 from outblas.core.evaluation import Timing
 from outblas.core.problem import Problem
 from outblas.kernels.geometry import geometry
 from outblas.kernels.legality import why_illegal
-from outblas_lab.publish.tables.rival_tables import AMPERE, NOT_MEASURED, ampere_means, each_table
 from support.gpus.known import H100
 
 LIMIT = {"163": 163 * 1024, "99": 99 * 1024}

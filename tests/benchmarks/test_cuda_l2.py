@@ -11,9 +11,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pages.rival_tables import CUDA_L2, NOT_MEASURED, each_table
 
 from outblas.core.evaluation import Timing
-from outblas_lab.publish.tables.rival_tables import CUDA_L2, NOT_MEASURED, each_table
 from support.gpus.known import H100, H200
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from figures.rival_files import cutlass_means
+from pages.notes import CUTLASS
 
 from outblas.core.errors import RecordError
 from outblas.core.evaluation import Evaluation, Speedup, Status, Timing, Verdict
@@ -17,7 +19,6 @@ from outblas.core.problem import Problem
 from outblas_lab.custom.examples.example_kernels import example
 from outblas_lab.custom.free_kernel import FreeKernel
 from outblas_lab.jail.evaluation_file import load
-from outblas_lab.publish.tables.notes import CUTLASS, cutlass_means
 from support.gpus.known import H200
 
 

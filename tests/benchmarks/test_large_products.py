@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pages.notes import LARGE
 
 from outblas.core.suites import block_problems, suite
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
@@ -15,7 +16,6 @@ from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow
 from outblas.records.results import read_result
 from outblas_lab.pool import run_bench
-from outblas_lab.publish.tables.notes import LARGE
 from support.fake_gpu import install
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,7 +47,7 @@ def test_products_without_a_kernel_are_not_timed_and_other_entries_stay(
     rows = (LibraryRow(first, "torch", plain=KERNEL), LibraryRow(second, "torch"))
     Library("h200", rows, {"tables": {}}).save(tmp_path / "library.json")
     out = tmp_path / "out.json"
-    out.write_text(json.dumps({"format": script.FORMAT, "libraries": {"before": {"wins": 3}}}))
+    out.write_text(json.dumps({"format": LARGE.form, "libraries": {"before": {"wins": 3}}}))
     given = ["--library", str(tmp_path / "library.json"), "--work", str(tmp_path), "--out", str(out)]
     assert script.main([*given, "--name", "mine"]) == 0
     assert [problem for _, problem, _ in fake.asked] == [first] and fake.options[0].mode == "block"
@@ -55,14 +55,13 @@ def test_products_without_a_kernel_are_not_timed_and_other_entries_stay(
     assert found["before"] == {"wins": 3} and found["mine"]["problems"] == 187 and found["mine"]["with_kernel"] == 1
     assert " of 1 kernels win by 0.5%" in capsys.readouterr().out
     assert script.main(["--library", str(tmp_path / "none.json")]) == 2
-    assert LARGE.form == script.FORMAT
 
 
 def test_a_bench_in_blocks_is_counted_and_another_is_refused(
     script: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     published, out = ROOT / "results" / "h200", tmp_path / "out.json"
-    out.write_text(json.dumps({"format": script.FORMAT, "libraries": {}}))
+    out.write_text(json.dumps({"format": LARGE.form, "libraries": {}}))
     assert script.main(["--bench", str(published / "grid1000_tn_fp16_fp32_block.parquet"), "--out", str(out)]) == 0
     ours = [row for row in read_result(published / "grid1000_tn_fp16_fp32_block.parquet").rows if not row["fallback"]]
     found = json.loads(out.read_text())["libraries"]["packaged"]

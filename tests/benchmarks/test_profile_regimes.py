@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pages.publish_results import check_published, publish
+from pages.study_blocks import counters_table, counters_text, short_name
 
 from outblas.core.config import config_name
 from outblas.core.errors import DeviceError, RecordError
@@ -21,8 +23,6 @@ from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow
 from outblas_lab.pool import ncu
 from outblas_lab.pool.counter_file import read_counters
-from outblas_lab.publish.tables.publish_results import check_published, publish
-from outblas_lab.publish.tables.study_blocks import counters_table, counters_text, short_name
 from support.fake_gpu import PROVENANCE
 from support.gpus.known import H200
 from support.helpers import ROOT, module_of_file

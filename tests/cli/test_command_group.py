@@ -19,7 +19,6 @@ from outblas.cli.common import err
 from outblas.cli.doctor import REPLAY, verdict_of
 from outblas.cli.main import app
 from outblas.core.errors import unknown_name
-from outblas_lab.publish.tables import publish_results
 from support.bench_fixture import write_bench
 from support.cli_fixture import assert_refused, outblas, recording_fixture  # noqa: F401
 from support.helpers import synthetic_recording
@@ -118,17 +117,6 @@ def test_figures_are_never_cut(columns: str, tmp_path: Path) -> None:
     text = CliRunner().invoke(app, ["results", "--dir", str(tmp_path / "h200")], env={"COLUMNS": columns}).stdout
     assert "…" not in text and "TN fp16/fp32" in text
     assert len({len(line.split()) for line in text.splitlines()[1:]}) == 1
-
-
-@pytest.mark.parametrize("stale", [[], ["README.md is stale"]])
-def test_a_check_of_published_figures_says_its_outcome(
-    stale: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_bench(tmp_path / "h200" / "grid.parquet")
-    monkeypatch.setattr(publish_results, "check_published", lambda directory: stale)
-    result = outblas("results", "--check", "--dir", str(tmp_path / "h200"))
-    assert result.exit_code == (2 if stale else 0)
-    assert ("checked: " in result.stdout) == (not stale) and all(line in result.stderr for line in stale)
 
 
 def test_a_finished_run_says_so_and_shows_no_progress(tmp_path: Path, recording: str) -> None:

@@ -16,10 +16,10 @@ pytest.importorskip("cuda.bindings")
 pytest.importorskip("transformers", reason="transformers is not installed: pip install '.[examples]'")
 
 import torch  # noqa: E402
+from transformer.whole_model_file import FORMAT  # noqa: E402
 
 import outblas  # noqa: E402
 from outblas.runtime.device import gpu_of_device  # noqa: E402
-from outblas_lab.publish.tables.whole_models_table import FORMAT  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from pages.publish_results import check_published, publish
 
 from outblas_lab.compare.compare_result import figures, paired_gains, read_comparison, write_comparison
 from outblas_lab.publish.html.compare_page import render_comparison
-from outblas_lab.publish.tables.publish_results import check_published, publish
 from support.bench_fixture import PROVENANCE, made_meta, made_rows, write_bench
 from support.helpers import ROOT
 

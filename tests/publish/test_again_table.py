@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pages.all_rows_table import again_table, build_command, command_of_file
 
 from outblas.records.results import Result
-from outblas_lab.publish.tables.all_rows_table import again_table, build_command, command_of_file
 from support.helpers import ROOT
 
 

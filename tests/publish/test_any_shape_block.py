@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
+from pages.any_shape_block import NOT_MEASURED, any_shape_text
+from pages.headline import headline_rows
 
 from outblas.core.errors import RecordError
 from outblas.predict.any_shape import AnyShapeModel
 from outblas.records.results import write_result
-from outblas_lab.publish.tables.any_shape_block import NOT_MEASURED, any_shape_text
-from outblas_lab.publish.tables.headline import headline_rows
 from support.bench_fixture import META, make_rows
 
 

@@ -9,10 +9,11 @@ from xml.etree import ElementTree
 import matplotlib
 import pytest
 from matplotlib.figure import Figure
+from pages.card import current_picture, picture
 
 from outblas.core.errors import ToolchainMissing
 from outblas.core.install_hint import install_hint
-from outblas_lab.publish.drawing import current_picture, drawing, picture, svg_content
+from outblas_lab.publish.drawing import drawing, svg_content
 from outblas_lab.publish.html.charts import Chart
 from outblas_lab.publish.html.page import templates
 from outblas_lab.publish.words import baseline_words, date_words, decade_words, regime_words

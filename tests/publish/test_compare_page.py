@@ -9,6 +9,9 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from pages.compare_block import compare_block
+from pages.compare_picture import compare_svg
+from pages.publish_results import check_published, publish
 
 from outblas.core.errors import RecordError
 from outblas.tune.agents.agent_registry import agents
@@ -16,9 +19,6 @@ from outblas_lab.compare.compare_result import figures, noise_regret, paired_gai
 from outblas_lab.publish.html.compare_page import curves, render_comparison
 from outblas_lab.publish.html.tune_page import write_report
 from outblas_lab.publish.palette import SHOWN_AGENTS
-from outblas_lab.publish.tables.compare_block import compare_block
-from outblas_lab.publish.tables.compare_picture import compare_svg
-from outblas_lab.publish.tables.publish_results import check_published, publish
 from support.bench_fixture import write_bench, write_made
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pages.headline import headline_rows, headline_table, short_rows
+from pages.rival_tables import transformer_table
+from pages.table_words import mean_in_words
+from transformer.whole_model_file import FORMAT
 
 from outblas.records.results import read_result, write_result
-from outblas_lab.publish.tables.headline import headline_rows, headline_table, short_rows
-from outblas_lab.publish.tables.rival_tables import transformer_table
-from outblas_lab.publish.tables.whole_models_table import FORMAT
-from outblas_lab.publish.words import mean_in_words
 from support.bench_fixture import META, make_rows
 
 ROOT = Path(__file__).resolve().parents[2]

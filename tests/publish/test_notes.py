@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
+from pages import notes
+from pages.all_rows_table import markdown_table
 
 from outblas.core.config import config_name
 from outblas.core.errors import RecordError
@@ -15,8 +17,6 @@ from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow
 from outblas.records.results import read_result, write_result
 from outblas_lab.publish.summary import summarise_result
-from outblas_lab.publish.tables import notes
-from outblas_lab.publish.tables.all_rows_table import markdown_table
 from support.bench_fixture import META, make_rows
 
 MADE = {"date": "2026-01-02T03:04:05+00:00", "commit": "0123456789abcdef"}

@@ -10,10 +10,10 @@ from statistics import median
 from typing import Any
 
 import pytest
+from pages.headline import headline_rows
 
 from outblas.core.stats import flop_weighted, geomean
 from outblas.records.results import read_result
-from outblas_lab.publish.tables.headline import headline_rows
 
 ROOT = Path(__file__).parents[2]
 H200, H100 = ROOT / "results" / "h200", ROOT / "results" / "h100"

@@ -6,14 +6,14 @@ from dataclasses import replace
 from xml.etree import ElementTree
 
 import pytest
+from pages.gpu_folders import name_of_gpu
+from pages.headline import headline_rows
+from pages.headline_picture import headline_svg
+from pages.publish_results import _listed_blocks, check_published, publish
 
 from outblas.core.errors import RecordError
 from outblas.records.results import read_result, write_result
 from outblas_lab.publish.palette import ratio_ticks
-from outblas_lab.publish.tables.gpu_folders import name_of_gpu
-from outblas_lab.publish.tables.headline import headline_rows
-from outblas_lab.publish.tables.headline_picture import headline_svg
-from outblas_lab.publish.tables.publish_results import _listed_blocks, check_published, publish
 from support.bench_fixture import META, make_rows, write_bench
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
@@ -65,7 +65,7 @@ def test_publishing_writes_every_page_that_is_there_and_twice_the_same_bytes(pub
 def test_a_block_that_a_module_of_tables_lists_is_written(published, monkeypatch):
     folder, root = published
     blocks = {("docs/new.md", "sizes"): lambda gpu: f"{gpu.folder.name}: {len(gpu.results)} files"}
-    monkeypatch.setattr("outblas_lab.publish.tables.all_rows_table.BLOCKS", blocks)
+    monkeypatch.setattr("pages.all_rows_table.BLOCKS", blocks)
     new = page(root / "docs" / "new.md", "sizes")
     assert new in publish(*published)
     assert "<!-- sizes:begin -->\nh200: 1 files\n<!-- sizes:end -->" in new.read_text()

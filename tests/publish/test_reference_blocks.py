@@ -6,10 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
+from pages.publish_results import attribute_texts, knob_table
 
 from outblas.core.config import knob_schema
 from outblas.kernels.families.registry import FAMILIES
-from outblas_lab.publish.tables.publish_results import attribute_texts, knob_table
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Macros of C and CUDA sources, which are no variables of the environment.

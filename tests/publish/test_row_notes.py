@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pages.all_rows_table import notes_of_rows
 
 from outblas.records.results import Result
-from outblas_lab.publish.tables.all_rows_table import notes_of_rows
 from support.bench_fixture import META, make_rows
 
 RIVALS = ("torch_us", "cublas_us", "lt_heuristic_us", "lt_auto_us")

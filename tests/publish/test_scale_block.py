@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from figures.equal_work import equal_work_ratio
+from pages.study_blocks import scale_block
 
 from outblas.core.errors import RecordError
-from outblas_lab.publish.tables.study_blocks import equal_work_ratio, scale_block
 from support.helpers import ROOT
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pages.engine_rows import VLLM, engine_rows
+from pages.headline import headline_rows, headline_table
+from pages.whole_models_table import vllm_block
 
 from outblas.core.errors import RecordError
-from outblas_lab.publish.summary import VLLM, engine_rows
-from outblas_lab.publish.tables.headline import headline_rows, headline_table
-from outblas_lab.publish.tables.whole_models_table import vllm_block
 from support.helpers import ROOT, module_of_file
 
 MADE = {"gpu": "NVIDIA H200", "driver": "580", "toolchain": {}, "date": "2026-11-30T01:02:03", "commit": "0123456789"}

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pages.headline import headline_rows
+from pages.whole_models_table import WHOLE_MODELS, whole_models_block
+from transformer.whole_model_file import FORMAT
 
 from outblas.core.errors import RecordError
-from outblas_lab.publish.tables.headline import headline_rows
-from outblas_lab.publish.tables.whole_models_table import FORMAT, WHOLE_MODELS, whole_models_block
 
 MADE = {"date": "2026-12-01T10:00:00+00:00", "commit": "0123456789abcdef"}
 

@@ -19,8 +19,8 @@ from support.helpers import ROOT
 
 FORMATS = (ROOT / "docs" / "reference" / "file-formats.md").read_text(encoding="utf-8")
 API = (ROOT / "docs" / "reference" / "api.md").read_text(encoding="utf-8")
-#: (version as the page has it, dotted name of the constant).
-ROWS = re.findall(r"^\|.*\| (\S+) \| `(outblas(?:_lab)?\.[\w.]+)` \|$", FORMATS, re.M)
+#: (version as the page has it, dotted name of the constant): in a package, or below the folder of the program.
+ROWS = re.findall(r"^\|.*\| (\S+) \| `((?:\w+\.)+[A-Z][A-Z0-9_]*)` \|$", FORMATS, re.M)
 
 
 def constant(name: str) -> Any:

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pages.notes import count_replaced_rows, notes_of_replaced
+from pages.publish_results import Measured, check_published, generated_blocks
 
 from outblas.core.config import LAUNCHES, KernelConfig, config_name, launch_allows
 from outblas.core.evaluation import Status
@@ -34,8 +36,6 @@ from outblas.records.result_rows import launch_of_row
 from outblas.records.results import PROVENANCE_FIELDS, bench_files, read_result, write_result
 from outblas_lab.build.library_tables import kernels_since
 from outblas_lab.pool.averages import table_label
-from outblas_lab.publish.tables.notes import count_replaced_rows, notes_of_replaced
-from outblas_lab.publish.tables.publish_results import Measured, check_published, generated_blocks
 from outblas_lab.recordings.recording import Recording, packaged
 from outblas_lab.recordings.recording_files import STATUS_CODES
 from outblas_lab.train.policy import Policy
@@ -235,7 +235,7 @@ def test_a_bench_says_where_and_when_it_was_measured(gpu: str) -> None:
         check_provenance(read_result(path).provenance, gpu)
 
 
-@pytest.mark.slow  # docs/results/index.md, whose commands run in any case, has `outblas results --check`
+@pytest.mark.slow  # `tools/published_pages.py --check` of docs/results/index.md runs in any case
 def test_summary_pictures_and_generated_blocks_are_current(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     assert check_published(Path("results", RESULTS.name)) == []

@@ -7,13 +7,15 @@ import sys
 
 import pyarrow.parquet as pq
 import pytest
+from pages.engine_rows import engine_rows
+from pages.publish_results import text_of_rows, why_stale
 
 from outblas.core.errors import RecordError
 from outblas.core.problem import Problem
 from outblas.core.stats import flop_weighted, geomean
 from outblas.records.results import COLUMN_DEFAULTS, COLUMNS, read_result, write_result
 from outblas_lab.pool.averages import regime_order
-from outblas_lab.publish.summary import engine_rows, summarise, summary_rows, text_of_rows, why_stale
+from outblas_lab.publish.summary import summarise, summary_rows
 from support.bench_fixture import META, make_rows, write_bench
 
 SUMMARY_FIELDS = [

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pages.notes import RETUNE
 from typer.testing import CliRunner
 
 from outblas.cli.main import app
@@ -32,7 +33,6 @@ from outblas_lab.build.build_run import (
 )
 from outblas_lab.build.build_work import BuildFolder
 from outblas_lab.build.finalists import finalists
-from outblas_lab.publish.tables.notes import RETUNE
 from outblas_lab.recordings.recording import Recording
 from support.build_library_fixture import (  # noqa: F401
     ALL,

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from drawn_history import DRAWS
+from pages.study_blocks import draws_block
 
 from outblas.core.errors import RecordError
 from outblas.records.results import read_result, write_result
-from outblas_lab.publish.tables.study_blocks import DRAWS, draws_block
 from support.bench_fixture import META, make_rows
 from support.helpers import ROOT, module_of_file
 

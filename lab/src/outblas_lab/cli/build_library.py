@@ -120,7 +120,7 @@ M, N, K in earlier tables and with the choices of the ranking model. Kernels of 
 
 The library's provenance records how many seconds each step took. With --from-nothing, WORK/retune.json does so, too.
 To publish, copy WORK/recording/*.parquet and library.json into src/outblas/data, copy the benches and retune.json
-into results/h200, and run `outblas results --write`.
+into results/h200, and run `python tools/published_pages.py --write`.
 """
 
 

@@ -39,7 +39,7 @@ PARTS = (
             "bench": _command("bench:bench", "Time the library over a suite (GPU)", "bench"),
             "record": _command("record:record", "Prove and time candidates over a suite (GPU)", "record"),
             "profile": _command("profile:profile", "Profile a run's best kernels (GPU)", "profile"),
-            "results": _command("results:results", "Summarize, write and check published results"),
+            "results": _command("results:results", "Summarize published results"),
         },
     ),
     Part(

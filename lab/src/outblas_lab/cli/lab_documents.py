@@ -14,8 +14,6 @@ class ResultsDocument(Document):
 
     schema_: Literal["outblas-results"] = schema("outblas-results")
     rows: list[dict[str, Any]] = Field(description="rows of summary.json")
-    written: list[str] = Field(description="files that --write wrote")
-    stale: list[str] = Field(description="lines of --check, one for each stale file")
 
 
 class ScoreFigure(BaseModel, extra="forbid"):

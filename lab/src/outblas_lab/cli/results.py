@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from outblas.cli import common
-from outblas.cli.common import EXIT_ERROR, errors, number, out, print_table, wants_json
+from outblas.cli.common import number, print_table, wants_json
 
 
 def summary_table(rows: Sequence[Mapping[str, Any]]) -> Any:
@@ -41,33 +41,16 @@ def summary_table(rows: Sequence[Mapping[str, Any]]) -> Any:
 
 
 def results(
-    write: Annotated[
-        bool, typer.Option("--write", help="Write summary.json, figures and the generated blocks of README and docs.")
-    ] = False,
-    check: Annotated[
-        bool, typer.Option("--check", help="Exit with status 2 if --write would change anything.")
-    ] = False,
     directory: Annotated[Path, typer.Option("--dir", help="Directory that contains the result files.")] = Path(
         "results", common.DEFAULT_RECORDING
     ),
 ) -> None:
     """Print a table that summarizes the committed result files, the source of every published number."""
     from outblas_lab.publish.summary import summary_rows
-    from outblas_lab.publish.tables.publish_results import check_published, publish
 
     rows = summary_rows(directory)
     print_table(summary_table(rows))
-    written = [str(path) for path in publish(directory)] if write else []
-    stale = check_published(directory) if check else []
     if wants_json():
         from outblas_lab.cli.lab_documents import ResultsDocument
 
-        common.print_document(ResultsDocument(rows=rows, written=written, stale=stale))
-    for path in written:
-        out.print(f"written: {path}", markup=False)
-    for line in stale:
-        errors.print(f"error: {line}", markup=False)
-    if check and not stale:
-        out.print("checked: summary, figures, README and docs match the result files", markup=False)
-    if stale:
-        raise typer.Exit(EXIT_ERROR)
+        common.print_document(ResultsDocument(rows=rows))

@@ -1,1 +1,1 @@
-"""HTML reports, published tables and pictures, and exported kernels."""
+"""HTML reports, the summary of result files, and the data set of a recording."""

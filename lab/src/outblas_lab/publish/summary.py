@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
-from outblas.core.errors import OutblasError, RecordError
-from outblas.core.plain_files import read_json
 from outblas.records.result_rows import Row
 from outblas.records.results import Result, bench_files, read_result
 from outblas_lab.pool.averages import best_of_layouts, extended_figures, figures_by_start, figures_of
@@ -17,10 +13,6 @@ from outblas_lab.pool.averages import best_of_layouts, extended_figures, figures
 _T = TypeVar("_T")
 #: Columns that identify a table within a suite. Rows that agree in them may be averaged together.
 TABLE_KEY = ("layout", "dtype", "acc", "mode", "pdl", "early")
-
-
-#: Of ``benchmarks/vllm_engine.py``, beside the result files.
-VLLM = "vllm.json"
 
 
 def summarise(path: str | os.PathLike[str]) -> list[Row]:
@@ -102,74 +94,3 @@ def summary_rows(directory: str | os.PathLike[str]) -> list[Row]:
 def rows_of_results(results: Sequence[Result]) -> list[Row]:
     """Return the rows of :func:`summary_rows` for files that are already read, in their order."""
     return [row for result in results for row in summarise_result(result)] + best_rows(results)
-
-
-def use_json(path: Path, made_by: str, use: Callable[[dict[str, Any]], _T], form: str = "") -> _T:
-    """Return the result of ``use``, called with the content of a result file in JSON.
-
-    Args:
-        form: the format that the file must have; empty: any.
-
-    Raises:
-        RecordError: the file cannot be read, has another format, or ``use`` raises one of the usual errors for a
-            missing or damaged field.
-    """
-    try:
-        data = read_json(path)
-        if form and data["format"] != form:
-            raise ValueError(f"its format is not {form}")
-        return use(data)
-    except (
-        OSError, ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError, OutblasError,
-    ) as error:  # fmt: skip
-        wrong, do = f"{path} cannot be read ({error!r})", "measure again, or restore the committed file"
-        raise RecordError(wrong, f"a file from {made_by}", do) from error
-
-
-def engine_provenance(data: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the provenance of a model's last process: models of one file may be of different days and commits."""
-    last = entry["processes"][-1].get("provenance", {})
-    return {**data["provenance"], **{field: value for field, value in last.items() if value is not None}}
-
-
-def engine_rows(directory: str | os.PathLike[str]) -> list[Row]:
-    """Return rows of inference engines: for each model and mode the mean and the least ratio of speed with OutBLAS.
-
-    Raises:
-        RecordError: the file cannot be read, or lacks a field.
-    """
-    path = Path(directory) / VLLM
-    if not path.exists():
-        return []
-
-    fields = ("gpu", "driver", "toolchain", "date", "commit")
-
-    def rows(data: dict[str, Any]) -> list[Row]:
-        return [
-            {
-                "suite": "vllm", "model": name, "mode": mode, "geomean": mean,
-                "min": min(row["ratio"] for row in part["cells"][mode].values()), "cells": len(part["cells"][mode]),
-                "pairs": min(len(row["pairs"]) for row in part["cells"][mode].values()), "file": VLLM,
-                **{field: made[field] for field in fields},
-            }
-            for model, entry in data["models"].items()
-            for made in [engine_provenance(data, entry)]
-            for name, part in ((model, entry), (f"{model}, tuned", entry.get("tuned", {"geomean": {}})))
-            for mode, mean in part["geomean"].items()
-        ]  # fmt: skip
-
-    return use_json(path, "benchmarks/vllm_engine.py", rows)
-
-
-def text_of_rows(rows: Sequence[Row]) -> str:
-    """Return the content of a ``summary.json`` with these rows."""
-    return json.dumps(rows, indent=1, ensure_ascii=False) + "\n"
-
-
-def why_stale(path: Path, want: str) -> str | None:
-    """Return one line if the file ``path`` is missing or differs from the text ``want``; else None."""
-    if not path.exists():
-        return f"{path} is missing; run `outblas results --write`"
-    if path.read_text(encoding="utf-8") != want:
-        return f"{path} is stale: it differs from the result files; run `outblas results --write`"
-    return None

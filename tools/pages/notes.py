@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from figures.rival_files import ACCURACY_FORMAT, CUTLASS_FORMAT, INDUCTOR_FORMAT, LARGE_FORMAT, cutlass_means
+
 from outblas.core.config import config_name
-from outblas.core.errors import RecordError
 from outblas.core.problem import Problem
-from outblas.core.stats import geomean
 from outblas.core.suites import SUITES, Table
 from outblas.core.workload import workload_of_mode
 from outblas.records.library import Library
@@ -19,8 +19,8 @@ from outblas.records.results import Result, read_meta
 from outblas_lab.build.library_tables import kernels_since
 from outblas_lab.pool.averages import table_label
 from outblas_lab.pool.retuning import RETUNE_FILE, RETUNE_FORMAT, seconds_by_step
-from outblas_lab.publish.summary import use_json
-from outblas_lab.publish.tables.gpu_folders import bench_files_of, json_files_of
+from pages.gpu_folders import bench_files_of, json_files_of
+from pages.json_files import use_json
 
 
 def count_replaced_rows(result: Result, library: Library) -> int:
@@ -148,28 +148,7 @@ def _large_line(data: dict[str, Any], _: Path) -> str:
 
 
 #: Wins over products that are timed in blocks.
-LARGE = NotedFile("large_products.json", "outblas-large-products-1", "benchmarks/large_products.py", _large_line)
-
-
-def cutlass_means(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return geometric means over the problems on which an instance of CUTLASS passed.
-
-    Returns:
-        ``cutlass_over_baseline``, ``ours_over_baseline`` (a fallback counts as 1 in older files, and is timed in
-        others) and ``ours_over_cutlass``.
-
-    Raises:
-        RecordError: CUTLASS passed on no problem.
-    """
-    both = [row for row in rows if row["cutlass"] is not None]
-    if not both:
-        wrong, do = "CUTLASS did not pass on any problem", "rerun benchmarks/cutlass_peer.py"
-        raise RecordError(wrong, "at least one problem on which it passes", do)
-    return {
-        "cutlass_over_baseline": geomean(row["cutlass"]["ratio"] for row in both),
-        "ours_over_baseline": geomean(row["ours"]["ratio"] if row["ours"] else 1.0 for row in both),
-        "ours_over_cutlass": geomean(row["ours_over_cutlass"]["ratio"] for row in both),
-    }
+LARGE = NotedFile("large_products.json", LARGE_FORMAT, "benchmarks/large_products.py", _large_line)
 
 
 def _cutlass_line(data: dict[str, Any], directory: Path) -> str:
@@ -186,7 +165,7 @@ def _cutlass_line(data: dict[str, Any], directory: Path) -> str:
     )
 
 
-CUTLASS = NotedFile("cutlass_peer.json", "outblas-cutlass-1", "benchmarks/cutlass_peer.py", _cutlass_line)
+CUTLASS = NotedFile("cutlass_peer.json", CUTLASS_FORMAT, "benchmarks/cutlass_peer.py", _cutlass_line)
 
 
 def _inductor_lines(data: dict[str, Any], directory: Path) -> str:
@@ -202,7 +181,7 @@ def _inductor_lines(data: dict[str, Any], directory: Path) -> str:
     )
 
 
-INDUCTOR = NotedFile("inductor_rival.json", "outblas-inductor-rival-1", "benchmarks/inductor_rival.py", _inductor_lines)
+INDUCTOR = NotedFile("inductor_rival.json", INDUCTOR_FORMAT, "benchmarks/inductor_rival.py", _inductor_lines)
 
 
 def _accuracy_line(data: dict[str, Any], _: Path) -> str:
@@ -227,7 +206,7 @@ def _accuracy_line(data: dict[str, Any], _: Path) -> str:
     return f"- matmuls outside the error bound of fp32 sums: {', '.join(each)}; {shared}{_when(data['provenance'])}"
 
 
-ACCURACY = NotedFile("torch_accuracy.json", "outblas-torch-accuracy-3", "benchmarks/torch_accuracy.py", _accuracy_line)
+ACCURACY = NotedFile("torch_accuracy.json", ACCURACY_FORMAT, "benchmarks/torch_accuracy.py", _accuracy_line)
 
 
 def _retune_line(data: dict[str, Any], _: Path) -> str:

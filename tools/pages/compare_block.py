@@ -20,8 +20,9 @@ from outblas_lab.compare.compare_result import (
     read_comparison,
 )
 from outblas_lab.compare.splits import SOURCES, arm_parts
-from outblas_lab.publish.words import split_words, table_lines
+from outblas_lab.publish.words import split_words
 from outblas_lab.recipe.recipe_table import read_recipe, recipe_notes, recipe_rows
+from pages.table_words import table_lines
 
 #: Beside the bench files; without it nothing is published of a comparison.
 COMPARISON, PICTURE = "compare.parquet", "compare.svg"
@@ -226,7 +227,9 @@ def recipe_block(path: Path) -> str:
         RecordError: the file is there and cannot be used.
     """
     if not path.exists():
-        return f"To be made: `outblas recipe --faulty 0.05 --out {path}`, then `outblas results --write`."
+        return (
+            f"To be made: `outblas recipe --faulty 0.05 --out {path}`, then `python tools/published_pages.py --write`."
+        )
     result = read_recipe(path)
     head, *rows = recipe_rows(result)
     made, recording = result["provenance"], result["recording"]

@@ -7,9 +7,10 @@ from typing import Any
 
 from outblas.core.stats import geomean
 from outblas.records.results import Result, Row
-from outblas_lab.publish.drawing import PICTURE_SIZE, SOFT, drawing, outer_ticks_within, picture
+from outblas_lab.publish.drawing import SOFT, drawing
 from outblas_lab.publish.palette import GREY, LAUNCH_COLOURS, ratio_ticks
 from outblas_lab.publish.words import PDL_NAMES, date_words
+from pages.card import PICTURE_SIZE, outer_ticks_within, picture
 
 KINDS = ("launch", "memory", "compute")
 

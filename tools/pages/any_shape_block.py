@@ -10,7 +10,7 @@ from outblas.core.errors import UsageError
 from outblas.predict.any_shape import AnyShapeModel
 from outblas.records.result_rows import Row
 from outblas.records.results import read_result
-from outblas_lab.publish.summary import use_json
+from pages.json_files import use_json
 
 #: Folder, beside those of the GPUs, with the bench of shapes that no list has.
 ANY_SHAPES = "any_shapes"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import json
 import operator
 import pkgutil
 import re
@@ -15,6 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+
+from drawn_history import DRAWS
 
 from outblas.core.config import KernelConfig, knob_schema, value_text
 from outblas.core.errors import OutblasError, RecordError
@@ -24,13 +27,14 @@ from outblas.records.result_rows import Row
 from outblas.records.results import Result, bench_files, read_result
 from outblas.tune.agents import agent_registry
 from outblas_lab.compare.compare_result import read_comparison
-from outblas_lab.publish.drawing import current_picture
-from outblas_lab.publish.summary import VLLM, engine_rows, rows_of_results, text_of_rows, why_stale
-from outblas_lab.publish.tables import notes
-from outblas_lab.publish.tables.all_rows_table import markdown_table, notes_of_rows
-from outblas_lab.publish.tables.any_shape_block import NOT_MEASURED, any_shape_text
-from outblas_lab.publish.tables.compare_block import PICTURE as COMPARE_PICTURE
-from outblas_lab.publish.tables.compare_block import (
+from outblas_lab.publish.summary import rows_of_results
+from pages import notes
+from pages.all_rows_table import markdown_table, notes_of_rows
+from pages.any_shape_block import NOT_MEASURED, any_shape_text
+from pages.blocks import with_block
+from pages.card import current_picture
+from pages.compare_block import PICTURE as COMPARE_PICTURE
+from pages.compare_block import (
     RECIPE,
     across_block,
     across_files,
@@ -38,11 +42,12 @@ from outblas_lab.publish.tables.compare_block import (
     comparison_of,
     recipe_block,
 )
-from outblas_lab.publish.tables.compare_picture import compare_svg
-from outblas_lab.publish.tables.gpu_folders import gpu_folders, name_of_gpu, refuse_files_of_another_gpu
-from outblas_lab.publish.tables.headline import HeadlineRow, headline_rows, headline_table, short_rows
-from outblas_lab.publish.tables.headline_picture import headline_svg
-from outblas_lab.publish.tables.rival_tables import (
+from pages.compare_picture import compare_svg
+from pages.engine_rows import VLLM, engine_rows
+from pages.gpu_folders import gpu_folders, name_of_gpu, refuse_files_of_another_gpu
+from pages.headline import HeadlineRow, headline_rows, headline_table, short_rows
+from pages.headline_picture import headline_svg
+from pages.rival_tables import (
     AMPERE,
     CUDA_L2,
     MODEL_STEPS,
@@ -50,16 +55,16 @@ from outblas_lab.publish.tables.rival_tables import (
     each_table,
     transformer_table,
 )
-from outblas_lab.publish.tables.speedup_picture import speedup_svg
-from outblas_lab.publish.tables.study_blocks import DRAWS, counters_text, draws_block, scale_block
-from outblas_lab.publish.tables.weak_spots import gpus_with_library, weak_spots
-from outblas_lab.publish.tables.whole_models_table import (
+from pages.speedup_picture import speedup_svg
+from pages.study_blocks import counters_text, draws_block, scale_block
+from pages.table_words import table_lines
+from pages.weak_spots import gpus_with_library, weak_spots
+from pages.whole_models_table import (
     COMPILED_MODELS,
     WHOLE_MODELS,
     vllm_block,
     whole_models_block,
 )
-from outblas_lab.publish.words import table_lines
 
 PICTURES = Path("docs/img")
 HEADLINE_IMAGE = "![Geometric mean of the speed-ups, by use, rival and GPU](../img/headline.svg)"
@@ -267,22 +272,6 @@ def _block(text: Callable[[], str], name: str, folder: Path) -> str:
         raise RecordError(wrong, "complete result files", "restore the incomplete file, or measure again") from error
 
 
-def with_block(page: str, name: str, text: str, where: str) -> str:
-    """Return a page's text with a block's new text between its markers.
-
-    The markers are lines ``<!-- NAME:begin -->`` and ``<!-- NAME:end -->``; they stay, and the text has lines of its
-    own.
-
-    Raises:
-        RecordError: the page does not have each marker once, in order.
-    """
-    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
-    if page.count(begin) != 1 or page.count(end) != 1 or page.index(begin) > page.index(end):
-        raise RecordError(f"{where} has no markers for block {name}", f"{begin} and {end} once each", "add both lines")
-    before, rest = page.split(begin)
-    return f"{before}{begin}\n{text}\n{end}{rest.split(end)[1]}"
-
-
 def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
@@ -347,3 +336,17 @@ def agent_table() -> str:
     summaries, extras = agent_registry.agent_summaries().items(), agent_registry.agent_extras()
     rows = [(f"`{name}`", _markdown(summary), extras.get(name, "–")) for name, summary in summaries]
     return "\n".join(table_lines(["agent", "method", "extra"], 3, rows))
+
+
+def text_of_rows(rows: Sequence[Row]) -> str:
+    """Return the content of a ``summary.json`` with these rows."""
+    return json.dumps(rows, indent=1, ensure_ascii=False) + "\n"
+
+
+def why_stale(path: Path, want: str) -> str | None:
+    """Return one line if the file ``path`` is missing or differs from the text ``want``; else None."""
+    if not path.exists():
+        return f"{path} is missing; run `python tools/published_pages.py --write`"
+    if path.read_text(encoding="utf-8") != want:
+        return f"{path} is stale: it differs from the result files; run `python tools/published_pages.py --write`"
+    return None

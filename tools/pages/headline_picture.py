@@ -6,9 +6,10 @@ import math
 import textwrap
 from collections.abc import Sequence
 
-from outblas_lab.publish.drawing import PICTURE_SIZE, QUIET, SOFT, drawing, picture
+from outblas_lab.publish.drawing import SOFT, drawing
 from outblas_lab.publish.palette import AGENT_COLOURS, INK
-from outblas_lab.publish.tables.headline import HeadlineRow, short_name
+from pages.card import PICTURE_SIZE, QUIET, picture
+from pages.headline import HeadlineRow, short_name
 
 WIDTH, TOP, LINE = 640, 90, 24
 #: Ends of the bars in points, and the width of a column of figures on their right.

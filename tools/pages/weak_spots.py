@@ -12,7 +12,8 @@ from outblas.records.library import Library
 from outblas.records.result_rows import Row
 from outblas.records.results import Result
 from outblas_lab.pool.averages import FAR_BELOW, figures_of, launch_label, table_label
-from outblas_lab.publish.words import baseline_words, regime_words, table_lines
+from outblas_lab.publish.words import baseline_words, regime_words
+from pages.table_words import table_lines
 
 WORST_ROWS = 10
 #: FLOP from which a matmul counts as large.

@@ -10,7 +10,7 @@ from outblas.core.errors import RecordError
 from outblas.core.gpu_records import packaged_records
 from outblas.core.plain_files import read_json
 from outblas.records.results import bench_files, read_meta
-from outblas_lab.publish.tables.any_shape_block import ANY_SHAPES
+from pages.any_shape_block import ANY_SHAPES
 
 
 def gpu_folders(folder: Path) -> list[Path]:

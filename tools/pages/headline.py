@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from transformer.whole_model_file import by_context, read_whole_models
+
 from outblas.core.plain_files import read_json
 from outblas.core.stats import geomean, losses
 from outblas.records.result_rows import Row
@@ -20,17 +22,12 @@ from outblas_lab.pool.averages import (
     figures_of,
     figures_of_drawn,
 )
-from outblas_lab.publish.summary import VLLM, engine_provenance, engine_rows
-from outblas_lab.publish.tables.any_shape_block import ANY_SHAPES, of_another_fit
-from outblas_lab.publish.tables.rival_tables import CUDA_L2, MODEL_STEPS, own_sums_ratios, read_model_steps
-from outblas_lab.publish.tables.whole_models_table import (
-    COMPILED_MODELS,
-    WHOLE_MODELS,
-    by_context,
-    model_words,
-    read_whole_models,
-)
-from outblas_lab.publish.words import ALL_RIVALS, mean_in_words, table_lines
+from outblas_lab.publish.words import ALL_RIVALS
+from pages.any_shape_block import ANY_SHAPES, of_another_fit
+from pages.engine_rows import VLLM, engine_provenance, engine_rows
+from pages.rival_tables import CUDA_L2, MODEL_STEPS, own_sums_ratios, read_model_steps
+from pages.table_words import mean_in_words, table_lines
+from pages.whole_models_table import COMPILED_MODELS, WHOLE_MODELS, model_words
 
 SITE = "https://outblas.github.io/outblas"
 #: Decoder layers of Llama 3 8B.

@@ -5,15 +5,26 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+from figures.rival_files import (
+    AMPERE_FORMAT,
+    CUDA_L2_FORMAT,
+    ampere_means,
+    cuda_l2_groups,
+    cutlass_means,
+    has_other_sums,
+    ratios_of,
+)
 
 from outblas.core.errors import RecordError
 from outblas.core.plain_files import read_json
 from outblas.core.problem import Problem
 from outblas.core.stats import geomean
-from outblas_lab.publish.summary import use_json
-from outblas_lab.publish.tables.notes import CUTLASS, NotedFile, cutlass_means, replaced_words
-from outblas_lab.publish.words import regime_words, step_words, table_lines
+from outblas_lab.publish.words import regime_words
+from pages.json_files import use_json
+from pages.notes import CUTLASS, NotedFile, replaced_words
+from pages.table_words import step_words, table_lines
 
 MODEL_STEPS = "model_steps.json"
 NOT_MEASURED = "Not measured yet."
@@ -32,65 +43,10 @@ _PAIRS = {
 }
 
 
-class Mean(NamedTuple):
-    """A geometric mean of ratios of speed.
-
-    Attributes:
-        ratio: the mean; above 1 the first named is faster.
-        ahead: problems on which the whole interval is above 1.
-    """
-
-    ratio: float
-    problems: int
-    ahead: int
-
-
-def ampere_means(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str, Mean]]:
-    """Return (limit in KiB, accumulator, rival, mean of ours over the rival), where both were timed."""
-    found = []
-    for limit in _LIMITS:
-        for acc in ("fp32", "fp16"):
-            of_acc = [row for row in rows if Problem.from_key(row["problem"]).acc == acc]
-            for rival in _RIVALS:
-                ratios = [row["ratios"][limit][rival] for row in of_acc if rival in _ratios(row).get(limit, {})]
-                if ratios:
-                    found.append((limit, acc, rival, _mean(ratios)))
-    return found
-
-
-def cuda_l2_groups(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Mean]]:
-    """Return words on CUDA-L2's sums -> ``A_over_B`` -> mean of A over B on the GPU, where its kernel was timed."""
-    timed = [row for row in rows if "ours_over_cuda_l2" in _ratios(row)]
-    groups = {
-        "as claimed": [_ratios(row) for row in timed if not _has_other_sums(row["kernel"])],
-        "others": [_ratios(row) for row in timed if _has_other_sums(row["kernel"])],
-    }
-    return {
-        words: {pair: _mean([each[pair] for each in group if pair in each]) for pair in _PAIRS}
-        for words, group in groups.items()
-        if group
-    }
-
-
 def own_sums_ratios(rows: Sequence[Mapping[str, Any]]) -> list[float]:
     """Return OutBLAS's speed over CUDA-L2's kernel for each problem whose kernel sums as it claims."""
-    found = (row for row in rows if "ours_over_cuda_l2" in _ratios(row) and not _has_other_sums(row["kernel"]))
-    return [float(_ratios(row)["ours_over_cuda_l2"]["ratio"]) for row in found]
-
-
-def _has_other_sums(kernel: Mapping[str, Any]) -> bool:
-    """Return True if the machine code of CUDA-L2's kernel has another accumulator than its text claims."""
-    return any(acc != kernel["claimed"] for acc in kernel["accumulators"])
-
-
-def _ratios(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the ratios of a row; empty if its worker was lost."""
-    found: Mapping[str, Any] = row.get("ratios", {})
-    return found
-
-
-def _mean(ratios: Sequence[Mapping[str, Any]]) -> Mean:
-    return Mean(geomean(each["ratio"] for each in ratios), len(ratios), sum(each["low"] > 1.0 for each in ratios))
+    found = (row for row in rows if "ours_over_cuda_l2" in ratios_of(row) and not has_other_sums(row["kernel"]))
+    return [float(ratios_of(row)["ours_over_cuda_l2"]["ratio"]) for row in found]
 
 
 def each_table(results: Path, file: NotedFile) -> str:
@@ -117,7 +73,7 @@ def _ampere_text(data: dict[str, Any], _: Path) -> str:
 def _square_lines(rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     for row in rows:
         problem = Problem.from_key(row["problem"])
-        found = _ratios(row).get("163", {}).get("cutlass")
+        found = ratios_of(row).get("163", {}).get("cutlass")
         if problem.mnk == _SQUARE and found:
             yield (
                 f"On {_SQUARE} with {problem.acc} sums it has {found['ratio']:.3f}× the speed of the fastest CUTLASS "
@@ -133,13 +89,13 @@ def _cuda_l2_text(data: dict[str, Any], _: Path) -> str:
         for pair, mean in means.items()
     ]
     head = ["CUDA-L2's sums", "GPU time", "problems", "speed ratio", "significantly above 1"]
-    timed = [row for row in rows if "ours_over_cuda_l2" in _ratios(row)]
+    timed = [row for row in rows if "ours_over_cuda_l2" in ratios_of(row)]
     host = {name: geomean(row["host_us"][name] for row in timed) for name in timed[0]["host_us"]}
     kernels = [row["kernel"] for row in rows if row.get("kernel")]
     other = Counter(
         f"{', '.join(kernel['accumulators'])} where CUDA-L2 claims {kernel['claimed']}"
         for kernel in kernels
-        if _has_other_sums(kernel)
+        if has_other_sums(kernel)
     )
     sums = "; ".join(f"{count} accumulate in {words}" for words, count in other.items()) or "all sum as claimed"
     waits, padded = sum(kernel["waits"] for kernel in kernels), sum(kernel["padded"] is not None for kernel in kernels)
@@ -180,8 +136,8 @@ def _failures(counts: Counter[str]) -> str:
     return f"{sum(counts.values())} builds or proofs failed: {'most often ' if len(counts) > 3 else ''}{named}."
 
 
-AMPERE = NotedFile("ampere_peers.json", "outblas-ampere-peers-1", "benchmarks/ampere_peers.py", _ampere_text)
-CUDA_L2 = NotedFile("cuda_l2.json", "outblas-cuda-l2-1", "benchmarks/cuda_l2.py", _cuda_l2_text)
+AMPERE = NotedFile("ampere_peers.json", AMPERE_FORMAT, "benchmarks/ampere_peers.py", _ampere_text)
+CUDA_L2 = NotedFile("cuda_l2.json", CUDA_L2_FORMAT, "benchmarks/cuda_l2.py", _cuda_l2_text)
 #: Variant of a step -> its column.
 _VARIANTS = {"outblas": "`enable()`", "outblas_fused": "residuals and gates fused"}
 _MODES = {"eager": "eager", "compile": "torch.compile", "graph": "CUDA graph"}

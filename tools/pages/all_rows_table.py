@@ -17,7 +17,8 @@ from outblas.records.result_rows import launch_of_row
 from outblas.records.results import MODES, Result
 from outblas_lab.jail.plausibility import PLAUSIBLE_SHARE, least_us, why_too_fast
 from outblas_lab.pool.averages import Row, launch_label, problem_of, published_us, table_label
-from outblas_lab.publish.words import baseline_words, mean_in_words, table_lines
+from outblas_lab.publish.words import baseline_words
+from pages.table_words import mean_in_words, table_lines
 
 #: The launch option as notes have it.
 _FLAGS = {"plain": "without PDL", "pdl": "with PDL", "weights": "with constant weights"}

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from drawn_history import FORMAT
+from figures.equal_work import equal_work_ratio, seconds, task_seconds
+
 from outblas.core.problem import Problem
 from outblas.kernels.config_text import config_from_name
 from outblas_lab.pool.averages import FAR_BELOW
 from outblas_lab.pool.counter_file import OURS, read_counters
-from outblas_lab.publish.summary import use_json
-from outblas_lab.publish.words import mean_in_words, short_config, table_lines
+from outblas_lab.publish.words import short_config
+from pages.json_files import use_json
+from pages.table_words import mean_in_words, table_lines
 
-#: Its name in the folder of the GPUs' folders.
-DRAWS = "draws.json"
-FORMAT = "outblas-draws-1"
 #: Number of draws of a protocol that are also counted together.
 POOLED = 3
 
@@ -78,36 +78,14 @@ def scale_block(folder: Path) -> str:
     return "\n".join(table_lines(head, 1, rows))
 
 
-def equal_work_ratio(one: Mapping[str, Any], several: Mapping[str, Any]) -> float:
-    """Return how much faster several GPUs did equal work than one GPU.
-
-    It is the ratio of the times. The time of the one GPU is scaled by the task seconds of the several GPUs' workers
-    over those of its own worker.
-
-    Raises:
-        KeyError: a part lacks its seconds.
-        ZeroDivisionError: a part lasted no time.
-    """
-    return _seconds(one) / _seconds(several) * _task_seconds(several) / _task_seconds(one)
-
-
 def _scale_row(path: Path, words: str) -> list[object]:
     def cells(data: Mapping[str, Any]) -> list[object]:
         one, several = data["one"], data["several"]
         found = [f"{several['measurements']} {words} (`{path.as_posix()}`)", len(several["gpus"])]
-        found += [f"{figure(part):.1f}" for part in (one, several) for figure in (_seconds, _task_seconds)]
+        found += [f"{figure(part):.1f}" for part in (one, several) for figure in (seconds, task_seconds)]
         return [*found, f"**{equal_work_ratio(one, several):.2f}×**"]
 
     return use_json(path, "benchmarks/scale_out.py", cells)
-
-
-def _seconds(part: Mapping[str, Any]) -> float:
-    return float(part["evaluate_seconds"] if "evaluate_seconds" in part else part["tune_seconds"])
-
-
-def _task_seconds(part: Mapping[str, Any]) -> float:
-    """Return the seconds in which workers had a task, summed over all workers."""
-    return math.fsum(account["seconds"].get("task", 0.0) for account in part["ledger"].values())
 
 
 _HEAD = (
@@ -124,7 +102,7 @@ def counters_text(path: Path) -> str:
         RecordError: the file is there and cannot be used.
     """
     if not path.exists():
-        return "To be measured: `python benchmarks/profile_regimes.py`, then `outblas results --write`."
+        return "To be measured: `python benchmarks/profile_regimes.py`, then `python tools/published_pages.py --write`."
     return counters_table(read_counters(path))
 
 

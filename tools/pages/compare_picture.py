@@ -9,9 +9,10 @@ import math
 from typing import Any
 
 from outblas_lab.compare.compare_result import Comparison, Figure, figures
-from outblas_lab.publish.drawing import PICTURE_SIZE, QUIET, SOFT, drawing, outer_ticks_within, picture
+from outblas_lab.publish.drawing import SOFT, drawing
 from outblas_lab.publish.palette import AGENT_COLOURS, shown_agents
 from outblas_lab.publish.words import date_words
+from pages.card import PICTURE_SIZE, QUIET, outer_ticks_within, picture
 
 
 @drawing(PICTURE_SIZE)

@@ -7,16 +7,17 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from transformer.whole_model_file import by_context, read_whole_models
+
 from outblas.core.errors import RecordError
-from outblas.core.plain_files import read_json, read_object
+from outblas.core.plain_files import read_json
 from outblas.core.stats import geomean
-from outblas_lab.publish.summary import VLLM, engine_provenance
-from outblas_lab.publish.words import step_words, table_lines
+from pages.engine_rows import VLLM, engine_provenance
+from pages.table_words import step_words, table_lines
 
 WHOLE_MODELS = "whole_models.json"
 #: Models of few layers, compiled by torch.compile.
 COMPILED_MODELS = "compiled_models.json"
-FORMAT = "outblas-whole-models-2"
 #: Variant -> its row. All but the second are in CUDA graphs.
 _VARIANTS = {
     "torch": "torch",
@@ -50,8 +51,6 @@ _MODELS = {
     **{"llama_8b": "Llama 3 8B", "qwen_7b": "Qwen2.5 7B"},  # of transformers
     **{"llama-3-8b": "Llama 3 8B", "qwen2.5-7b": "Qwen2.5 7B"},  # in vLLM
 }
-#: Parts of a result file beside its format.
-_PARTS = {"settings", "models", "tuned", "rows", "bars"}
 _GB = 1e9
 
 
@@ -69,29 +68,6 @@ def whole_models_block(folder: Path, file: str = WHOLE_MODELS) -> str:
         raise RecordError(f"{path} was measured on tiny models", "full-size models", "measure without --hidden")
     blocks = [_model_block(model, about, data) for model, about in data["models"].items()]
     return "\n\n".join([*(block for block in blocks if block), _footer(data)])
-
-
-def read_whole_models(path: Path) -> dict[str, Any]:
-    """Return the content of a result file.
-
-    Raises:
-        RecordError: it cannot be read, has another format, or lacks a part.
-    """
-    expected = f"a whole_models.py result in format {FORMAT}, with {', '.join(sorted(_PARTS))}"
-    data = read_object(path, expected, "measure it again", format=FORMAT)
-    if not data.keys() >= _PARTS:
-        raise RecordError(f"{path} is incomplete", expected, "measure it again")
-    return data
-
-
-def by_context(rows: Sequence[Mapping[str, Any]]) -> dict[int, list[Mapping[str, Any]]]:
-    """Return context -> the rows of a model's table: its decode steps with this context, and all prefill steps.
-
-    Args:
-        rows: of one model. A prefill has context 0; if there is no other step, so has the table.
-    """
-    contexts = sorted({row["context"] for row in rows} - {0}) or [0]
-    return {each: [row for row in rows if row["context"] in (0, each)] for each in contexts}
 
 
 def model_words(model: str) -> str:
