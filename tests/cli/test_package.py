@@ -24,8 +24,8 @@ print(sorted(heavy & set(sys.modules)), outblas.Problem(64, 64, 64).key, "matmul
 FACES = {
     "": [
         "OutblasError", "Problem", "__version__", "capture", "disable", "enable", "enabled", "explain", "gated_linear",
-        "interleave_gate_up", "learned", "linear", "matmul", "mm", "optimize", "prepare", "restore", "settle",
-        "status", "use", "use_library", "use_workload", "warm",
+        "grouped_mm", "interleave_gate_up", "learned", "linear", "matmul", "mm", "moe_mlp", "optimize", "prepare",
+        "restore", "settle", "status", "use", "use_library", "use_workload", "warm",
     ],
     "records": ["Library"],
 }  # fmt: skip

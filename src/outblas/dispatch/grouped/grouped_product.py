@@ -58,7 +58,7 @@ def _run(
     a, w, ends, bias = operands
     index = a.device.index
     with device_registry.device_state(index).make_current(index):
-        kernel = state.kernel(problem, config, wait and not torch.cuda.is_current_stream_capturing())
+        kernel = state.kernel(problem, config, wait, torch.cuda.is_current_stream_capturing())
         if kernel is None:
             return None
         shape = (a.shape[0], problem.columns)

@@ -63,20 +63,21 @@ class GroupedState:
                 keep(self._choices, key, found, KEPT)
             return self._choices[key]
 
-    def kernel(self, problem: GroupedProblem, config: GroupedConfig, wait: bool) -> GroupedKernel | None:
+    def kernel(
+        self, problem: GroupedProblem, config: GroupedConfig, wait: bool, capturing: bool
+    ) -> GroupedKernel | None:
         """Return the loaded kernel; None: it is being compiled, or failed, for which a warning says why once.
 
-        A shipped or cached kernel is loaded at once. Another is compiled on a thread of its own.
-
         Args:
-            wait: wait for the compiler.
+            wait: wait for the compiler, which runs on a thread of its own.
+            capturing: a CUDA graph is being captured: load nothing.
         """
         kind = (problem.layout, problem.dtype, problem.gated, problem.bias)
         key = (kind, config)
         if (known := self._kernels.get(key)) is not None:
             return known
         with self._lock:
-            if key in self.failed:
+            if key in self.failed or capturing:
                 return None
             begun = self._building.get(key)
             if begun is None:
