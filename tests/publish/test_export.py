@@ -31,7 +31,10 @@ from outblas.kernels.families.sm90_oddrows_gemm import Sm90OddrowsConfig
 from outblas.kernels.families.sm90_wgmma.sm90_wgmma_gemm import FAMILY
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.kernels.geometry import grid, launch_smem, workspace_bytes
+from outblas.kernels.grouped.grouped_kernel import make_source as make_grouped_source
+from outblas.kernels.grouped.grouped_problem import GroupedProblem
 from outblas.kernels.source import Source, make_source
+from outblas.predict.grouped_choice import choose_grouped, measured_groups
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow
 from outblas.runtime.nvrtc import compile_source
@@ -226,6 +229,29 @@ def test_a_predicted_kernel_is_what_matmul_would_choose(tmp_path: Path) -> None:
 def test_what_the_library_has_is_not_predicted(tmp_path: Path) -> None:
     result = outblas("--mnk", "64_4096_64", "--predicted", "--format", "cu", "--out", str(tmp_path))
     assert result.exit_code == 0 and result.stderr.startswith("Measured: "), result.stderr
+
+
+def test_a_grouped_kernel_is_one_file_with_the_same_code(tmp_path: Path) -> None:
+    pytest.importorskip("cuda.bindings")
+    for named, layout, dtype in (("128_1536_2048_4096", "tn", "bf16"), ("8_28672_4096_32768", "nn", "fp16")):
+        result = outblas("--grouped", named, "--layout", layout, "--dtype", dtype, "--out", str(tmp_path))
+        assert result.exit_code == 0, result.output
+        text = Path(result.stdout.strip()).read_text()
+        assert "#include" not in text and text.startswith("// SPDX-License-Identifier: Apache-2.0")
+        groups, n, k, rows = map(int, named.split("_"))
+        problem = GroupedProblem(groups, n, k, layout.upper(), dtype)  # type: ignore[arg-type]
+        config = choose_grouped(problem, rows, measured_groups("sm_90a"), must=True)
+        assert config is not None
+        own = compile_source(make_grouped_source(problem, config))
+        alone = compile_source(Source(text, own.entry, (), (), "fp32", own.entry), cache=None)
+        assert list(_code_sections(alone.image)) == list(_code_sections(own.image))
+    for wrong, words in (
+        ("8_28672", "four integers"),
+        ("8_28672_4096_x", "four integers"),
+        ("8_100_64_9", "multiples"),
+    ):
+        result = outblas("--grouped", wrong, "--out", str(tmp_path))
+        assert result.exit_code == 2 and words in result.stderr
 
 
 # -- what cannot be exported -----------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import typer
 from outblas.cli import common
 from outblas.cli.common import AccOption, DtypeOption, LaunchOption, LayoutOption, err, out
 from outblas.core.errors import DeviceError, UsageError
+from outblas.core.files import write_atomic
 from outblas.core.gpu_records import has_data, packaged_gpu
 from outblas.core.problem import Problem
 from outblas.runtime.device import gpu_count, gpu_of_device
@@ -30,6 +31,10 @@ def export(
     ] = None,
     captured: Annotated[
         Path | None, typer.Option(help="File from `outblas capture`; export its tuned problems as one hf folder.")
+    ] = None,
+    grouped: Annotated[
+        str | None,
+        typer.Option(help="Grouped product GROUPS_N_K_ROWS, ROWS of all groups together; export its kernel as cu."),
     ] = None,
     layout: LayoutOption = "tn",
     dtype: DtypeOption = "fp16",
@@ -53,10 +58,13 @@ def export(
 ) -> None:
     """Export kernels as CUDA source, PTX, cubin, a C++ launcher with a test, or a Hugging Face folder."""
     chosen = common.check_launch(launch)
-    given = [one for one in (mnk, suite, captured) if one is not None]
+    given = [one for one in (mnk, suite, captured, grouped) if one is not None]
     if len(given) != 1:
-        wrong = f"{len(given)} of --mnk, --suite and --captured are given"
+        wrong = f"{len(given)} of --mnk, --suite, --captured and --grouped are given"
         raise UsageError(wrong, "exactly one of these options", "pass one of them, e.g. --mnk 64_4096_64")
+    if grouped is not None:
+        _write_grouped(grouped, layout, dtype, out_dir)
+        return
     wanted = [word.strip() for one in formats or ["all" if mnk else "hf"] for word in one.split(",")]
     if mnk is None and wanted != ["hf"]:
         wrong = f"--format {','.join(wanted)} needs --mnk"
@@ -82,6 +90,24 @@ def export(
         paths = _write_set(targets, "captured" if captured else suite or "", out_dir)
     err.print(f"library: {rows.gpu}{note}", markup=False)
     common.print_result("export", {"written": paths}, kernels=len(targets), gpu=rows.gpu)
+
+
+def _write_grouped(named: str, layout: str, dtype: str, folder: Path) -> None:
+    """Write the kernel of a grouped product as one CUDA file; print its path."""
+    from outblas.export.cuda_source import grouped_standalone
+    from outblas.kernels.grouped.grouped_problem import GroupedProblem
+
+    try:
+        groups, n, k, rows = (int(word) for word in named.split("_"))
+    except ValueError as error:
+        wrong, expected = f"--grouped {named!r} is invalid", "four integers GROUPS_N_K_ROWS"
+        raise UsageError(wrong, expected, "pass e.g. --grouped 128_1536_2048_4096") from error
+    known = Problem.from_mnk("8_8_8", layout, dtype)  # checks both
+    text = grouped_standalone(GroupedProblem(groups, n, k, known.layout, known.dtype), rows)
+    path = folder / f"outblas_grouped_{named}_{known.layout}_{known.dtype}.cu".lower()
+    write_atomic(path, text.encode())
+    out.print(str(path), markup=False)
+    common.print_result("export", {"written": [path]}, kernels=1, gpu="h200")
 
 
 def _library(named: Path | None) -> tuple[Library, str]:

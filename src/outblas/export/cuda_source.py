@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import re
 
-from outblas.export.target import Target
+from outblas.core.errors import UsageError
+from outblas.core.version import __version__
+from outblas.export.target import LICENCE, Target
+from outblas.kernels.grouped import grouped_kernel
+from outblas.kernels.grouped.grouped_problem import GroupedProblem
 from outblas.kernels.source import Source, make_source
+from outblas.predict.grouped_choice import choose_grouped, measured_groups
 
 _INCLUDE = re.compile(r'\s*#\s*include\s*"([^"]+)"')
 _OPENS, _CLOSES = re.compile(r"\s*#\s*if"), re.compile(r"\s*#\s*endif")
@@ -22,6 +27,31 @@ def standalone(target: Target) -> str:
         "kernel serves every M, N and K that its knobs are legal for.",
     )
     return f"{target.comment(*then)}\n{_NO_WARNING}\n{inline_includes(make_source(target.problem, target.config))}"
+
+
+def grouped_standalone(problem: GroupedProblem, rows: int) -> str:
+    """Return the source of a grouped kernel as one file, like :func:`standalone`.
+
+    Args:
+        rows: rows of all groups together, by which the kernel is chosen.
+
+    Raises:
+        UsageError: no kernel takes such a problem.
+    """
+    config = choose_grouped(problem, rows, measured_groups("sm_90a"), must=True)
+    if config is None:
+        raise UsageError(f"no kernel takes {problem}", "extents that the packaged kernels take", "pass others")
+    grid, smem = grouped_kernel.ctas(problem, config, rows, 132), config.smem_bytes(problem.groups)
+    lines = (
+        *LICENCE,
+        f"outblas {__version__}: {problem}, by {config}",
+        f"Compile: nvcc -std=c++17 -arch=sm_90a -cubin -o grouped.cubin FILE. Launch on 132 SMs with {grid} CTAs of "
+        f"{config.threads} threads in clusters of {config.cluster}, and {smem} bytes of shared memory.",
+        "Parameters: two tensor maps, of A and of W, as outblas/runtime/grouped_launch.py makes them; the addresses of "
+        "the groups' ends (int32), of C and of the bias; rows, N, K and groups as int.",
+    )
+    comment = "\n".join(f"// {line}" for line in lines)
+    return f"{comment}\n{_NO_WARNING}\n{inline_includes(grouped_kernel.make_source(problem, config))}"
 
 
 def inline_includes(source: Source) -> str:

@@ -22,6 +22,13 @@ from outblas.records.library_row import LibraryChoice, LibraryRow
 PREDICTED = "prediction"
 
 
+#: First lines of every exported file.
+LICENCE = (
+    "SPDX-License-Identifier: Apache-2.0",
+    "Made by outblas export. If you pass this file on, keep these lines and add the text of the licence.",
+)
+
+
 @dataclass(frozen=True)
 class Target:
     """A kernel of a library on its problem.
@@ -74,8 +81,7 @@ class Target:
             f"{self.row.source}."
         )
         lines = [
-            "SPDX-License-Identifier: Apache-2.0",
-            "Made by outblas export. If you pass this file on, keep these lines and add the text of the licence.",
+            *LICENCE,
             f"C[{p.m}, {p.n}] = A[{p.m}, {p.k}] B: {p.layout} ({b_text}), {p.dtype}, accumulated in {p.acc}. All "
             "row-major and contiguous.",
             f"Kernel: {config_name(self.config)}",
