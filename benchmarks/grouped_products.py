@@ -41,6 +41,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from rivals.graph_rounds import graph_of, run_all, times_us, why_absent
 from rivals.grouped_rivals import RIVALS, RivalCall, rivals_of
 from rivals.grouped_summary import summary
 from shapes.moe_suite import MODELS, MoeProblem, floor_us, moe_suite, rows_of_groups
@@ -117,39 +118,6 @@ def suits(one: MoeProblem, config: GroupedConfig) -> bool:
     return mean / 8 <= config.bn <= max(16.0, 2 * mean) or (config.bn >= 128 and mean >= 128)
 
 
-def run_all(calls: Sequence[Callable[[], Any]]) -> None:
-    for call in calls:
-        call()
-
-
-def graph_of(calls: Sequence[Callable[[], Any]]) -> Any:
-    """Return a CUDA graph of calls, which have run once before."""
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        run_all(calls)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        run_all(calls)
-    return graph
-
-
-def times_us(graphs: dict[str, Any], rounds: int, calls: int) -> dict[str, list[float]]:
-    """Return microseconds of a call in each round; the graphs take turns, every second round the other way round."""
-    found: dict[str, list[float]] = {name: [] for name in graphs}
-    for index in range(rounds + 1):
-        names = list(graphs) if index % 2 else list(reversed(graphs))
-        for name in names:
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            begin.record()
-            graphs[name].replay()
-            end.record()
-            end.synchronize()
-            if index:  # the first round warms up
-                found[name].append(1e3 * begin.elapsed_time(end) / calls)
-    return found
-
-
 def calls_of_kernel(kernel: GroupedKernel, sets: Sequence[OperandSet], outs: Sequence[Any]) -> list[Callable[[], Any]]:
     """Return the calls of a kernel on sets of operands, with outputs of (rows, columns)."""
     bound = [kernel.bind(one.a, one.w, one.ends, out) for one, out in zip(sets, outs, strict=True)]
@@ -212,7 +180,7 @@ def field_of(one: MoeProblem, sets: Sequence[OperandSet], names: Sequence[str]) 
         try:
             found.add(name, one, sets)
         except Exception as error:  # compilers and libraries of rivals raise errors of many classes
-            found.absent[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            found.absent[name] = why_absent(error)
     return found
 
 

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from shapes.moe_suite import MODELS, MoeProblem
+from shapes.moe_suite import MODELS, MoeModel, MoeProblem
 
 #: Most tokens at which DeepGEMM's masked form is tried. Its memory grows with groups times the rows of the largest one.
 MASKED_TOKENS = 512
@@ -103,9 +103,7 @@ def triton_call(one: MoeProblem, operands: Operands) -> RivalCall:
     """
     fused_moe = importlib.import_module("vllm.model_executor.layers.fused_moe.fused_moe")
     model, (total, _) = MODELS[one.model], operands.a.shape
-    w1, w2 = (model.experts, 2 * model.width, model.hidden), (model.experts, model.hidden, model.width)
-    config = fused_moe.try_get_optimal_moe_config(w1, w2, model.top, None, one.tokens)
-    tuned = fused_moe.get_moe_configs(model.experts, model.width, None) is not None
+    config, note = triton_config(fused_moe, model, one.tokens)
     ids = group_of_rows(operands.rows).to(operands.a.device, torch.int32)[:, None]
     # vLLM's rule counts rows, tokens times experts of each. They are the same here as in the layer.
     blocks = fused_moe._prepare_expert_assignment(ids, config, total, 1, model.experts, None)
@@ -134,7 +132,20 @@ def triton_call(one: MoeProblem, operands: Operands) -> RivalCall:
         )
         return operands.c
 
-    return RivalCall(enqueue, note=f"{'tuned' if tuned else 'default'} config {config}")
+    return RivalCall(enqueue, note=note)
+
+
+def triton_config(fused_moe: Any, model: MoeModel, tokens: int) -> tuple[dict[str, int], str]:
+    """Return the config of vLLM's Triton kernel for both products of a layer, and the same in words.
+
+    Args:
+        fused_moe: vLLM's module of that name.
+        tokens: tokens of the layer before routing.
+    """
+    w1, w2 = (model.experts, 2 * model.width, model.hidden), (model.experts, model.hidden, model.width)
+    config = fused_moe.try_get_optimal_moe_config(w1, w2, model.top, None, tokens)
+    tuned = fused_moe.get_moe_configs(model.experts, model.width, None) is not None
+    return config, f"{'tuned' if tuned else 'default'} config {config}"
 
 
 def deep_gemm() -> Any:

@@ -1,4 +1,4 @@
-"""Suite ``moe``: grouped products of five published mixtures of experts, from one token to 16,384."""
+"""Suite ``moe``: products and layers of five published mixtures of experts, from one token to 16,384."""
 
 from __future__ import annotations
 
@@ -82,8 +82,37 @@ def moe_suite() -> tuple[MoeProblem, ...]:
     )
 
 
-def rows_of_groups(model: MoeModel, tokens: int, routing: Routing, seed: int) -> list[int]:
-    """Return the rows of each group: every token goes to ``top`` different experts, drawn by a seed.
+@dataclass(frozen=True)
+class MoeLayer:
+    """A whole layer of experts: both products, the activation between them, and the sum over each token's experts.
+
+    Attributes:
+        model: key of :data:`MODELS`. Its biases are left out.
+        tokens: tokens before routing.
+        routing: how tokens choose experts (:func:`experts_of_tokens`).
+    """
+
+    model: str
+    tokens: int
+    routing: Routing
+
+    @property
+    def key(self) -> str:
+        """Its name, e.g. ``mixtral-8x7b_64_zipf``."""
+        return f"{self.model}_{self.tokens}_{self.routing}"
+
+
+def moe_layers() -> tuple[MoeLayer, ...]:
+    """Return the 30 layers. Models take turns in their routing, and so do numbers of tokens."""
+    return tuple(
+        MoeLayer(model, tokens, ("uniform", "zipf")[(place + index) % 2])  # type: ignore[arg-type]
+        for place, model in enumerate(MODELS)
+        for index, tokens in enumerate(TOKENS)
+    )
+
+
+def experts_of_tokens(model: MoeModel, tokens: int, routing: Routing, seed: int) -> list[list[int]]:
+    """Return the ``top`` different experts of each token, drawn by a seed.
 
     Args:
         routing: ``uniform``: all experts are equally likely. ``zipf``: the expert of rank r in a random order is drawn
@@ -92,11 +121,19 @@ def rows_of_groups(model: MoeModel, tokens: int, routing: Routing, seed: int) ->
     draw = random.Random(seed)
     order = draw.sample(range(model.experts), model.experts)
     weights = [1.0 if routing == "uniform" else 1.0 / (order[expert] + 1) for expert in range(model.experts)]
-    rows = [0] * model.experts
+    found = []
     for _ in range(tokens):
         # The largest of u^(1/w) are a draw without replacement by these weights (Efraimidis and Spirakis, 2006).
         keys = [draw.random() ** (1.0 / weight) for weight in weights]
-        for expert in sorted(range(model.experts), key=keys.__getitem__)[-model.top :]:
+        found.append(sorted(range(model.experts), key=keys.__getitem__)[-model.top :])
+    return found
+
+
+def rows_of_groups(model: MoeModel, tokens: int, routing: Routing, seed: int) -> list[int]:
+    """Return the rows of each group if the tokens are those of :func:`experts_of_tokens`."""
+    rows = [0] * model.experts
+    for experts in experts_of_tokens(model, tokens, routing, seed):
+        for expert in experts:
             rows[expert] += 1
     return rows
 

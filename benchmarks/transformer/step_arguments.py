@@ -1,4 +1,4 @@
-"""Types of arguments: for model_steps.py and whole_models.py."""
+"""Types of arguments: for model_steps.py, whole_models.py and moe_model.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps, their CUDA graphs and their rounds, of any model: for model_steps.py and whole_models.py."""
+"""Steps, their CUDA graphs and their rounds, of any model: for model_steps.py, whole_models.py and moe_model.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Logits of a model beside those of the same weights in fp32: for whole_models.py."""
+"""Logits of a model beside those of the same weights in fp32: for whole_models.py and moe_model.py."""
 
 from __future__ import annotations
 

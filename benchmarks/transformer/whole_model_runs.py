@@ -1,4 +1,4 @@
-"""A step of a transformers model, and the variants of its run: for whole_models.py."""
+"""A step of a transformers model, and the variants of its run: for whole_models.py and moe_model.py."""
 
 from __future__ import annotations
 

@@ -14,7 +14,9 @@ import pytest
 from support.helpers import ROOT
 
 FOLDER = ROOT / "benchmarks"
-COMMANDS = sorted([*FOLDER.glob("*.py"), FOLDER / "transformer" / "model_steps.py"])
+COMMANDS = sorted(
+    [*FOLDER.glob("*.py"), *(FOLDER / "transformer" / name for name in ("model_steps.py", "moe_model.py"))]
+)
 
 
 @pytest.mark.parametrize("path", COMMANDS, ids=lambda path: path.stem)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import itertools
 import json
+import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import outblas
 from outblas.core.errors import RecordError, TensorError
-from outblas.kernels.grouped.grouped_kernel import GroupedConfig, why_illegal
+from outblas.kernels.grouped.grouped_kernel import GroupedConfig, candidates, why_illegal
 from outblas.kernels.grouped.grouped_problem import GroupedProblem
 from outblas.predict import grouped_choice
 from outblas.predict.grouped_choice import MeasuredGroup, choose_grouped, measured_groups
@@ -20,7 +23,7 @@ from outblas.predict.grouped_choice import MeasuredGroup, choose_grouped, measur
 torch = pytest.importorskip("torch")
 
 from outblas.dispatch.aten_override import Override  # noqa: E402
-from outblas.dispatch.grouped import grouped_product  # noqa: E402
+from outblas.dispatch.grouped import grouped_product, grouped_state  # noqa: E402
 
 SIZES = (3, 0, 5, 1)
 
@@ -182,6 +185,25 @@ def test_torchs_grouped_product_is_replaced(override: Override, monkeypatch: pyt
     override.remove()
     torch._grouped_mm(given.a, given.w, offs=given.ends)
     assert override.counts()["ours"] == 2
+
+
+def test_waiting_ends_when_kernels_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiler that fails ends it, too: the next call warns."""
+    tasks: list[Future[Any]] = [Future(), Future()]
+    submitted = iter(tasks)
+    monkeypatch.setattr(grouped_state, "_QUEUE", SimpleNamespace(submit=lambda *_: next(submitted)))
+    state = grouped_state.GroupedState("sm_90a")
+    problem = GroupedProblem(8, 64, 64)
+    for config in list(candidates(problem))[:2]:
+        assert state.kernel(problem, config, wait=False) is None
+    waiting = threading.Thread(target=state.wait)
+    waiting.start()
+    tasks[0].set_result(None)
+    waiting.join(0.05)
+    assert waiting.is_alive(), "the second kernel is being compiled"
+    tasks[1].set_exception(RuntimeError("no compiler"))
+    waiting.join(10)
+    assert not waiting.is_alive()
 
 
 def by_loop(a: Any, w: Any, ends: Any) -> Any:

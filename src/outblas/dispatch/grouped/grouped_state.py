@@ -8,6 +8,7 @@ import threading
 import warnings
 from collections import OrderedDict
 from concurrent.futures import Future
+from concurrent.futures import wait as wait_for_all
 from typing import TYPE_CHECKING, Any
 
 from outblas.core.background import BackgroundQueue
@@ -88,6 +89,12 @@ class GroupedState:
         if not wait and not begun.done():
             return None
         return self._loaded(key, begun, problem, config)
+
+    def wait(self) -> None:
+        """Wait until the kernels that earlier calls asked for are compiled. The next call of each one loads it."""
+        with self._lock:
+            begun = [*self._building.values()]
+        wait_for_all(begun)
 
     def _loaded(
         self, key: Any, begun: Future[KernelCode], problem: GroupedProblem, config: GroupedConfig
