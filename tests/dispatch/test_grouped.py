@@ -195,7 +195,7 @@ def test_waiting_ends_when_kernels_are_compiled(monkeypatch: pytest.MonkeyPatch)
     state = grouped_state.GroupedState("sm_90a")
     problem = GroupedProblem(8, 64, 64)
     for config in list(candidates(problem))[:2]:
-        assert state.kernel(problem, config, wait=False) is None
+        assert state.kernel(problem, config, wait=False, capturing=False) is None
     waiting = threading.Thread(target=state.wait)
     waiting.start()
     tasks[0].set_result(None)
