@@ -202,27 +202,34 @@ class Kernels:
 
 
 def searched(
-    one: MoeProblem, problem: GroupedProblem, kernels: Kernels, sets: Sequence[OperandSet], seed: int
+    one: MoeProblem, problem: GroupedProblem, kernels: Kernels, sets: Sequence[OperandSet], seed: int, torchs: Any
 ) -> dict[str, Any]:
     """Return the quick times of all candidates that suit a problem, and the fastest one of those that pass the proof.
 
+    Args:
+        torchs: graph of torch's product of the sets.
+
     Returns:
-        ``quick_us``: knobs -> microseconds of few rounds; ``config``, ``us`` of many rounds, and ``wrong``: knobs ->
-        reason.
+        ``quick_us``: knobs -> microseconds of few rounds; ``config``, ``us`` and ``torch_us`` of many rounds in which
+        the best kernels and torch take turns; ``over_torch``; ``wrong``: knobs -> reason.
     """
     loaded = kernels.load(problem, [config for config in candidates(problem) if suits(one, config)])
     outs = [each.c[:, : problem.columns].contiguous() for each in sets]
-    graphs = {config: graph_of(calls_of_kernel(kernel, sets, outs)) for config, kernel in loaded.items()}
+    graphs: dict[Any, Any] = {
+        config: graph_of(calls_of_kernel(kernel, sets, outs)) for config, kernel in loaded.items()
+    }
     quick = {config: median(us) for config, us in times_us(graphs, 3, len(sets)).items()}
     ranked, wrong = sorted(graphs, key=quick.__getitem__)[:FINALISTS], {}
     for config in ranked:
         if reason := prove_grouped(loaded[config], problem, seed):
             wrong[str(config)] = reason
     right = {config: graphs[config] for config in ranked if str(config) not in wrong}
-    times = {config: median(us) for config, us in times_us(right, 10, len(sets)).items()}
+    times = {config: median(us) for config, us in times_us({**right, "torch": torchs}, 15, len(sets)).items()}
+    torch_us = times.pop("torch")
     best = min(times, key=times.__getitem__)
     quick_us = {knobs_text(config): round(us, 2) for config, us in quick.items()}
-    return {"config": knobs(best), "us": times[best], "wrong": wrong, "quick_us": quick_us}
+    found = {"config": knobs(best), "us": times[best], "torch_us": torch_us, "over_torch": torch_us / times[best]}
+    return {**found, "wrong": wrong, "quick_us": quick_us}
 
 
 def knobs(config: GroupedConfig) -> dict[str, Any]:
@@ -236,18 +243,15 @@ def knobs_text(config: GroupedConfig) -> str:
 
 
 def measure_search(one: MoeProblem, kernels: Kernels, seed: int) -> dict[str, Any]:
-    """Return a row of the search: the best kernel, the best one with a gate, and torch's times for both."""
+    """Return a row of the search: the best kernel, and for gate/up the best one with a gate, both beside torch."""
     sets = operand_sets(one, seed)
     problem = replace(one.problem, bias=False)
     row = {"problem": one.key, "tokens": one.tokens, "rows": one.tokens * MODELS[one.model].top}
-    row["plain"] = searched(one, problem, kernels, sets, seed)
     torchs = [partial(torch._grouped_mm, each.a, each.w.transpose(-2, -1), offs=each.ends) for each in sets]
-    graphs = {"plain": graph_of(torchs)}
+    row["plain"] = searched(one, problem, kernels, sets, seed, graph_of(torchs))
     if one.part == "gate_up":
-        row["gated"] = searched(one, replace(problem, gated=True), kernels, sets, seed)
-        graphs["gated"] = graph_of([partial(silu_of, call) for call in torchs])
-    for name, us in times_us(graphs, 10, len(sets)).items():
-        row[name] |= {"torch_us": median(us), "over_torch": median(us) / row[name]["us"]}
+        with_silu = graph_of([partial(silu_of, call) for call in torchs])
+        row["gated"] = searched(one, replace(problem, gated=True), kernels, sets, seed, with_silu)
     return row
 
 
