@@ -79,9 +79,9 @@ def main() -> None:
         known["calls"] += 1
         if why_illegal(problem, config):
             continue
-        kernel = loaded.setdefault((kind, config), None) or GroupedKernel(cubin, problem, config)
-        kernel.problem = problem  # a cubin serves every problem of its kind
-        loaded[(kind, config)] = kernel
+        if (kind, config) not in loaded:
+            loaded[(kind, config)] = GroupedKernel(cubin, problem, config)
+        kernel = loaded[(kind, config)].on(problem)
         for case in cases(problem.groups, known["calls"], ROWS):
             operands = GroupedOperands(problem, case, known["calls"])
             operands.run(kernel)

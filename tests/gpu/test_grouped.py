@@ -122,6 +122,15 @@ def test_a_call_runs_a_kernel_whatever_the_number_of_rows(rows: int) -> None:
     torch.testing.assert_close(gated.double(), torch.nn.functional.silu(gate) * up, rtol=1e-2, atol=1e-2)
 
 
+def test_one_kernel_serves_problems_of_other_extents() -> None:
+    for groups, n, k in ((16, 768, 1024), (8, 1536, 2048), (16, 768, 1024), (64, 768, 512)):
+        a, w, ends = operands_of(32, groups, n, k)
+        for _ in range(2):
+            found = outblas.grouped_mm(a, w.transpose(-2, -1), ends)
+            torch.testing.assert_close(found.double(), by_loop(a, w, ends), rtol=1e-2, atol=1e-2)
+            _settled()
+
+
 def test_torchs_grouped_product_and_its_gradient_run_here(enabled: None) -> None:
     a, w, ends = operands_of(300)
     a.requires_grad_()

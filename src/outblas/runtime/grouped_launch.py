@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 from typing import TYPE_CHECKING, Any
 
 from outblas.core.errors import ConfigError, TensorError
-from outblas.kernels.geometry_terms import WGMMA_ROWS
+from outblas.kernels.geometry_terms import SMEM_LIMIT, WGMMA_ROWS
 from outblas.kernels.grouped.grouped_kernel import GroupedConfig, ctas, why_illegal
 from outblas.kernels.grouped.grouped_problem import GroupedProblem
 from outblas.runtime.cubin import Cubin
@@ -36,16 +37,25 @@ class GroupedKernel:
     """
 
     def __init__(self, cubin: Cubin, problem: GroupedProblem, config: GroupedConfig) -> None:
-        if reason := why_illegal(problem, config):
-            raise ConfigError(f"{config} on {problem}: {reason}", "a legal config", "choose one of candidates()")
-        self.problem, self.config = problem, config
+        self.problem, self.config = _checked(problem, config), config
         cu = driver()
         ensure_context()
         self._module = check("cuModuleLoadData", cu.cuModuleLoadData(cubin.image))
         self._function = check("cuModuleGetFunction", cu.cuModuleGetFunction(self._module, cubin.entry.encode()))
         name = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        smem = config.smem_bytes(problem.groups)
-        check("cuFuncSetAttribute", cu.cuFuncSetAttribute(self._function, name, smem))
+        check("cuFuncSetAttribute", cu.cuFuncSetAttribute(self._function, name, SMEM_LIMIT))
+
+    def on(self, problem: GroupedProblem) -> GroupedKernel:
+        """Return the same kernel for another problem of its layout, dtype, gate and bias.
+
+        Raises:
+            ConfigError: the config is not legal for it.
+        """
+        if problem == self.problem:
+            return self
+        made = copy.copy(self)
+        made.problem = _checked(problem, self.config)
+        return made
 
     def bind(
         self, a: torch.Tensor, w: torch.Tensor, ends: torch.Tensor, c: torch.Tensor, bias: torch.Tensor | None = None
@@ -99,3 +109,9 @@ class GroupedKernel:
                 raise TensorError(wrong, expected, "convert or copy it")
             if name != "c" and may_overlap(t, c):
                 raise TensorError(f"c overlaps {name} in memory", "separate memory", "allocate c separately")
+
+
+def _checked(problem: GroupedProblem, config: GroupedConfig) -> GroupedProblem:
+    if reason := why_illegal(problem, config):
+        raise ConfigError(f"{config} on {problem}: {reason}", "a legal config", "choose one of candidates()")
+    return problem

@@ -73,10 +73,9 @@ class GroupedState:
             wait: wait for the compiler, which runs on a thread of its own.
             capturing: a CUDA graph is being captured: load nothing.
         """
-        kind = (problem.layout, problem.dtype, problem.gated, problem.bias)
-        key = (kind, config)
+        key = (problem.layout, problem.dtype, problem.gated, problem.bias, config)
         if (known := self._kernels.get(key)) is not None:
-            return known
+            return known.on(problem)
         with self._lock:
             if key in self.failed or capturing:
                 return None
@@ -103,8 +102,10 @@ class GroupedState:
             return GroupedKernel(cubin, problem, config)
 
         with self._lock:
-            if key in self._kernels or key in self.failed:
-                return self._kernels.get(key)
+            if (known := self._kernels.get(key)) is not None:
+                return known.on(problem)
+            if key in self.failed:
+                return None
             try:
                 try:
                     self._kernels[key] = load_code(begun.result(), load)
@@ -124,7 +125,7 @@ class GroupedState:
     ) -> None:  # fmt: skip
         """Enqueue a kernel; the arguments are those of :meth:`GroupedKernel.bind`, whose calls are kept by address."""
         addresses = tuple(None if t is None else t.data_ptr() for t in (a, w, ends, c, bias))
-        key = (kernel, addresses, a.shape[0], w.shape)
+        key = (kernel.problem, kernel.config, addresses, a.shape[0])
         with self._lock:
             call = self._calls.pop(key, None)
             if call is None:
