@@ -172,6 +172,31 @@ def test_a_mixture_of_experts_in_a_graph() -> None:
     torch.testing.assert_close(found.double(), want, rtol=2e-2, atol=2e-2)
 
 
+def test_experts_of_transformers_run_as_one_layer(enabled: None) -> None:
+    moe = pytest.importorskip("transformers.integrations.moe")
+    from transformers.models.qwen3_moe.configuration_qwen3_moe import Qwen3MoeConfig
+    from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
+
+    config = Qwen3MoeConfig(hidden_size=1024, moe_intermediate_size=512, num_experts=16, num_experts_per_tok=4)
+    config._experts_implementation = "grouped_mm"
+    layer = Qwen3MoeExperts(config).to("cuda", torch.bfloat16)
+    for weight in layer.parameters():
+        torch.nn.init.normal_(weight, 0.0, 0.03)
+    for tokens in (1, 64, 2000):
+        x = torch.randn(tokens, 1024, device="cuda", dtype=torch.bfloat16)
+        scores, chosen = torch.rand(tokens, 16, device="cuda").softmax(-1).topk(4)
+        with torch.no_grad():
+            layer(x, chosen, scores)
+            _settled()
+            before = outblas.status()["torch"]["ours"]
+            found = layer(x, chosen, scores)
+            assert outblas.status()["torch"]["ours"] == before + 2
+            with torch.no_grad():
+                want = moe.batched_mm_experts_forward(layer.double(), x.double(), chosen, scores.double())
+            layer.to(torch.bfloat16)
+        torch.testing.assert_close(found.double(), want, rtol=2e-2, atol=2e-2 * want.std().item())
+
+
 def _settled() -> None:
     """Wait for kernels that are being compiled."""
     from outblas.dispatch.grouped.grouped_state import grouped_state

@@ -42,6 +42,7 @@ from outblas.dispatch.call_option import CallOption, option_without_promise
 from outblas.dispatch.fused_layer import FUSED_VARIABLE
 from outblas.dispatch.fusion.biased_product import biased_product
 from outblas.dispatch.grouped.grouped_product import grouped_kernel
+from outblas.dispatch.grouped.transformers_experts import TransformersExperts
 from outblas.dispatch.guarantees.guarantee import Guarantee, process_guarantee
 from outblas.dispatch.product_operands import as_plain
 
@@ -66,6 +67,7 @@ class Override:
         self._library: Any = None
         self._further: Any = None
         self._grouped: Any = None
+        self._experts = TransformersExperts(self._count)
         self._replaced: set[str] = set()
         self._lock = threading.RLock()  # a signal's handler may multiply meanwhile
         self._ours = self._torchs = 0
@@ -108,6 +110,7 @@ class Override:
             elif is_on(FUSED_VARIABLE):
                 self._further = self._implemented({"addmm": self._biased}, self._key)
             self._grouped = self._grouped_library()
+            self._experts.install()
         except BaseException:
             self.remove()
             raise
@@ -119,6 +122,7 @@ class Override:
         """
         if self._library is None:
             return
+        self._experts.remove()
         for library in (self._further, self._grouped):
             if library is not None:
                 library._destroy()
@@ -191,6 +195,7 @@ class Override:
         def kernel(
             keyset: Any, a: torch.Tensor, w: torch.Tensor, offs: Any = None, bias: Any = None, out_dtype: Any = None
         ) -> torch.Tensor:
+            self._experts.install()  # transformers may have been imported meanwhile
             result, ours = grouped_kernel(keyset, a, w, offs, bias, out_dtype, theirs)
             self._count(ours)
             return result

@@ -1,0 +1,81 @@
+"""The experts of transformers as a whole layer: its implementation ``grouped_mm`` sorts, gathers and combines here.
+
+``transformers.integrations.moe.ExpertsInterface`` is where transformers takes implementations of its experts. While
+torch's products are replaced, the entry ``grouped_mm`` is one that runs :func:`outblas.moe_mlp` where it can, and
+transformers' own elsewhere: with gradients, under torch.compile, and with another gate than SiLU(gate) * up.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from outblas.dispatch.grouped.moe_layer import our_moe_mlp
+from outblas.dispatch.product_operands import as_plain
+
+#: Module of transformers, which is never imported here; its implementation; and the products of a layer.
+_HOME, _NAME, _PRODUCTS = "transformers.integrations.moe", "grouped_mm", 2
+
+
+class TransformersExperts:
+    """The replacement of transformers' implementation, active from :meth:`install` to :meth:`remove`.
+
+    Args:
+        count: called once for each product that a kernel of this package computes.
+    """
+
+    def __init__(self, count: Callable[[bool], None]) -> None:
+        self._count = count
+        self._theirs: Any = None
+        self._forward: Any = None
+
+    def install(self) -> None:
+        """Replace the implementation, if transformers' experts are imported; a second call changes nothing."""
+        home = sys.modules.get(_HOME)
+        interface = getattr(home, "ExpertsInterface", None)
+        theirs = getattr(interface, "_global_mapping", {}).get(_NAME)
+        if self._theirs is None and theirs is not None and theirs.__module__ == _HOME:
+            self._theirs, self._forward = theirs, self._made(theirs, getattr(home, "_default_apply_gate", None))
+            interface.register(_NAME, self._forward)  # type: ignore[union-attr]
+
+    def remove(self) -> None:
+        """Restore transformers' own, unless another package has replaced the implementation meanwhile."""
+        interface = getattr(sys.modules.get(_HOME), "ExpertsInterface", None)
+        if self._theirs is not None and interface is not None:
+            if interface._global_mapping.get(_NAME) is self._forward:
+                interface.register(_NAME, self._theirs)
+            self._theirs = self._forward = None
+
+    def _made(self, theirs: Callable[..., torch.Tensor], usual_gate: Any) -> Callable[..., torch.Tensor]:
+        def grouped_mm_experts_forward(
+            layer: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+        ) -> torch.Tensor:
+            operands = (hidden_states, top_k_index, top_k_weights)
+            result = self._layer(layer, *operands) if _is_swiglu(layer, usual_gate) else None
+            return theirs(layer, *operands) if result is None else result
+
+        return grouped_mm_experts_forward
+
+    def _layer(self, layer: Any, x: torch.Tensor, experts: torch.Tensor, scores: torch.Tensor) -> torch.Tensor | None:
+        weights = (layer.gate_up_proj, layer.down_proj)
+        biases = (layer.gate_up_proj_bias, layer.down_proj_bias) if layer.has_bias else (None, None)
+        wants_gradient = torch.is_grad_enabled() and any(
+            t is not None and t.requires_grad for t in (x, *weights, scores)
+        )
+        if wants_gradient or torch.compiler.is_compiling():
+            return None
+        gate_up, down = (as_plain(w).transpose(-2, -1) if layer.is_transposed else as_plain(w) for w in weights)
+        result = our_moe_mlp(x, gate_up, down, experts, scores, *biases)
+        for _ in range(_PRODUCTS if result is not None else 0):
+            self._count(True)
+        return result
+
+
+def _is_swiglu(layer: Any, usual_gate: Any) -> bool:
+    """Return whether a layer computes SiLU(gate) * up of gates that lie before ups, and nothing after its products."""
+    usual = layer.has_gate and usual_gate is not None and getattr(type(layer), "_apply_gate", None) is usual_gate
+    usual = usual and getattr(layer, "is_concatenated", True) and not getattr(layer, "has_post_expert_norm", False)
+    return usual and type(layer.act_fn).__name__ in ("SiLU", "SiLUActivation")
