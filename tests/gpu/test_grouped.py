@@ -182,7 +182,7 @@ def test_experts_of_transformers_run_as_one_layer(enabled: None) -> None:
     layer = Qwen3MoeExperts(config).to("cuda", torch.bfloat16)
     for weight in layer.parameters():
         torch.nn.init.normal_(weight, 0.0, 0.03)
-    for tokens in (1, 64, 2000):
+    for tokens in (1, 64, 200):
         x = torch.randn(tokens, 1024, device="cuda", dtype=torch.bfloat16)
         scores, chosen = torch.rand(tokens, 16, device="cuda").softmax(-1).topk(4)
         with torch.no_grad():

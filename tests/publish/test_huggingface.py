@@ -301,8 +301,8 @@ def test_the_command_packages_captured_problems(own: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((), "0 of --mnk, --suite and --captured are given; expected exactly one"),
-        (("--mnk", "64_64_64", "--suite", "llm"), "2 of --mnk, --suite and --captured are given"),
+        ((), "0 of --mnk, --suite, --captured and --grouped are given; expected exactly one"),
+        (("--mnk", "64_64_64", "--suite", "llm"), "2 of --mnk, --suite, --captured and --grouped are given"),
         (("--suite", "llm", "--format", "cu,hf"), "--format cu,hf needs --mnk; expected --format hf"),
         (("--suite", "lm"), "unknown suite 'lm'"),
         (("--captured", "none.json"), "none.json"),

@@ -89,12 +89,13 @@ def engines() -> list[tuple[str, str]]:
     step, requests = cells["decode"]["16"], cells["end_to_end"]["16"]
     processes = [one for model in means for one in vllm(model)["processes"]]
     spread, imports = ([one[field] for one in processes] for field in ("ready_s", "import_s"))
-    assert round(100 * (llama["decode"] - 1)) == round(100 * (qwen["decode"] - 1)) == 6, (
-        "README's and the home page's 6%"
+    gains = (
+        f"{100 * (llama['decode'] - 1):.0f}% faster for Llama 3 8B and {100 * (qwen['decode'] - 1):.0f}% for Qwen2.5 7B"
     )
+    assert f"{memory('llama-3-8b'):.1f}" == f"{memory('qwen2.5-7b'):.1f}"
     return [
-        ("README.md", "about 6% faster for Llama 3 8B and Qwen2.5 7B"),
-        ("docs/index.md", "about 6% faster for Llama 3 8B and Qwen2.5 7B"),
+        ("README.md", gains),
+        ("docs/index.md", gains),
         (page, f"decode steps: {llama['decode']:.3f}× for Llama 3 8B, {qwen['decode']:.3f}× for Qwen2.5 7B"),
         (page, f"prefill throughput: {llama['prefill']:.3f}× and {qwen['prefill']:.3f}×"),
         (page, f"individual starts, which took {min(spread):.0f} to {max(spread):.0f} s"),
@@ -102,7 +103,7 @@ def engines() -> list[tuple[str, str]]:
         (faq, f"Llama 3 8B decode steps in vLLM, batch 1 to 256 | {llama['decode']:.3f}× |"),
         (faq, f"Qwen2.5 7B decode steps in vLLM, batch 1 to 256 | {qwen['decode']:.3f}× |"),
         (faq, f"is {over_torch(H200)} on the H200 and {over_torch(H100)} on the H100"),
-        (faq, f"was {min(map(memory, means)):.1f} to {max(map(memory, means)):.1f} GB higher with OutBLAS"),
+        (faq, f"was {memory('llama-3-8b'):.1f} GB higher with OutBLAS"),
         (faq, f"It ran {compiled('compile_enable'):.3f} times as fast as with torch.compile"),
         (faq, f"takes {step['outblas']:.3f} ms with OutBLAS and {step['torch']:.3f} ms without"),
         (faq, f"{step['ratio']:.3f}, with a 95% interval of {step['low']:.3f} to {step['high']:.3f}"),
@@ -250,11 +251,17 @@ def test_sentences_on_vllm_say_which_intervals_include_one() -> None:
         for mode, cells in vllm(model)["cells"].items()
         for cell, row in cells.items()
     }
-    assert all(gains for (_, mode, _), gains in above.items() if mode == "decode")
-    level = [key for key, gains in above.items() if key[1] == "end_to_end" and not gains]
-    assert level == [("qwen2.5-7b", "end_to_end", "256")]
+    level = [key for key, gains in above.items() if key[1] in ("decode", "end_to_end") and not gains]
+    assert level == [("qwen2.5-7b", "decode", "100")]
     rest = [key for key, gains in above.items() if key[1] in ("first_token", "prefill") and gains]
     assert rest == [("llama-3-8b", "prefill", "1x2048")]
-    assert all(
-        row["high"] > 1 for model in ("llama-3-8b", "qwen2.5-7b") for row in vllm(model)["cells"]["prefill"].values()
+    slower = [
+        (model, cell)
+        for model in ("llama-3-8b", "qwen2.5-7b")
+        for cell, row in vllm(model)["cells"]["prefill"].items()
+        if row["high"] < 1
+    ]
+    assert (
+        slower == [("qwen2.5-7b", "4x2048")]
+        and f"{vllm('qwen2.5-7b')['cells']['prefill']['4x2048']['ratio']:.2f}" == "0.98"
     )

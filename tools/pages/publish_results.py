@@ -44,6 +44,7 @@ from pages.compare_block import (
 )
 from pages.compare_picture import compare_svg
 from pages.engine_rows import VLLM, engine_rows
+from pages.expert_tables import LAYERS, MODEL, PRODUCTS, expert_rows, layers_block, model_block, products_block
 from pages.gpu_folders import gpu_folders, name_of_gpu, refuse_files_of_another_gpu
 from pages.headline import HeadlineRow, headline_rows, headline_table, short_rows
 from pages.headline_picture import headline_svg
@@ -144,6 +145,9 @@ def generated_blocks(measured: Measured, *beside: Measured) -> dict[tuple[str, s
         ("docs/use/when-not.md", "weak"): lambda: _weak(benched),
         ("docs/use/matmul.md", "any_shapes"): lambda: _any_shapes(gpus),
         ("docs/use/engines.md", "vllm"): lambda: _each_with(VLLM, gpus, vllm_block),
+        ("docs/use/experts.md", "products"): lambda: _each_with(PRODUCTS, gpus, products_block),
+        ("docs/use/experts.md", "layers"): lambda: _each_with(LAYERS, gpus, layers_block),
+        ("docs/use/experts.md", "model"): lambda: _each_with(MODEL, gpus, model_block),
         ("docs/develop/build-the-library.md", "scale"): lambda: scale_block(folder),
         ("docs/kernels/cost-model.md", "ncu"): lambda: _each_with(
             COUNTERS, gpus, lambda folder: counters_text(folder / COUNTERS)
@@ -240,7 +244,7 @@ def _wanted(folder: Path, root: Path) -> dict[Path, str]:
     for gpu in (measured, *beside):
         refuse_files_of_another_gpu(gpu.folder)
     wanted = {
-        gpu.folder / "summary.json": text_of_rows([*gpu.summary, *engine_rows(gpu.folder)])
+        gpu.folder / "summary.json": text_of_rows([*gpu.summary, *engine_rows(gpu.folder), *expert_rows(gpu.folder)])
         for gpu in (measured, *beside)
         if gpu.results
     }

@@ -1,8 +1,8 @@
 """The experts of transformers as a whole layer: its implementation ``grouped_mm`` sorts, gathers and combines here.
 
-``transformers.integrations.moe.ExpertsInterface`` is where transformers takes implementations of its experts. While
-torch's products are replaced, the entry ``grouped_mm`` is one that runs :func:`outblas.moe_mlp` where it can, and
-transformers' own elsewhere: with gradients, under torch.compile, and with another gate than SiLU(gate) * up.
+``transformers.integrations.moe.ExpertsInterface`` has the implementations of transformers' experts. While torch's
+products are replaced, its entry ``grouped_mm`` computes as :func:`outblas.moe_mlp`. Transformers' own runs where a
+gradient is needed, under torch.compile, and for another gate than SiLU(gate) * up.
 """
 
 from __future__ import annotations
