@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import geometric_mean, median
 from typing import Any
@@ -45,7 +45,7 @@ def products_block(folder: Path) -> str:
     head = ["tokens", *(f"over {words}" for words in _RIVALS.values()), "over the fastest", "TFLOP/s", "of the bound"]
     lines = []
     for tokens, part in _by_tokens(rows):
-        each = [_ratio(part, lambda row, name=name: row["times_us"].get(name), "outblas") for name in _RIVALS]
+        each = [_ratio(part, name, "outblas") for name in _RIVALS]
         last = [_mean(row["speedup"] for row in part), f"{median(row['tflops'] for row in part):,.0f}"]
         lines.append([f"{tokens:,}", *each, *last, f"{100 * geometric_mean([row['of_floor'] for row in part]):.0f}%"])
     total = data["rows"]
@@ -73,8 +73,8 @@ def layers_block(folder: Path) -> str:
     head = ["tokens", *(f"`moe_mlp` over {words}" for words in _LAYER_RIVALS.values()), "`enable()` over transformers"]
     lines = []
     for tokens, part in _by_tokens(data["rows"]):
-        each = [_ratio(part, lambda row, name=name: row["times_us"].get(name), "outblas") for name in _LAYER_RIVALS]
-        enabled = _ratio(part, lambda row: row["times_us"].get("transformers"), "transformers_outblas")
+        each = [_ratio(part, name, "outblas") for name in _LAYER_RIVALS]
+        enabled = _ratio(part, "transformers", "transformers_outblas")
         lines.append([f"{tokens:,}", *each, enabled])
     return "\n".join([*table_lines(head, 0, lines), "", _source(folder / LAYERS, data)])
 
@@ -100,9 +100,9 @@ def _by_tokens(rows: Sequence[Mapping[str, Any]]) -> list[tuple[int, list[Mappin
     return [(tokens, [row for row in rows if row["tokens"] == tokens]) for tokens in numbers]
 
 
-def _ratio(rows: Sequence[Mapping[str, Any]], rival: Callable[[Any], float | None], ours: str) -> str:
+def _ratio(rows: Sequence[Mapping[str, Any]], rival: str, ours: str) -> str:
     """Return the mean ratio over a rival in the rows in which it is right; a dash if it is in none."""
-    found = [them / row["times_us"][ours] for row in rows if (them := rival(row)) and ours in row["times_us"]]
+    found = [times[rival] / times[ours] for row in rows if {rival, ours} <= (times := row["times_us"]).keys()]
     return _mean(found) if found else "–"
 
 

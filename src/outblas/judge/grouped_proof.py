@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -65,7 +64,8 @@ class GroupedOperands:
             self.a[begin:end], self.w[case.not_a_number] = float("nan"), float("nan")
 
     def run(self, kernel: GroupedKernel) -> None:
-        kernel.bind(self.a, self.w, self.ends, self.c, self.bias)(torch.cuda.current_stream().cuda_stream)
+        stream = torch.cuda.current_stream().cuda_stream if self.a.is_cuda else 0
+        kernel.bind(self.a, self.w, self.ends, self.c, self.bias)(stream)
 
     def why_wrong(self) -> str:
         """Return in one line what is wrong with C; empty if nothing is."""
@@ -131,21 +131,24 @@ def cases(groups: int, seed: int, most: int = 700) -> Iterator[GroupedCase]:
     yield of_sizes(sizes, not_a_number=draw.randrange(groups))
 
 
-def prove_grouped(kernel: GroupedKernel, problem: GroupedProblem, seed: int, most: int = 700) -> str:
+def prove_grouped(
+    kernel: GroupedKernel, problem: GroupedProblem, seed: int, most: int = 700, device: str = "cuda"
+) -> str:
     """Return in one line why a kernel is not right on a problem; empty if it passes all cases.
 
     Args:
         most: about how many rows a case has.
+        device: torch's name of the device.
     """
     for number, case in enumerate(cases(problem.groups, seed, most)):
-        operands = GroupedOperands(problem, case, seed + number)
+        operands = GroupedOperands(problem, case, seed + number, device)
         operands.run(kernel)
         if reason := operands.why_wrong():
             return f"{_words(case)}: {reason}"
-    return _why_bits_differ(problem, seed, lambda operands: operands.run(kernel))
+    return _why_bits_differ(kernel, problem, seed, device)
 
 
-def _why_bits_differ(problem: GroupedProblem, seed: int, run: Callable[[GroupedOperands], Any]) -> str:
+def _why_bits_differ(kernel: GroupedKernel, problem: GroupedProblem, seed: int, device: str) -> str:
     """Return why the rows of a group have other bits beside other groups than alone; empty if they have not."""
     draw = random.Random(seed)
     group, size = draw.randrange(problem.groups), 40
@@ -153,14 +156,14 @@ def _why_bits_differ(problem: GroupedProblem, seed: int, run: Callable[[GroupedO
     sizes[group] = size
     alone = GroupedCase(tuple(size * (index >= group) for index in range(problem.groups)), size)
     beside = GroupedCase(tuple(itertools.accumulate(sizes)), sum(sizes))
-    first, second = (GroupedOperands(problem, case, seed) for case in (alone, beside))
+    first, second = (GroupedOperands(problem, case, seed, device) for case in (alone, beside))
     begin = sum(sizes[:group])
     second.w.copy_(first.w)
     second.a[begin : begin + size] = first.a
     if first.bias is not None and second.bias is not None:
         second.bias.copy_(first.bias)
-    run(first)
-    run(second)
+    first.run(kernel)
+    second.run(kernel)
     same = torch.equal(first.c, second.c[begin : begin + size])
     return "" if same else f"the bits of group {group} depend on the rows of the others"
 
