@@ -68,8 +68,9 @@ def test_every_implementation_computes_the_same_logits(bench: Any, ways: Any, ex
 
 @pytest.mark.parametrize("step", ["decode_3", "prefill_6"])
 def test_all_ways_run_the_same_step(bench: Any, ours: Served, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    product = importlib.import_module("outblas.dispatch.grouped.grouped_product")
-    monkeypatch.setattr(product, "grouped_state", lambda index: None)  # no kernel runs here
+    for name in ("grouped_product", "moe_layer"):
+        module = importlib.import_module(f"outblas.dispatch.grouped.{name}")
+        monkeypatch.setattr(module, "grouped_state", lambda index: None)  # no kernel runs here
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     row = bench.measure(tiny(bench), bench.Step.parse(step), list(bench.WAYS), 3, 4)
     assert set(row["ways"]) == set(bench.WAYS) and not row["left_out"]

@@ -15,6 +15,7 @@ from outblas.core.config import KernelConfig
 from outblas.core.errors import CompileError, RecordError, ToolchainMissing
 from outblas.core.problem import Problem
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
+from outblas.kernels.grouped import rows_source
 from outblas.kernels.source import Source, make_source
 from outblas.predict.any_shape import AnyShapeModel
 from outblas.records.library import Library
@@ -141,7 +142,9 @@ def test_kernels_of_no_library_are_packed_in_every_layout_and_dtype(
     assert list(files) == ["h100", "h200"] and len(set(sources)) == len(sources) > 3 * len(kernels)
     few = list(dict.fromkeys(make_source(p, c) for p, c in cubin_build.kernels_for_few_rows()))
     assert len(few) > 4 * 8 * 4 and not set(few) & set(sources)
-    sources += few
+    grouped = [*cubin_build.grouped_sources(), *rows_source.all_sources()]
+    assert len(grouped) == len(set(grouped)) > 100
+    sources += [*few, *grouped]
     monkeypatch.setattr(cubin_build, "packaged_libraries", lambda: {})
     path = tmp_path / "kernels.pack"
     assert cubin_build.build(path).kernels == len(sources) and cubin_build.is_current(path)

@@ -58,13 +58,9 @@ def export(
 ) -> None:
     """Export kernels as CUDA source, PTX, cubin, a C++ launcher with a test, or a Hugging Face folder."""
     chosen = common.check_launch(launch)
-    given = [one for one in (mnk, suite, captured, grouped) if one is not None]
-    if len(given) != 1:
-        wrong = f"{len(given)} of --mnk, --suite, --captured and --grouped are given"
-        raise UsageError(wrong, "exactly one of these options", "pass one of them, e.g. --mnk 64_4096_64")
+    _check_one_of(mnk, suite, captured, grouped)
     if grouped is not None:
-        _write_grouped(grouped, layout, dtype, out_dir)
-        return
+        return _write_grouped(grouped, layout, dtype, out_dir)
     wanted = [word.strip() for one in formats or ["all" if mnk else "hf"] for word in one.split(",")]
     if mnk is None and wanted != ["hf"]:
         wrong = f"--format {','.join(wanted)} needs --mnk"
@@ -90,6 +86,13 @@ def export(
         paths = _write_set(targets, "captured" if captured else suite or "", out_dir)
     err.print(f"library: {rows.gpu}{note}", markup=False)
     common.print_result("export", {"written": paths}, kernels=len(targets), gpu=rows.gpu)
+
+
+def _check_one_of(*options: object) -> None:
+    given = sum(one is not None for one in options)
+    if given != 1:
+        wrong = f"{given} of --mnk, --suite, --captured and --grouped are given"
+        raise UsageError(wrong, "exactly one of these options", "pass one of them, e.g. --mnk 64_4096_64")
 
 
 def _write_grouped(named: str, layout: str, dtype: str, folder: Path) -> None:

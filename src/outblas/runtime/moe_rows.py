@@ -25,7 +25,7 @@ class MoeRows:
     Operands are contiguous, on the device of the context, and rows begin at multiples of 16 bytes.
 
     Args:
-        cubin: compiled from :func:`outblas.kernels.grouped.moe_rows.rows_source`.
+        cubin: compiled from :func:`outblas.kernels.grouped.rows_source.rows_source`.
 
     Raises:
         DeviceError: the driver cannot load it.

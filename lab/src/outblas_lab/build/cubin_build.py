@@ -26,7 +26,7 @@ from outblas.core.problem import Dtype, Layout, Problem
 from outblas.core.version import __version__
 from outblas.kernels.epilogue import STACKED_GATE
 from outblas.kernels.fixed_order import kernels_for_few_rows
-from outblas.kernels.grouped import grouped_kernel, moe_rows
+from outblas.kernels.grouped import grouped_kernel, rows_source
 from outblas.kernels.grouped.grouped_kernel import why_illegal as grouped_illegal
 from outblas.kernels.kernel_hash import kernels_sha
 from outblas.kernels.legality import why_illegal
@@ -142,14 +142,14 @@ def build(
         libraries = [Library.packaged(gpu) for gpu in packaged_libraries()]
         others = [*pairs_for_any_shape(any_shape_files()), *kernels_for_few_rows()]
     sources = list(dict.fromkeys([*sources_of(libraries), *(make_source(p, c) for p, c in others)]))
-    sources += [*grouped_sources(), *moe_rows.all_sources()] if others else []
+    sources += [*grouped_sources(), *rows_source.all_sources()] if others else []
     cubins: dict[bytes, Cubin] = {}
     left_out: list[str] = []
     progress = _Progress(len(sources), report)
     for index, result in compile_many(sources, ARCHITECTURE, jobs):
         source = sources[index]
         rejected = str(result) if isinstance(result, CompileError) else ""
-        if isinstance(result, Cubin) and source.family != moe_rows.FAMILY:  # those multiply nothing
+        if isinstance(result, Cubin) and source.family != rows_source.FAMILY:  # those multiply nothing
             rejected = check_static(result.facts, source, result) or ""
         if rejected:
             left_out.append(f"{source.entry}: {rejected}")

@@ -17,7 +17,7 @@ from outblas.core.roofline import architecture
 from outblas.dispatch import device_registry
 from outblas.kernels.grouped.grouped_kernel import ENTRY, GroupedConfig, make_source
 from outblas.kernels.grouped.grouped_problem import GroupedProblem
-from outblas.kernels.grouped.moe_rows import FAMILY, rows_source
+from outblas.kernels.grouped.rows_source import FAMILY, rows_source
 from outblas.predict.grouped_choice import choose_grouped, measured_groups
 from outblas.runtime.grouped_launch import GroupedKernel
 from outblas.runtime.kernel_loader import KernelCode, ShippedRefused, kernel_code, load_code
@@ -135,7 +135,7 @@ class GroupedState:
             call(stream)
 
     def rows(self, dtype: str, experts: str, scores: str, may_load: bool) -> MoeRows | None:
-        """Return the kernels of :func:`outblas.kernels.grouped.moe_rows.rows_source`; None if they cannot be had."""
+        """Return the kernels of :func:`outblas.kernels.grouped.rows_source.rows_source`; None if they cannot be had."""
         key = (dtype, experts, scores)
         with self._lock:
             if key not in self._rows and may_load:

@@ -9,7 +9,7 @@ from outblas.dispatch.aten_products import HALF_DTYPES
 from outblas.dispatch.grouped import grouped_product
 from outblas.dispatch.grouped.grouped_product import our_grouped_mm
 from outblas.dispatch.grouped.grouped_state import grouped_state
-from outblas.kernels.grouped.moe_rows import EXPERTS, SCORES
+from outblas.kernels.grouped.rows_source import EXPERTS, SCORES
 from outblas.runtime.moe_rows import VECTOR
 
 
