@@ -68,12 +68,7 @@ def export(
 
     from outblas.export.target import find_target, find_targets
 
-    if mnk is not None:
-        problems = [Problem.from_mnk(mnk, layout, dtype, acc)]
-    elif captured is not None:
-        problems = _captured(captured, (layout.upper(), dtype.lower(), acc.lower()))
-    else:
-        problems = common.suite_problems(suite or "", (layout,), dtype, acc)
+    problems = _problems(mnk, suite, captured, (layout, dtype, acc))
     rows, note = _library(library)
     if predicted:
         rows = _with_predictions(rows, problems, chosen)
@@ -86,6 +81,15 @@ def export(
         paths = _write_set(targets, "captured" if captured else suite or "", out_dir)
     err.print(f"library: {rows.gpu}{note}", markup=False)
     common.print_result("export", {"written": paths}, kernels=len(targets), gpu=rows.gpu)
+
+
+def _problems(mnk: str | None, suite: str | None, captured: Path | None, kind: tuple[str, str, str]) -> list[Problem]:
+    layout, dtype, acc = kind
+    if mnk is not None:
+        return [Problem.from_mnk(mnk, layout, dtype, acc)]
+    if captured is not None:
+        return _captured(captured, (layout.upper(), dtype.lower(), acc.lower()))
+    return common.suite_problems(suite or "", (layout,), dtype, acc)
 
 
 def _check_one_of(*options: object) -> None:
