@@ -187,6 +187,16 @@ def test_torchs_grouped_product_is_replaced(override: Override, monkeypatch: pyt
     assert override.counts()["ours"] == 2
 
 
+@pytest.mark.parametrize("lacking", [(torch, "_grouped_mm"), (torch.library, "get_kernel")], ids=["operator", "kernel"])
+def test_an_older_torch_keeps_its_grouped_product(lacking: tuple[Any, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(*lacking)
+    override = Override("CPU")
+    override.install()
+    torch.ops.aten._grouped_mm(Operands().a, Operands().w, Operands().ends)
+    assert override.counts()["ours"] == 0 and override._grouped is None
+    override.remove()
+
+
 def test_waiting_ends_when_kernels_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """A compiler that fails ends it, too: the next call warns."""
     tasks: list[Future[Any]] = [Future(), Future()]

@@ -187,7 +187,12 @@ class Override:
         return library
 
     def _grouped_library(self) -> Any:
-        """Replace ``aten::_grouped_mm``, unless another package has; return the torch library that holds the kernel."""
+        """Replace ``aten::_grouped_mm``, unless another package has; return the torch library that holds the kernel.
+
+        Older torches lack the operator, or a way to its own kernel.
+        """
+        if not hasattr(torch, "_grouped_mm") or not hasattr(torch.library, "get_kernel"):
+            return None
         if why_not_replaced("_grouped_mm", self._key):
             return None
         theirs = torch.library.get_kernel("aten::_grouped_mm", self._key)
