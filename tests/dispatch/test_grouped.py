@@ -23,7 +23,7 @@ from outblas.predict.grouped_choice import MeasuredGroup, choose_grouped, measur
 torch = pytest.importorskip("torch")
 
 from outblas.dispatch.aten_override import Override  # noqa: E402
-from outblas.dispatch.grouped import grouped_product, grouped_state  # noqa: E402
+from outblas.dispatch.grouped import grouped_product, grouped_state, moe_layer  # noqa: E402
 
 SIZES = (3, 0, 5, 1)
 
@@ -136,6 +136,66 @@ MEASURED = (
     MeasuredGroup(KIND, 64 * 512, LARGE, 1.2),
     MeasuredGroup(KIND, 64 * 64, LARGE, 1.0),
 )
+
+
+def test_torch_sees_what_a_kernel_must_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels read addresses, so nothing that has none of its own, or a derivative, may reach them."""
+    given = Operands(n=64, k=64, dtype=torch.bfloat16)
+    assert not grouped_product.torch_must_see(given.a, given.w, given.ends, None)
+    assert grouped_product.torch_must_see(given.a, given.w.to_sparse())
+    seen = []
+    torch.vmap(lambda a: seen.append(grouped_product.torch_must_see(a, given.w)) or a)(given.a)
+    with torch.autograd.forward_ad.dual_level():
+        seen.append(grouped_product.torch_must_see(given.a, given.w))
+    assert seen == [True, True]
+    monkeypatch.setattr(grouped_product.device_registry, "DEVICE_TYPE", "cpu")
+    monkeypatch.setattr(grouped_product, "grouped_state", lambda index: pytest.fail("a kernel is asked"))
+    batched = torch.vmap(outblas.grouped_mm, in_dims=(0, None, None))(torch.stack([given.a] * 2), given.w, given.ends)
+    torch.testing.assert_close(batched[1], given.expected())
+    away = torch.empty(9 * 64 + 1, dtype=torch.bfloat16)[1:].view(9, 64)
+    torch.testing.assert_close(outblas.grouped_mm(given.a, given.w, given.ends, out=away), given.expected())
+
+
+def layer_operands(**other: Any) -> dict[str, Any]:
+    x, gate_up, down = torch.randn(7, 64), torch.randn(4, 64, 64), torch.randn(4, 64, 32)
+    found = {name: t.bfloat16() for name, t in (("x", x), ("gate_up", gate_up), ("down", down))}
+    scores, experts = torch.rand(7, 4).topk(2)
+    return found | {"experts": experts, "scores": scores, "biases": (None, None)} | other
+
+
+def test_only_the_operands_of_one_layer_reach_its_kernels() -> None:
+    fits, good = moe_layer._fits, layer_operands()
+    assert fits(**good) and fits(**layer_operands(biases=(torch.zeros(4, 64).bfloat16(), None)))
+    for other in (
+        {"down": good["down"][:, :32].contiguous()}, {"down": good["down"][:3]}, {"down": good["down"].float()},
+        {"gate_up": good["gate_up"].half()}, {"scores": torch.rand(7, 4)}, {"experts": good["experts"][:6]},
+        {"experts": good["experts"].view(1, 7, 2)}, {"experts": good["experts"].to(torch.int16)}, {"x": good["x"][:0]},
+        {"biases": (torch.zeros(4, 64), None)}, {"scores": good["scores"].double()},
+    ):  # fmt: skip
+        assert not fits(**layer_operands(**other)), other
+
+
+def test_a_layer_without_rows_or_of_wrong_weights() -> None:
+    x, gate_up, down = torch.randn(0, 8), torch.randn(4, 12, 8), torch.randn(4, 8, 6)
+    none = torch.empty(0, 2, dtype=torch.int64)
+    assert outblas.moe_mlp(x, gate_up, down, none, none.float()).shape == (0, 8)
+    with pytest.raises(TensorError, match="weights of one layer"):
+        outblas.moe_mlp(x, gate_up, down[:, :4], none, none.float())
+    given = Operands()
+    with pytest.raises(TensorError, match="bias is"):
+        outblas.grouped_mm(given.a, given.w, given.ends, given.bias[:1])
+
+
+def test_a_compiler_that_breaks_costs_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    task: Future[Any] = Future()
+    task.set_exception(OSError("no space left"))
+    monkeypatch.setattr(grouped_state, "_QUEUE", SimpleNamespace(submit=lambda *_: task))
+    state, problem = grouped_state.GroupedState("sm_90a"), GroupedProblem(8, 64, 64)
+    config = next(iter(candidates(problem)))
+    with pytest.warns(RuntimeWarning, match="no space left"):
+        assert state.kernel(problem, config, wait=True, capturing=False) is None
+    assert state.kernel(problem, config, wait=True, capturing=False) is None
+    assert state.status()["being_compiled"] == 0 and len(state.status()["failures"]) == 1
 
 
 def test_the_nearest_measured_kernel_is_chosen() -> None:

@@ -246,9 +246,10 @@ def test_a_grouped_kernel_is_one_file_with_the_same_code(tmp_path: Path) -> None
         alone = compile_source(Source(text, own.entry, (), (), "fp32", own.entry), cache=None)
         assert list(_code_sections(alone.image)) == list(_code_sections(own.image))
     for wrong, words in (
-        ("8_28672", "four integers"),
-        ("8_28672_4096_x", "four integers"),
+        ("8_28672", "four positive"),
+        ("8_28672_4096_x", "four"),
         ("8_100_64_9", "multiples"),
+        ("8_64_64_0", "four"),
     ):
         result = outblas("--grouped", wrong, "--out", str(tmp_path))
         assert result.exit_code == 2 and words in result.stderr

@@ -60,7 +60,7 @@ def export(
     chosen = common.check_launch(launch)
     _check_one_of(mnk, suite, captured, grouped)
     if grouped is not None:
-        return _write_grouped(grouped, layout, dtype, out_dir)
+        return _write_grouped(grouped, layout, dtype, formats or ["cu"], out_dir)
     wanted = [word.strip() for one in formats or ["all" if mnk else "hf"] for word in one.split(",")]
     if mnk is None and wanted != ["hf"]:
         wrong = f"--format {','.join(wanted)} needs --mnk"
@@ -99,16 +99,18 @@ def _check_one_of(*options: object) -> None:
         raise UsageError(wrong, "exactly one of these options", "pass one of them, e.g. --mnk 64_4096_64")
 
 
-def _write_grouped(named: str, layout: str, dtype: str, folder: Path) -> None:
+def _write_grouped(named: str, layout: str, dtype: str, formats: Sequence[str], folder: Path) -> None:
     """Write the kernel of a grouped product as one CUDA file; print its path."""
     from outblas.export.cuda_source import grouped_standalone
     from outblas.kernels.grouped.grouped_problem import GroupedProblem
 
-    try:
-        groups, n, k, rows = (int(word) for word in named.split("_"))
-    except ValueError as error:
-        wrong, expected = f"--grouped {named!r} is invalid", "four integers GROUPS_N_K_ROWS"
-        raise UsageError(wrong, expected, "pass e.g. --grouped 128_1536_2048_4096") from error
+    if list(formats) != ["cu"]:
+        raise UsageError(f"--format {','.join(formats)} with --grouped", "--format cu", "leave --format out")
+    words = named.split("_")
+    if len(words) != 4 or not all(word.isdecimal() and int(word) for word in words):
+        wrong, expected = f"--grouped {named!r} is invalid", "four positive integers GROUPS_N_K_ROWS"
+        raise UsageError(wrong, expected, "pass e.g. --grouped 128_1536_2048_4096")
+    groups, n, k, rows = map(int, words)
     known = Problem.from_mnk("8_8_8", layout, dtype)  # checks both
     text = grouped_standalone(GroupedProblem(groups, n, k, known.layout, known.dtype), rows)
     path = folder / f"outblas_grouped_{named}_{known.layout}_{known.dtype}.cu".lower()

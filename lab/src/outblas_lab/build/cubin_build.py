@@ -194,7 +194,9 @@ def is_current(path: Path) -> bool:
 def _identity() -> dict[str, Any]:
     libraries = {gpu: hashlib.sha256(data).hexdigest() for gpu, data in packaged_libraries().items()}
     general = {gpu: hashlib.sha256(data).hexdigest() for gpu, data in any_shape_files().items()}
-    return {"outblas": __version__, "kernels": kernels_sha(), "libraries": libraries, "any_shape": general}
+    grouped = hashlib.sha256(repr([source.sha() for source in grouped_sources()]).encode()).hexdigest()
+    of_products = {"libraries": libraries, "any_shape": general, "grouped": grouped}
+    return {"outblas": __version__, "kernels": kernels_sha(), **of_products}
 
 
 class _Progress:

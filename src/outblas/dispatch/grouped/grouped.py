@@ -42,8 +42,8 @@ def grouped_mm(
         (rows, N) or (rows, N // 2). Rows behind the last end are not computed, and may hold anything.
 
     Raises:
-        TensorError: ``out`` has another shape, dtype or device, is not contiguous or overlaps an input; or ``check``
-            found wrong ends.
+        TensorError: the bias or ``out`` has another shape or dtype. Also if ``out`` is on another device, is not
+            contiguous or overlaps an input, or if ``check`` found wrong ends.
         RuntimeError: torch's own error for operands that do not fit.
         DeviceError: the driver refused a launch.
         ToolchainMissing: torch is not installed.
@@ -51,7 +51,10 @@ def grouped_mm(
     torch = import_torch()
     from outblas.dispatch.grouped.grouped_product import by_torch, our_grouped_mm
 
-    if out is not None:
+    if bias is not None and (bias.dtype != a.dtype or tuple(bias.shape) != (w.shape[0], w.shape[-1])):
+        wrong, wanted = f"bias is {tuple(bias.shape)} of {bias.dtype}", f"{(w.shape[0], w.shape[-1])} of {a.dtype}"
+        raise TensorError(wrong, wanted, "convert it")
+    if out is not None and not torch.compiler.is_compiling():
         _check_out(a, w, bias, gated, out)
     if check:
         _check_ends(ends, a.shape[0])
@@ -94,7 +97,7 @@ def moe_mlp(
         (tokens, K) with the dtype of ``x``. The sum over experts is fp32.
 
     Raises:
-        TensorError: ``experts`` and ``scores`` are not (tokens, top).
+        TensorError: ``experts`` and ``scores`` are not (tokens, top), or the weights do not fit each other and ``x``.
         DeviceError: the driver refused a launch.
         ToolchainMissing: torch is not installed.
     """
@@ -102,6 +105,10 @@ def moe_mlp(
     if experts.dim() != 2 or experts.shape != scores.shape or experts.shape[0] != x.shape[0]:
         wrong = f"experts are {tuple(experts.shape)}, scores {tuple(scores.shape)}, x is {tuple(x.shape)}"
         raise TensorError(wrong, "experts and scores of shape (tokens, top)", "pass the router's choice for each token")
+    groups, doubled = gate_up.shape[:2]
+    if tuple(down.shape) != (groups, x.shape[1], doubled // 2) or tuple(gate_up.shape[2:]) != (x.shape[1],):
+        wrong = f"gate_up is {tuple(gate_up.shape)}, down {tuple(down.shape)}, x {tuple(x.shape)}"
+        raise TensorError(wrong, "(groups, 2H, K), (groups, K, H) and (tokens, K)", "pass the weights of one layer")
     from outblas.dispatch.grouped.moe_layer import by_torch, our_moe_mlp
 
     operands = (x, gate_up, down, experts, scores, gate_up_bias, down_bias)
@@ -123,7 +130,7 @@ def _check_out(a: Any, w: Any, bias: Any, gated: bool, out: Any) -> None:
 
 
 def _check_ends(ends: Any, rows: int) -> None:
-    known = [0, *ends.tolist(), rows]
+    known = [0, *ends.flatten().tolist(), rows]
     place = next((i for i, (end, after) in enumerate(zip(known, known[1:], strict=False)) if end > after), None)
     if place is not None:
         wrong = f"group {place} ends at {known[place + 1]}, and the one before at {known[place]}"

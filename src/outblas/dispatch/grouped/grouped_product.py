@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import torch
 
-from outblas.core.errors import ProblemError
+from outblas.core.errors import ProblemError, ToolchainMissing
 from outblas.core.problem import ROW_ALIGN_BYTES
 from outblas.dispatch import device_registry
 from outblas.dispatch.aten_products import HALF_DTYPES
@@ -40,8 +41,10 @@ def our_grouped_mm(
     Raises:
         DeviceError: the driver refused a launch.
     """
+    if a.device.type != device_registry.DEVICE_TYPE or torch_must_see(a, w, ends, bias, out=out):
+        return None
     problem = problem_of(a, w, ends, bias, gated)
-    if problem is None or a.device.type != device_registry.DEVICE_TYPE:
+    if problem is None or (out is not None and out.data_ptr() % ROW_ALIGN_BYTES):
         return None
     state = grouped_state(a.device.index)
     must = gated or process_guarantee() == "batch_invariant"
@@ -70,6 +73,16 @@ def _run(
     return c
 
 
+def torch_must_see(a: torch.Tensor, *others: torch.Tensor | None, out: torch.Tensor | None = None) -> bool:
+    """Return whether a call must go to torch whatever its shapes: traced, transformed, watched, or of subclasses.
+
+    Gradients do not count, as the caller has seen to them. Nor does autocast, which changes no grouped product.
+    """
+    plain = contextlib.nullcontext() if not torch.is_autocast_enabled("cuda") else torch.autocast("cuda", enabled=False)
+    with torch.no_grad(), plain:
+        return any(why_left_to_torch(a, t, out) for t in (a, *others) if t is not None)
+
+
 def problem_of(
     a: torch.Tensor, w: torch.Tensor, ends: torch.Tensor, bias: torch.Tensor | None, gated: bool
 ) -> GroupedProblem | None:
@@ -86,15 +99,12 @@ def problem_of(
         return None
     if bias is not None and (bias.shape != (w.shape[0], w.shape[2]) or not bias.is_contiguous()):
         return None
-    layout = "TN" if w.transpose(-2, -1).is_contiguous() else "NN" if w.is_contiguous() else None
+    layout: Any = "TN" if w.transpose(-2, -1).is_contiguous() else "NN" if w.is_contiguous() else None
     if layout is None or not a.is_contiguous():
         return None
-    with torch.no_grad():  # autograd runs above
-        if any(why_left_to_torch(a, t, bias) for t in (w, ends)):
-            return None
-    dtype = "fp16" if a.dtype == torch.float16 else "bf16"
+    dtype: Any = "fp16" if a.dtype == torch.float16 else "bf16"
     try:
-        return GroupedProblem(w.shape[0], w.shape[2], a.shape[1], layout, dtype, gated, bias is not None)  # type: ignore[arg-type]
+        return GroupedProblem(w.shape[0], w.shape[2], a.shape[1], layout, dtype, gated, bias is not None)
     except ProblemError:
         return None
 
@@ -105,7 +115,13 @@ def by_torch(
     """Compute the same by torch's grouped product, with gradients; the arguments are those of :func:`our_grouped_mm`.
 
     The bias of a row behind the last end is that of the last group.
+
+    Raises:
+        ToolchainMissing: this torch has no grouped product.
     """
+    if not hasattr(torch, "_grouped_mm"):
+        wrong = f"torch {torch.__version__} has no grouped product"
+        raise ToolchainMissing(wrong, "torch 2.8 or later", "update torch")
     y = torch._grouped_mm(a, w, offs=ends)
     if bias is not None:
         rows = torch.arange(a.shape[0], dtype=torch.int32, device=a.device)

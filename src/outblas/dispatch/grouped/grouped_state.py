@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import logging
 import threading
 import warnings
 from collections import OrderedDict
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from concurrent.futures import wait as wait_for_all
 from typing import TYPE_CHECKING, Any
 
 from outblas.core.background import BackgroundQueue
-from outblas.core.errors import CompileError, DeviceError, ToolchainMissing
+from outblas.core.errors import DeviceError, OutblasError, RecordError
 from outblas.core.roofline import architecture
 from outblas.dispatch import device_registry
 from outblas.kernels.grouped.grouped_kernel import ENTRY, GroupedConfig, make_source
@@ -24,7 +24,7 @@ from outblas.runtime.kernel_loader import KernelCode, ShippedRefused, kernel_cod
 from outblas.runtime.moe_rows import MoeRows
 from outblas.runtime.nvrtc import compile_source
 from outblas.runtime.packaged_cubins import PACKAGED
-from outblas.runtime.recent_entries import keep
+from outblas.runtime.recent_entries import keep, touch
 
 if TYPE_CHECKING:
     import torch
@@ -62,6 +62,7 @@ class GroupedState:
             if key not in self._choices:
                 found = choose_grouped(problem, rows, measured_groups(self._arch), must)
                 keep(self._choices, key, found, KEPT)
+            touch(self._choices, key)
             return self._choices[key]
 
     def kernel(
@@ -81,11 +82,15 @@ class GroupedState:
                 return None
             begun = self._building.get(key)
             if begun is None:
-                begun = _QUEUE.submit(kernel_code, make_source(problem, config), ENTRY, self._arch)
+                source = make_source(problem, config)
+                begun = _QUEUE.submit(kernel_code, source, ENTRY, self._arch)
                 if begun is None:  # the interpreter is exiting
                     return None
                 self._building[key] = begun
-        if not wait and not begun.done():
+                wait = wait or PACKAGED.get(source, self._arch) is not None  # no compiler is asked
+        if wait:
+            wait_for_all([begun])  # outside the lock, so that other threads continue
+        elif not begun.done():
             return None
         return self._loaded(key, begun, problem, config)
 
@@ -113,10 +118,11 @@ class GroupedState:
                     code = kernel_code(make_source(problem, config), ENTRY, self._arch, error.wrong)
                     self._kernels[key] = load_code(code, load)
                 _LOG.info("%s: %s is ready", problem, config)
-            except (CompileError, ToolchainMissing, DeviceError) as error:
+            except (OutblasError, OSError, RuntimeError, CancelledError) as error:
                 self.failed[key] = f"{config} cannot be loaded: {error}"
                 warnings.warn(f"outblas leaves grouped products to torch: {self.failed[key]}", RuntimeWarning, 6)
-            self._building.pop(key, None)
+            finally:
+                self._building.pop(key, None)
             return self._kernels.get(key)
 
     def run(
@@ -137,16 +143,22 @@ class GroupedState:
     def rows(self, dtype: str, experts: str, scores: str, may_load: bool) -> MoeRows | None:
         """Return the kernels of :func:`outblas.kernels.grouped.rows_source.rows_source`; None if they cannot be had."""
         key = (dtype, experts, scores)
-        with self._lock:
-            if key not in self._rows and may_load:
-                source = rows_source(*key)  # type: ignore[arg-type]
-                try:
-                    self._rows[key] = MoeRows(PACKAGED.get(source, self._arch) or compile_source(source, self._arch))
-                except (CompileError, ToolchainMissing, DeviceError) as error:
-                    self._rows[key] = None
-                    self.failed[key] = f"{FAMILY} cannot be loaded: {error}"
-                    warnings.warn(f"outblas sorts rows by torch: {self.failed[key]}", RuntimeWarning, 6)
-            return self._rows.get(key)
+        if key not in self._rows and may_load:
+            self._rows.setdefault(key, self._loaded_rows(key))
+        return self._rows.get(key)
+
+    def _loaded_rows(self, key: tuple[Any, str, str]) -> MoeRows | None:
+        source = rows_source(*key)
+        try:
+            packaged = PACKAGED.get(source, self._arch)
+            with contextlib.suppress(DeviceError):  # the driver refuses what was shipped
+                if packaged is not None:
+                    return MoeRows(packaged)
+            return MoeRows(compile_source(source, self._arch))
+        except (OutblasError, OSError) as error:
+            self.failed[key] = f"{FAMILY} cannot be loaded: {error}"
+            warnings.warn(f"outblas sorts rows by torch: {self.failed[key]}", RuntimeWarning, 6)
+            return None
 
     def status(self) -> dict[str, Any]:
         """Return ``kernels_loaded`` and ``being_compiled`` (numbers), and ``failures`` (sorted list of reasons)."""
@@ -157,11 +169,29 @@ class GroupedState:
         }
 
 
-@functools.cache
+_states: dict[int, GroupedState | None] = {}
+_lock = threading.RLock()
+
+
 def grouped_state(index: int) -> GroupedState | None:
-    """Return the state of a CUDA device; None if its architecture has no grouped kernels, or a wheel is missing."""
+    """Return the state of a CUDA device; None if its architecture has no grouped kernels, or a wheel is missing.
+
+    Damaged data cost one warning, and leave all to torch.
+    """
+    if index not in _states:
+        with _lock:
+            if index not in _states:
+                _states[index] = _new_state(index)
+    return _states[index]
+
+
+def _new_state(index: int) -> GroupedState | None:
     device = device_registry.device_state(index)
     if device.gpu is None or device.absent:
         return None
     arch = architecture(device.gpu)
-    return GroupedState(arch) if measured_groups(arch) else None
+    try:
+        return GroupedState(arch) if measured_groups(arch) else None
+    except RecordError as error:
+        warnings.warn(f"outblas leaves grouped products to torch: {error}", RuntimeWarning, 4)
+        return None

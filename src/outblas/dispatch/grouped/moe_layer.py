@@ -7,8 +7,9 @@ import torch
 from outblas.dispatch import device_registry
 from outblas.dispatch.aten_products import HALF_DTYPES
 from outblas.dispatch.grouped import grouped_product
-from outblas.dispatch.grouped.grouped_product import our_grouped_mm
+from outblas.dispatch.grouped.grouped_product import our_grouped_mm, torch_must_see
 from outblas.dispatch.grouped.grouped_state import grouped_state
+from outblas.kernels.grouped.grouped_problem import MOST_GROUPS
 from outblas.kernels.grouped.rows_source import EXPERTS, SCORES
 from outblas.runtime.moe_rows import VECTOR
 
@@ -22,8 +23,10 @@ def our_moe_mlp(
     Raises:
         DeviceError: the driver refused a launch.
     """
-    index = x.device.index
-    if x.device.type != device_registry.DEVICE_TYPE or not _fits(x, experts, scores):
+    index, biases = x.device.index, (gate_up_bias, down_bias)
+    if x.device.type != device_registry.DEVICE_TYPE or torch_must_see(x, gate_up, down, experts, scores, *biases):
+        return None
+    if not _fits(x, gate_up, down, experts, scores, biases):
         return None
     state = grouped_state(index)
     if state is None:
@@ -44,7 +47,7 @@ def our_moe_mlp(
         inner = our_grouped_mm(rows, first, ends, gate_up_bias, gated=True)
         if inner is None:
             inner = grouped_product.by_torch(rows, first, ends, gate_up_bias, gated=True)
-        outer = our_grouped_mm(inner, second, ends, down_bias)
+        outer = our_grouped_mm(inner, second, ends, down_bias, wait=True)
         if outer is None:
             outer = grouped_product.by_torch(inner, second, ends, down_bias)
         out = torch.empty_like(x)
@@ -57,6 +60,8 @@ def by_torch(
     gate_up_bias: torch.Tensor | None, down_bias: torch.Tensor | None,
 ) -> torch.Tensor:  # fmt: skip
     """Compute :func:`outblas.moe_mlp` by torch's operations, with gradients."""
+    if not experts.numel():
+        return x.new_zeros(x.shape[0], down.shape[1])
     tokens, top = experts.shape
     chosen, order = torch.sort(experts.flatten(), stable=True)
     numbers = torch.arange(gate_up.shape[0], device=x.device, dtype=chosen.dtype)
@@ -69,11 +74,19 @@ def by_torch(
     return each.sum(dim=1).to(x.dtype)
 
 
-def _fits(x: torch.Tensor, experts: torch.Tensor, scores: torch.Tensor) -> bool:
-    """Return whether the kernels of rows take these operands."""
-    plain = all(t.is_contiguous() and t.device == x.device for t in (x, experts, scores))
-    plain = plain and x.dim() == 2 and x.dtype in HALF_DTYPES and x.shape[1] % VECTOR == 0 and x.data_ptr() % 16 == 0
-    return plain and _name(experts.dtype) in EXPERTS and _name(scores.dtype) in SCORES and experts.numel() > 0
+def _fits(
+    x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, experts: torch.Tensor, scores: torch.Tensor,
+    biases: tuple[torch.Tensor | None, ...],
+) -> bool:  # fmt: skip
+    """Return whether the kernels take these operands: shapes of one layer, one dtype, rows of whole vectors."""
+    shapes = x.dim() == 2 == experts.dim() and gate_up.dim() == 3 == down.dim()
+    shapes = shapes and scores.shape == experts.shape and len(experts) == len(x) and experts.numel() > 0
+    groups, width = (len(gate_up), gate_up.shape[1] // 2) if shapes else (0, 0)
+    shapes = shapes and gate_up.shape == (groups, 2 * width, x.shape[1]) and down.shape == (groups, x.shape[1], width)
+    plain = shapes and all(t.is_contiguous() and t.device == x.device for t in (x, experts, scores))
+    plain = plain and x.shape[1] > 0 == x.shape[1] % VECTOR and 0 < groups <= MOST_GROUPS and x.data_ptr() % 16 == 0
+    alike = all(t is None or t.dtype == x.dtype for t in (gate_up, down, *biases)) and x.dtype in HALF_DTYPES
+    return plain and alike and _name(experts.dtype) in EXPERTS and _name(scores.dtype) in SCORES
 
 
 def _name(dtype: torch.dtype) -> str:

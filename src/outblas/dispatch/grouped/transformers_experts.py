@@ -8,6 +8,7 @@ gradient is needed, under torch.compile, and for another gate than SiLU(gate) * 
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -31,15 +32,17 @@ class TransformersExperts:
         self._count = count
         self._theirs: Any = None
         self._forward: Any = None
+        self._lock = threading.RLock()
 
     def install(self) -> None:
         """Replace the implementation, if transformers' experts are imported; a second call changes nothing."""
-        home = sys.modules.get(_HOME)
+        home = None if self._theirs is not None else sys.modules.get(_HOME)
         interface = getattr(home, "ExpertsInterface", None)
         theirs = getattr(interface, "_global_mapping", {}).get(_NAME)
-        if self._theirs is None and theirs is not None and theirs.__module__ == _HOME:
-            self._theirs, self._forward = theirs, self._made(theirs, getattr(home, "_default_apply_gate", None))
-            interface.register(_NAME, self._forward)  # type: ignore[union-attr]
+        with self._lock:
+            if self._theirs is None and theirs is not None and theirs.__module__ == _HOME:
+                self._theirs, self._forward = theirs, self._made(theirs, getattr(home, "_default_apply_gate", None))
+                interface.register(_NAME, self._forward)  # type: ignore[union-attr]
 
     def remove(self) -> None:
         """Restore transformers' own, unless another package has replaced the implementation meanwhile."""
@@ -50,24 +53,23 @@ class TransformersExperts:
             self._theirs = self._forward = None
 
     def _made(self, theirs: Callable[..., torch.Tensor], usual_gate: Any) -> Callable[..., torch.Tensor]:
-        def grouped_mm_experts_forward(
-            layer: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
-        ) -> torch.Tensor:
-            operands = (hidden_states, top_k_index, top_k_weights)
-            result = self._layer(layer, *operands) if _is_swiglu(layer, usual_gate) else None
-            return theirs(layer, *operands) if result is None else result
+        def grouped_mm_experts_forward(layer: Any, *operands: Any, **more: Any) -> torch.Tensor:
+            known = len(operands) == 3 and not more and _is_swiglu(layer, usual_gate)
+            result = self._layer(layer, *operands) if known else None
+            return theirs(layer, *operands, **more) if result is None else result
 
         return grouped_mm_experts_forward
 
     def _layer(self, layer: Any, x: torch.Tensor, experts: torch.Tensor, scores: torch.Tensor) -> torch.Tensor | None:
         weights = (layer.gate_up_proj, layer.down_proj)
-        biases = (layer.gate_up_proj_bias, layer.down_proj_bias) if layer.has_bias else (None, None)
+        biases = (layer.gate_up_proj_bias, layer.down_proj_bias) if getattr(layer, "has_bias", False) else (None, None)
         wants_gradient = torch.is_grad_enabled() and any(
             t is not None and t.requires_grad for t in (x, *weights, scores)
         )
         if wants_gradient or torch.compiler.is_compiling():
             return None
-        gate_up, down = (as_plain(w).transpose(-2, -1) if layer.is_transposed else as_plain(w) for w in weights)
+        transposed = getattr(layer, "is_transposed", False)
+        gate_up, down = (as_plain(w).transpose(-2, -1) if transposed else as_plain(w) for w in weights)
         result = our_moe_mlp(x, gate_up, down, experts, scores, *biases)
         for _ in range(_PRODUCTS if result is not None else 0):
             self._count(True)
@@ -76,6 +78,7 @@ class TransformersExperts:
 
 def _is_swiglu(layer: Any, usual_gate: Any) -> bool:
     """Return whether a layer computes SiLU(gate) * up of gates that lie before ups, and nothing after its products."""
-    usual = layer.has_gate and usual_gate is not None and getattr(type(layer), "_apply_gate", None) is usual_gate
+    gate = getattr(getattr(layer, "_apply_gate", None), "__func__", None)
+    usual = getattr(layer, "has_gate", True) and usual_gate is not None and gate is usual_gate
     usual = usual and getattr(layer, "is_concatenated", True) and not getattr(layer, "has_post_expert_norm", False)
     return usual and type(layer.act_fn).__name__ in ("SiLU", "SiLUActivation")
