@@ -256,14 +256,18 @@ def stage_settings(arguments: argparse.Namespace, stage: str, bench: KnobBench, 
 
 
 def curve(run: Path, stage: str) -> list[dict[str, Any]]:
-    """Return the log of a stage, with the names of a figure's mean alone."""
-    rows = [json.loads(line) for line in (run / stage / "log.jsonl").read_text().splitlines()]
-    wanted = ("step", "loss", "token_accuracy", "share_compiled", "share_passed", "entropy", "answer_tokens_mean")
-    return [
-        {**{name: row[name] for name in wanted if name in row},
-         **({"reward": row["rewards"]["total"]["mean"]} if "rewards" in row else {})}
-        for row in rows
-    ]  # fmt: skip
+    """Return the log of a stage, a row per step."""
+    wanted = {
+        "step": "step", "loss": "loss", "token_accuracy": "token_accuracy", "entropy": "entropy",
+        "share_compiled": "share_legal", "share_passed": "share_recorded", "answer_tokens_mean": "answer_tokens_mean",
+    }  # fmt: skip
+    rows = []
+    for line in (run / stage / "log.jsonl").read_text().splitlines():
+        found = json.loads(line)
+        rows.append({ours: found[theirs] for theirs, ours in wanted.items() if theirs in found})
+        if "rewards" in found:
+            rows[-1]["reward"] = found["rewards"]["total"]["mean"]
+    return rows
 
 
 def sha_of(path: Path) -> str:
