@@ -58,8 +58,8 @@ from outblas_lab.recordings.replay import LenientReplay
 GPU, STAGES = "h200", ("supervised", "speed")
 #: Part of the extents that is held out, and bootstrap samples of an interval.
 HELD_OUT, RESAMPLES = 0.1, 2000
-#: Prompts that are answered at once.
-PROMPTS_AT_ONCE = 10
+#: Prompts that are answered at once, and answers of a backward pass, which would else take 12 GB of memory.
+PROMPTS_AT_ONCE, MICRO_BATCH = 10, 8
 Rows = list[tuple[Problem, list[str]]]
 
 
@@ -167,7 +167,8 @@ def speed_of(judged: JudgedAnswer, best_us: float) -> float:
 
 
 def rate(hits: Sequence[bool]) -> list[float]:
-    return [sum(hits) / len(hits), *wilson_interval(sum(hits), len(hits))]
+    low, high = wilson_interval(sum(hits), len(hits))
+    return [sum(hits) / len(hits), max(0.0, low), min(1.0, high)]
 
 
 def bootstrap(values: Sequence[float], seed: int) -> list[float]:
@@ -251,7 +252,8 @@ def stage_settings(arguments: argparse.Namespace, stage: str, bench: KnobBench, 
                              lr=arguments.supervised_lr, **shared)  # fmt: skip
     return TrainSettings(
         model, bench.split.training, steps=arguments.speed_steps, group=arguments.group, prompts=arguments.prompts,
-        device=f"replay:{GPU}", lr=arguments.speed_lr, kl=0.0, save_every=every, **shared,
+        device=f"replay:{GPU}", lr=arguments.speed_lr, kl=0.0, micro_batch=min(MICRO_BATCH, arguments.group),
+        save_every=every, **shared,
     )  # fmt: skip
 
 
@@ -327,10 +329,10 @@ def claim_run(arguments: argparse.Namespace) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gguf", type=Path, default=Path("models/smollm2-135m.gguf"))
-    parser.add_argument("--supervised-steps", type=int, default=300, help="of 8 answers each")
-    parser.add_argument("--supervised-lr", type=float, default=1e-4)
-    parser.add_argument("--speed-steps", type=int, default=100, help="of group x prompts answers each")
-    parser.add_argument("--speed-lr", type=float, default=1e-5)
+    parser.add_argument("--supervised-steps", type=int, default=400, help="of 8 answers each")
+    parser.add_argument("--supervised-lr", type=float, default=2e-4)
+    parser.add_argument("--speed-steps", type=int, default=60, help="of group x prompts answers each")
+    parser.add_argument("--speed-lr", type=float, default=5e-6)
     parser.add_argument("--group", type=int, default=8, help="answers to a prompt")
     parser.add_argument("--prompts", type=int, default=4, help="prompts of a step")
     parser.add_argument("--held-out", type=int, default=100, help="held-out problems that are asked, at most")
