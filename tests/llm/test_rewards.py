@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -125,9 +128,33 @@ def test_faster_than_the_floor_is_a_broken_rule_whatever_it_claims() -> None:
     assert reward_parts(honest, timed=True, gpu=H200).total > 0
 
 
-def test_advantages_are_normalised_within_each_group() -> None:
-    found = advantages([0.0, 1.0, 10.0, 30.0], 2, clip=9.0)
-    assert found == pytest.approx([-math.sqrt(0.5), math.sqrt(0.5)] * 2)
+def test_an_answer_is_compared_with_the_others_of_its_group_alone() -> None:
+    found = advantages([0.0, 1.0, 3.0, 10.0, 30.0, 40.0], 3, clip=99.0)
+    assert found[:3] == pytest.approx([-2 / math.sqrt(2), -0.5 / math.sqrt(4.5), 2.5 / math.sqrt(0.5)])
+    assert found[3] == pytest.approx(-25 / math.sqrt(50))
+    louder = advantages([0.0, 1.0, 99.0], 3, clip=1e9)
+    assert louder[2] == pytest.approx(98.5 / math.sqrt(0.5)), "its own reward is not in its scale"
+    assert advantages([0.0, 0.5], 2, least_std=0.5, clip=9.0) == [-1.0, 1.0]
+
+
+def test_the_baseline_leaves_the_gradient_unbiased() -> None:
+    """The mean of advantage x score over all groups is the gradient; a baseline with the answer in it shrinks it."""
+    p, reward = 0.3, (0.0, 1.0)
+    groups = list(itertools.product((0, 1), repeat=3))
+    chance = {group: math.prod(p if one else 1 - p for one in group) for group in groups}
+
+    def estimate(baseline: Callable[[Sequence[float]], Sequence[float | None]]) -> float:
+        found = 0.0
+        for group in groups:
+            scores = [(one - p) / (p * (1 - p)) for one in group]  # derivative of the log of the chance, by p
+            rewards = [reward[one] for one in group]
+            pairs = zip(baseline(rewards), scores, strict=True)
+            found += chance[group] * math.fsum((a or 0.0) * s for a, s in pairs) / len(group)
+        return found
+
+    # A large least_std scales all answers alike, so the gradient of the mean reward (1) can be read off.
+    assert estimate(lambda r: [99 * (a or 0.0) for a in advantages(r, 3, least_std=99.0)]) == pytest.approx(1.0)
+    assert estimate(lambda r: [one - sum(r) / 3 for one in r]) == pytest.approx(2 / 3)
 
 
 def test_equal_rewards_give_no_advantage_and_small_noise_a_small_one() -> None:
@@ -136,15 +163,31 @@ def test_equal_rewards_give_no_advantage_and_small_noise_a_small_one() -> None:
     assert all(a is not None and abs(a) < 0.05 for a in noisy)
 
 
+def test_trl_learns_from_these_advantages_without_the_mean_of_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch, trl = pytest.importorskip("torch"), pytest.importorskip("trl")
+    from outblas_lab.llm.train.step_prompts import step_trainer
+
+    class Stub:
+        state = SimpleNamespace(global_step=3)
+
+        def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
+            return {"seen": inputs, "advantages": torch.tensor([1.5, -0.5, -1.0])}
+
+    monkeypatch.setattr(trl, "GRPOTrainer", Stub)
+    prompts: Any = SimpleNamespace(renewed=lambda rows, step: [*rows, step])
+    made = step_trainer(prompts, lambda: [2.0, 0.0, -0.5])()._generate_and_score_completions(["row"])
+    assert made["seen"] == ["row", 3] and made["advantages"].tolist() == [2.0, 0.0, -0.5]
+
+
 def test_one_outlier_is_clipped() -> None:
     found = advantages([0.0] * 15 + [1.0], 16, clip=2.0)
     assert found[-1] == 2.0
 
 
 def test_what_nobody_judged_counts_in_no_mean() -> None:
-    found = advantages([1.0, None, 3.0, None], 4, clip=9.0)
+    found = advantages([1.0, None, 3.0, None, 5.0], 5, clip=9.0)
     assert found[1] is None and found[3] is None
-    assert found[0] == pytest.approx(-math.sqrt(0.5)) and found[2] == pytest.approx(math.sqrt(0.5))
+    assert [found[i] for i in (0, 2, 4)] == pytest.approx([-3 / math.sqrt(2), 0.0, 3 / math.sqrt(2)])
     assert advantages([None, None], 2) == [None, None]
     assert advantages([None, 5.0], 2) == [None, 0.0]
 

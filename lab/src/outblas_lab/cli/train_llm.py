@@ -16,10 +16,15 @@ if TYPE_CHECKING:
 
 LanguageOption = Annotated[
     str | None,
-    typer.Option(help="Language of the answers: cuda (kernels or configs) or knobs (a toy language for random:tiny)."),
+    typer.Option(
+        help="Language of the answers: cuda (kernels or configs), config (JSON knobs), or knobs (toy; random:tiny)."
+    ),
 ]
 AnswererOption = Annotated[
-    str, typer.Option(help="Evaluator: cuda:N, compile (only compiles; no GPU) or a file of recorded kernels.")
+    str,
+    typer.Option(
+        help="Evaluator: cuda:N, compile (only compiles; no GPU), a file of recorded kernels, or replay:h200."
+    ),
 ]
 GpusOption = Annotated[
     str | None,
@@ -43,7 +48,9 @@ MemoryOption = Annotated[
 
 
 def train_llm(
-    model: Annotated[str, typer.Option(help="Name or directory of a causal language model, or random:tiny (a toy).")],
+    model: Annotated[
+        str, typer.Option(help="Name, directory or GGUF file of a causal language model, or random:tiny (a toy).")
+    ],
     problems: Annotated[str, typer.Option(help="Comma-separated problem sizes M_N_K.")] = "512_512_512",
     layout: LayoutOption = "tn",
     dtype: DtypeOption = "fp16",

@@ -1,6 +1,7 @@
 """Replay: an evaluator that answers from a recording. It is the default on machines without a GPU.
 
-It offers recorded cells only and never interpolates. A request for another cell is an error.
+It offers recorded cells only and never interpolates. A request for another cell is an error, except for
+:class:`LenientReplay`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from outblas.core.evaluator import Evaluator
 from outblas.core.problem import Problem
 from outblas.core.rivals import fastest_baseline
 from outblas.core.roofline import Gpu
+from outblas.kernels.legality import why_illegal
 from outblas_lab.recordings.recording import STATUSES, Recording
 
 #: (Standard error of a median) / (standard error of a mean) for normal samples: sqrt(pi / 2).
@@ -101,6 +103,21 @@ class ReplayEvaluator(Evaluator):
             problem, config, status, verdict=Verdict(status), timing=Timing("offline", (), median, spread),
             baselines_us=baselines, speedup=Speedup(name, ratio, ratio / width, ratio * width),
         )  # fmt: skip
+
+
+class LenientReplay(ReplayEvaluator):
+    """A replay for kernels that nobody chose from the recorded ones, such as those of a language model.
+
+    A kernel that is not recorded gets the status ``illegal``, or ``left_out`` if it is legal. It is not timed.
+    """
+
+    def _cell(self, problem: Problem, config: Candidate) -> Evaluation:
+        column = self.recording.catalogue_index(config)
+        if column is not None and self.recording.recorded_mask(problem)[column]:
+            return super()._cell(problem, config)
+        reason = why_illegal(problem, config, self.gpu) if isinstance(config, KernelConfig) else None
+        status, why = (Status.ILLEGAL, reason) if reason else (Status.LEFT_OUT, "not recorded")
+        return Evaluation(problem, config, status, why, Verdict(status, (), why))
 
 
 def standard_error(spread: float, rounds: int) -> float:

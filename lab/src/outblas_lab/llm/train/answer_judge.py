@@ -1,7 +1,7 @@
 """Answers of a model -> evaluations and reward parts: each kernel judged once per run, a batch within a time limit.
 
-The evaluator of a training (:func:`evaluator_of`) is ``compile``, ``cuda:0``, several GPUs as ``cuda:0,1``, or a file
-of recorded free kernels.
+The evaluator of a training (:func:`evaluator_of`) is ``compile``, ``cuda:0``, several GPUs as ``cuda:0,1``, a file of
+recorded free kernels, or ``replay:h200``.
 """
 
 from __future__ import annotations
@@ -25,10 +25,14 @@ from outblas_lab.llm.evaluators import open_chosen_evaluator, parse_evaluator
 from outblas_lab.llm.feedback import feedback_text, kind_of
 from outblas_lab.llm.train.answer_language import Language
 from outblas_lab.llm.train.rewards import RefusedAnswer, RewardParts, reward_parts
+from outblas_lab.recordings.recording import Recording, find_recordings
+from outblas_lab.recordings.replay import LenientReplay
 
 #: What may have been the machine's fault (memory that the training holds, say): asked again by a resumed run.
 _ASKED_AGAIN = (Status.LAUNCH_ERROR,)
 _Key = tuple[str, str]
+#: Prefix of the device that replays a recording.
+_REPLAY = "replay:"
 
 
 @dataclass(frozen=True)
@@ -140,6 +144,19 @@ def _key(problem: Problem, candidate: Candidate) -> _Key:
     return problem.key, config_name(candidate)
 
 
+def check_device(device: str) -> None:
+    """Check the ``--device`` of a training and return None; a file is not read.
+
+    Raises:
+        UsageError: it is none of those that :func:`evaluator_of` opens.
+        DeviceError: the GPU does not exist.
+    """
+    if device.startswith(_REPLAY):
+        find_recordings(device.removeprefix(_REPLAY))
+    else:
+        parse_evaluator(device)
+
+
 @contextmanager
 def evaluator_of(device: str, proof: str = "full") -> Iterator[Evaluator]:
     """Open the evaluator of ``--device``; it is closed at the end of the context.
@@ -148,8 +165,8 @@ def evaluator_of(device: str, proof: str = "full") -> Iterator[Evaluator]:
     first candidate does not pay for imports and a CUDA context.
 
     Args:
-        device: ``compile``, ``cuda:<index>``, ``cuda:<index>,<index>`` for several GPUs, or the path of a recording of
-            free kernels.
+        device: ``compile``, ``cuda:<index>``, ``cuda:<index>,<index>`` for several GPUs, the path of a recording of
+            free kernels, or ``replay:<name or folder>`` for a recording of template kernels.
         proof: ``full`` or ``cell``, see :class:`outblas.judge.bench_cell.Options`. It counts on a GPU only.
 
     Raises:
@@ -159,6 +176,9 @@ def evaluator_of(device: str, proof: str = "full") -> Iterator[Evaluator]:
     """
     if proof not in get_args(ProofLevel):
         raise UsageError(f"unknown --proof {proof!r}", " or ".join(get_args(ProofLevel)), "pass one of them")
+    if device.startswith(_REPLAY):
+        yield LenientReplay(Recording.load(device.removeprefix(_REPLAY)))
+        return
     place = parse_evaluator(device)
     if place.workers is not None:
         from outblas.tune.judged_workers import Judging

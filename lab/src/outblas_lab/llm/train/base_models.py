@@ -95,16 +95,18 @@ def load_model(run: Path, settings: TrainSettings, bf16: bool) -> LoadedModel:
     base = str(about["base_model_name_or_path"]) if trained else source
     dtype = torch.bfloat16 if bf16 and settings.lora else torch.float32
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source, padding_side="left", truncation_side="left")
-        model = AutoModelForCausalLM.from_pretrained(base, dtype=dtype)
-    except (OSError, ValueError) as error:
+        tokenizer = AutoTokenizer.from_pretrained(**_file(source), padding_side="left", truncation_side="left")
+        model = _plain(AutoModelForCausalLM.from_pretrained(**_file(base), dtype=dtype))
+    except (ImportError, OSError, ValueError) as error:
         raise UsageError(
             f"model {source!r} cannot be loaded ({' '.join(str(error).split())[:200]})",
-            "the name or folder of a causal language model, or random:tiny",
+            "the name, folder or GGUF file of a causal language model, or random:tiny",
             "correct --model, or download the model first",
         ) from error
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
+    if settings.language == "config":
+        tokenizer.chat_template = None  # roles would be half of its short prompts
     if not settings.lora:
         return LoadedModel(model, tokenizer)
     from peft import LoraConfig, PeftModel
@@ -113,6 +115,23 @@ def load_model(run: Path, settings: TrainSettings, bf16: bool) -> LoadedModel:
         return LoadedModel(PeftModel.from_pretrained(model, source, is_trainable=True), tokenizer)
     lora = LoraConfig(r=settings.lora, lora_alpha=2 * settings.lora, target_modules="all-linear", task_type="CAUSAL_LM")
     return LoadedModel(model, tokenizer, lora)
+
+
+def _file(source: str) -> dict[str, str]:
+    """Return the arguments of ``from_pretrained`` for a name, a folder or a GGUF file."""
+    path = Path(source)
+    if path.suffix != ".gguf":
+        return {"pretrained_model_name_or_path": source}
+    return {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
+
+
+def _plain(model: Any) -> Any:
+    """Return a model of the same weights without the mark of a GGUF file, which transformers refuses to train."""
+    if vars(model.config).pop("quantization_config", None) is None:
+        return model
+    plain = type(model)(model.config)
+    plain.load_state_dict(model.state_dict())
+    return plain
 
 
 _SPECIAL = ("<pad>", "<eos>", "<unk>")

@@ -16,23 +16,26 @@ from outblas_lab.jail.small_tasks import SmallTask
 from outblas_lab.llm.answer import CODE, CONFIG
 from outblas_lab.llm.archive import Entry
 from outblas_lab.llm.train.answer_language import Language, Read, Text
+from outblas_lab.llm.train.config_objects import ConfigObjects
 from outblas_lab.llm.train.knob_words import KnobWords
 from outblas_lab.llm.train.rewards import RefusedAnswer
 
 if TYPE_CHECKING:
     from outblas_lab.llm.train.answer_judge import JudgedAnswer
 
-LANGUAGES = ("cuda", "knobs")
+LANGUAGES = ("cuda", "config", "knobs")
 
 
 def language_of(name: str) -> Language:
-    """Return a new language object by its name, ``cuda`` or ``knobs``, in lower case.
+    """Return a new language object by its name of :data:`LANGUAGES`, in lower case.
 
     Raises:
         UsageError: no such language.
     """
     if name == "cuda":
         return CudaAnswers(reference_gpu())
+    if name == "config":
+        return ConfigObjects(reference_gpu())
     if name == "knobs":
         return KnobWords()
     raise unknown_name("language", name, LANGUAGES, "pass one of them as --language")

@@ -87,6 +87,10 @@ class RewardFunctions:
         """Return the weight of each function of :meth:`functions`: 1.0 for the first, 0.0 for the six others."""
         return [1.0, *(0.0 for _ in (*PART_NAMES, "total"))]
 
+    def learned(self) -> list[float]:
+        """Return the advantages of this process's answers of the step, in order; 0 for one that was not judged."""
+        return [advantage or 0.0 for _, advantage in self._own]
+
     def _first(self) -> RewardFunction:
         def learned(*, completions: list[Any], problem: list[int], **others: Any) -> list[float | None]:
             step = int(getattr(others.get("trainer_state"), "global_step", 0))

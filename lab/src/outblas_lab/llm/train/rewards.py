@@ -109,16 +109,18 @@ def speed_reward(evaluation: Evaluation) -> float:
 def advantages(
     rewards: Sequence[float | None], group: int, least_std: float = 0.05, clip: float = 2.0
 ) -> list[float | None]:
-    """Return (reward - mean) / std within each group of consecutive answers, clipped.
+    """Return (reward - mean) / std of each answer, clipped; mean and std are of the other answers of its group.
 
-    This is GRPO's advantage (Shao et al., DeepSeekMath, arXiv:2402.03300, section 4.1.2) with two guards. A std below
-    ``least_std`` counts as ``least_std``, so that timing noise in a group of equals is not scaled up. One outlier gets
-    at most ``clip``.
+    GRPO (Shao et al., DeepSeekMath, arXiv:2402.03300, section 4.1.2) has the answer itself in both, which makes the
+    gradient biased. The mean of the others does not (Kool et al., Buy 4 REINFORCE samples, 2019). There are two guards.
+    A std below ``least_std`` counts as ``least_std``, so that timing noise in a group of equals is not scaled
+    up. One outlier gets at most ``clip``.
 
-    Example: ``advantages([1.0, 2.0, 3.0, None], 2)`` is about ``[-0.707, 0.707, 0.0, None]``.
+    Example: ``advantages([1.0, 2.0, 3.0], 3)`` is about ``[-2, 0, 2]``: 1 - 2.5 is beyond the clip of 2.
 
     Args:
-        rewards: rewards; None for an unjudged answer, which gets None and counts in no mean.
+        rewards: rewards; None for an unjudged answer, which gets None and counts in no mean. A judged one without
+            others gets 0.
         group: answers per prompt, at least 2.
         least_std: smallest standard deviation (of a sample, with n - 1) that counts.
         clip: largest magnitude of a result.
@@ -131,8 +133,9 @@ def advantages(
     found: list[float | None] = []
     for start in range(0, len(rewards), group):
         members = rewards[start : start + group]
-        known = [r for r in members if r is not None]
-        mean = statistics.fmean(known) if known else 0.0
-        scale = max(least_std, statistics.stdev(known) if len(known) > 1 else 0.0)
-        found += [None if r is None else max(-clip, min(clip, (r - mean) / scale)) for r in members]
+        for place, own in enumerate(members):
+            others = [r for i, r in enumerate(members) if r is not None and i != place]
+            mean = statistics.fmean(others) if others else own
+            scale = max(least_std, statistics.stdev(others) if len(others) > 1 else 0.0)
+            found.append(None if own is None or mean is None else max(-clip, min(clip, (own - mean) / scale)))
     return found

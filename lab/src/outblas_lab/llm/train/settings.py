@@ -35,8 +35,8 @@ class TrainSettings:
         group: answers per prompt, at least 2 (GRPO).
         prompts: prompts per step, over all processes.
         micro_batch: answers per forward and backward pass of a process; None takes its whole part of a step.
-        language: ``cuda`` (free kernels or configurations by an answer's code block) or ``knobs``. It is not checked
-            here; :func:`outblas_lab.llm.train.stages.train` compares it with its own language.
+        language: one of :data:`outblas_lab.llm.train.languages.LANGUAGES`. It is not checked here;
+            :func:`outblas_lab.llm.train.stages.train` compares it with its own language.
         device: see :func:`outblas_lab.llm.train.answer_judge.evaluator_of`. It is not checked here.
         proof: as for ``device``.
         archive: JSON lines or a store of evaluations, which the supervised stage needs. The prompts of the others draw
@@ -131,8 +131,8 @@ class TrainSettings:
 
     @property
     def paired(self) -> bool:
-        """Return whether prompts show pairs of kernels. General kernels are not timed, and so have no pairs."""
-        return self.contrast and self.stage not in ("supervised", GENERAL)
+        """Return whether prompts show pairs of kernels. General kernels have no times, and configs short prompts."""
+        return self.contrast and self.stage not in ("supervised", GENERAL) and self.language != "config"
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "problems": [p.key for p in self.problems], "lr": self.learning_rate}

@@ -18,8 +18,8 @@ from outblas.core.errors import ToolchainMissing, UsageError
 from outblas.core.files import lock_folder
 from outblas.core.problem import Problem
 from outblas_lab.jail.small_tasks import SmallTask
-from outblas_lab.llm.evaluators import COMPILE_ONLY, parse_evaluator
-from outblas_lab.llm.train.answer_judge import AnswerJudge, evaluator_of
+from outblas_lab.llm.evaluators import COMPILE_ONLY
+from outblas_lab.llm.train.answer_judge import AnswerJudge, check_device, evaluator_of
 from outblas_lab.llm.train.answer_language import Language, Text
 from outblas_lab.llm.train.base_models import LoadedModel, check_installed, load_model, make_tiny
 from outblas_lab.llm.train.dataset import prompt_rows, proven_evaluations, supervised_rows
@@ -90,7 +90,7 @@ def train(
         if getattr(settings, name) and importlib.util.find_spec(name) is None:
             raise ToolchainMissing(f"{name} is not installed", name, f"pip install {name}, or omit --{name}")
     if settings.stage != "supervised":
-        parse_evaluator(settings.device)  # before a large model is loaded
+        check_device(settings.device)  # before a large model is loaded
         _questions(settings, language)
         if settings.archive is not None:
             proven_evaluations(settings.archive)
@@ -172,7 +172,7 @@ def _grpo(
         )
         _one_gpu(arguments)
         rows = prompt_rows(texts, loaded.chat, settings.prompts)
-        trainer = step_trainer(prompts)(
+        trainer = step_trainer(prompts, rewards.learned)(
             model=loaded.model, reward_funcs=rewards.functions(), args=arguments,
             train_dataset=Dataset.from_list(rows), processing_class=loaded.tokenizer, peft_config=loaded.lora,
         )  # fmt: skip
@@ -255,7 +255,7 @@ def _common(stage: Path, settings: TrainSettings, rows: int) -> dict[str, Any]:
         "seed": settings.seed,
         "bf16": _bf16(settings),
         "use_cpu": settings.cpu,
-        "gradient_checkpointing": settings.model != RANDOM_TINY,
+        "gradient_checkpointing": settings.model != RANDOM_TINY and not settings.cpu,  # a CPU has memory, and no time
         "logging_steps": 1,
         "save_strategy": "steps",
         "save_steps": settings.save_every,

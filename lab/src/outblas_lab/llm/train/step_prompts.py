@@ -136,16 +136,27 @@ class StepPrompts:
         return Conversation(now.problem, now.turn + 1, prompt, now.parents)
 
 
-def step_trainer(prompts: StepPrompts) -> type[Any]:
-    """Return trl's GRPOTrainer, made to renew its prompts before answers are generated.
+def step_trainer(prompts: StepPrompts, learned: Callable[[], list[float]]) -> type[Any]:
+    """Return trl's GRPOTrainer, made to renew its prompts before answers are generated, and to take our advantages.
 
-    The method is a private one of trl, whose version is fixed.
+    trl subtracts the mean of a group from them, in which an answer's own advantage takes part. The methods are private
+    ones of trl, whose version is fixed.
+
+    Args:
+        learned: returns the advantages of this process's answers of the step.
     """
     from trl import GRPOTrainer
 
     class StepTrainer(GRPOTrainer):  # type: ignore[misc]
         def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> Any:
-            return super()._generate_and_score_completions(prompts.renewed(inputs, int(self.state.global_step)))
+            made = super()._generate_and_score_completions(prompts.renewed(inputs, int(self.state.global_step)))
+            return {**made, "advantages": made["advantages"].new_tensor(learned())}
+
+        def _get_train_sampler(self, dataset: Any = None) -> Any:
+            # trl draws the order of an epoch from the state that the epoch before left, which a resumed run lacks.
+            sampler = super()._get_train_sampler(dataset)
+            sampler.set_epoch = lambda epoch: sampler.generator.manual_seed(sampler.seed + epoch)
+            return sampler
 
     return StepTrainer
 
