@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 import threading
 import warnings
 from collections.abc import Callable
@@ -251,8 +252,13 @@ def status() -> dict[str, dict[str, Any]]:
     - ``compiled``: number of OutBLAS operators, such as ``outblas::mm``, in torch.compile graphs;
     - ``kernels``: implementation of the replacement: ``C++``, or ``Python`` and the reason;
     - ``guarantee``: ``none``, ``accurate`` or ``batch_invariant``.
+
+    The entry of a device that computed grouped products has a key ``grouped`` with the state of their kernels.
     """
-    return {"torch": _switch.status(), **device_registry.status()}
+    found = device_registry.status()
+    for index, state in getattr(sys.modules.get(f"{__package__}.grouped.grouped_state"), "states", {}).items():
+        found.setdefault(f"cuda:{index}", {}).update({"grouped": state.status()} if state is not None else {})
+    return {"torch": _switch.status(), **found}
 
 
 def why_not(guarantee: Guarantee = "none") -> str:

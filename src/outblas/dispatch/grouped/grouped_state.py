@@ -169,7 +169,8 @@ class GroupedState:
         }
 
 
-_states: dict[int, GroupedState | None] = {}
+#: Device -> its state, for each device that was asked so far.
+states: dict[int, GroupedState | None] = {}
 _lock = threading.RLock()
 
 
@@ -178,11 +179,11 @@ def grouped_state(index: int) -> GroupedState | None:
 
     Damaged data cost one warning, and leave all to torch.
     """
-    if index not in _states:
+    if index not in states:
         with _lock:
-            if index not in _states:
-                _states[index] = _new_state(index)
-    return _states[index]
+            if index not in states:
+                states[index] = _new_state(index)
+    return states[index]
 
 
 def _new_state(index: int) -> GroupedState | None:
