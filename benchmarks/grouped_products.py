@@ -41,12 +41,12 @@ from statistics import median
 from typing import Any
 
 import torch
-from rivals.graph_rounds import graph_of, run_all, times_us, why_absent
+from rivals.graph_rounds import chosen_names, graph_of, run_all, times_us, why_absent
 from rivals.grouped_rivals import RIVALS, RivalCall, rivals_of
 from rivals.grouped_summary import summary
 from shapes.moe_suite import MODELS, MoeProblem, floor_us, moe_suite, rows_of_groups
 
-from outblas.core.errors import CompileError, OutblasError, unknown_name
+from outblas.core.errors import CompileError, OutblasError
 from outblas.core.files import write_atomic, write_json
 from outblas.core.plain_files import read_object
 from outblas.judge.grouped_proof import prove_grouped
@@ -341,22 +341,9 @@ def medians(starts: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any
     return rows
 
 
-def rival_names(text: str) -> list[str]:
-    """Return the names in a list with commas.
-
-    Raises:
-        UsageError: a name is no rival.
-    """
-    names = [name for name in text.split(",") if name]
-    for name in names:
-        if name not in RIVALS:
-            raise unknown_name("rival", name, RIVALS, "pass names of --rivals with commas")
-    return names
-
-
 def run(arguments: argparse.Namespace, known: dict[str, Any], rows: list[dict[str, Any]], out: Path) -> None:
     """Measure what ``rows`` lacks, and write the result file after each problem."""
-    names, kernels = rival_names(arguments.rivals), Kernels()
+    names, kernels = chosen_names(arguments.rivals, RIVALS, "rival"), Kernels()
     done = {row["problem"] for row in rows}
     for one in moe_suite():
         if one.key in done or arguments.only not in one.key:

@@ -37,12 +37,12 @@ from statistics import median
 from typing import Any
 
 import torch
-from rivals.graph_rounds import graph_of, run_all, times_us, why_absent
+from rivals.graph_rounds import chosen_names, graph_of, run_all, times_us, why_absent
 from rivals.grouped_summary import mean_text, ratios
 from rivals.layer_variants import RIVALS, VARIANTS, LayerCall, LayerVariant
 from shapes.moe_suite import MODELS, MoeLayer, experts_of_tokens, moe_layers
 
-from outblas.core.errors import OutblasError, unknown_name
+from outblas.core.errors import OutblasError
 from outblas.core.files import write_json
 from outblas.core.plain_files import read_object
 from outblas.core.problem import ELEMENT_BYTES
@@ -214,19 +214,6 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield f"{'all' if tokens is None else tokens:>6} {len(part):>4} {means} {slower:>7}"
 
 
-def variant_names(text: str) -> list[str]:
-    """Return the names in a list with commas.
-
-    Raises:
-        UsageError: a name is no variant.
-    """
-    names = [name for name in text.split(",") if name]
-    for name in names:
-        if name not in VARIANTS:
-            raise unknown_name("variant", name, VARIANTS, "pass names of --variants with commas")
-    return names
-
-
 def versions() -> dict[str, str]:
     """Return the versions of those of :data:`PACKAGES` that are installed."""
     found = {}
@@ -246,7 +233,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of hidden states, weights and routing")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    names = variant_names(arguments.variants)
+    names = chosen_names(arguments.variants, VARIANTS, "variant")
     out = arguments.out or result_file("moe_layers.json")
     known = read_object(out, "an earlier result", "name another --out") if out.exists() else {"rows": []}
     known["provenance"] = collect_provenance(script_command("benchmarks/moe_layers.py")) | {"versions": versions()}

@@ -224,8 +224,8 @@ class Engine:
         """Return :meth:`generate` of the same prompts some times, at the host's full pace where it can be had.
 
         Other guests of a machine can halve its pace for seconds, and steps of small models wait for the host. So runs
-        at a lower pace are repeated, up to twice as many runs. If too few are left, those nearest to the full pace
-        count. All are recorded, whether they count or not.
+        at a lower pace are repeated, up to twice as many runs. If none is at the full pace, those nearest to it count.
+        All are recorded, whether they count or not.
         """
         taken: list[tuple[float, tuple[float, Any]]] = []
         rows = self.found.setdefault("runs", {}).setdefault(cell, [])

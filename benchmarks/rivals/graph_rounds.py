@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from outblas.core.errors import unknown_name
+
 #: Characters of an error's text that are kept.
 _ERROR_CHARACTERS = 200
 
@@ -48,3 +50,16 @@ def times_us(graphs: Mapping[str, Any], rounds: int, calls: int) -> dict[str, li
 def why_absent(error: Exception) -> str:
     """Return an error in one line: its class and the first words of its text."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:_ERROR_CHARACTERS]}"
+
+
+def chosen_names(text: str, known: Mapping[str, Any], kind: str) -> list[str]:
+    """Return the names in a list with commas, the value of an option ``--<kind>s``.
+
+    Raises:
+        UsageError: a name is not known.
+    """
+    names = [name for name in text.split(",") if name]
+    for name in names:
+        if name not in known:
+            raise unknown_name(kind, name, known, f"pass names of --{kind}s with commas")
+    return names

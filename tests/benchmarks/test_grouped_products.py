@@ -215,9 +215,9 @@ def test_ratios_name_the_fastest_rival_and_torch(bench: Any) -> None:
 
 
 def test_rivals_are_chosen_by_name(bench: Any) -> None:
-    assert bench.rival_names("torch,deep_gemm") == ["torch", "deep_gemm"]
+    assert bench.chosen_names("torch,deep_gemm", bench.RIVALS, "rival") == ["torch", "deep_gemm"]
     with pytest.raises(bench.OutblasError, match="did you mean triton"):
-        bench.rival_names("torch,tritn")
+        bench.chosen_names("torch,tritn", bench.RIVALS, "rival")
 
 
 def test_the_summary_counts_lost_rows_and_lists_both_ends(bench: Any) -> None:

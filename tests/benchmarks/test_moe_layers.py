@@ -156,6 +156,6 @@ def test_ratios_and_the_table(bench: Any) -> None:
 
 
 def test_variants_are_chosen_by_name(bench: Any) -> None:
-    assert bench.variant_names("outblas,vllm") == ["outblas", "vllm"]
+    assert bench.chosen_names("outblas,vllm", bench.VARIANTS, "variant") == ["outblas", "vllm"]
     with pytest.raises(bench.OutblasError, match="did you mean vllm"):
-        bench.variant_names("vlm")
+        bench.chosen_names("vlm", bench.VARIANTS, "variant")

@@ -36,7 +36,9 @@ class TransformersExperts:
 
     def install(self) -> None:
         """Replace the implementation, if transformers' experts are imported; a second call changes nothing."""
-        home = None if self._theirs is not None else sys.modules.get(_HOME)
+        if self._theirs is not None:  # each grouped product asks
+            return
+        home = sys.modules.get(_HOME)
         interface = getattr(home, "ExpertsInterface", None)
         theirs = getattr(interface, "_global_mapping", {}).get(_NAME)
         with self._lock:
