@@ -62,15 +62,25 @@ def load_kernel(problem: Problem, config: KernelConfig, gpu: Gpu | None = None) 
     from outblas.kernels.source import make_source
     from outblas.runtime.launch import load
 
-    def loaded(refused: str = "") -> tuple[Any, float]:
-        code = kernel_code(source, config_name(config), arch, refused)
-        return load_code(code, lambda cubin: load(cubin, config)), code.seconds
-
     source, arch = make_source(problem, config), ARCHITECTURE if gpu is None else architecture(gpu)
+    return load_found(
+        lambda refused: kernel_code(source, config_name(config), arch, refused), lambda cubin: load(cubin, config)
+    )
+
+
+def load_found(find: Callable[[str], KernelCode], load: Callable[[Cubin], _Kernel]) -> tuple[_Kernel, float]:
+    """Load a kernel, or the compiled one if the driver refuses what was shipped; return it and its compile seconds.
+
+    Args:
+        find: returns the machine code; its argument is why the shipped one was refused, or empty.
+        load: as for :func:`load_code`.
+    """
     try:
-        return loaded()
+        code = find("")
+        return load_code(code, load), code.seconds
     except ShippedRefused as error:
-        return loaded(error.wrong)
+        code = find(error.wrong)
+        return load_code(code, load), code.seconds
 
 
 def kernel_code(

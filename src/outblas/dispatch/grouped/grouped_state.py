@@ -20,7 +20,7 @@ from outblas.kernels.grouped.grouped_problem import GroupedProblem
 from outblas.kernels.grouped.rows_source import FAMILY, rows_source
 from outblas.predict.grouped_choice import choose_grouped, measured_groups
 from outblas.runtime.grouped_launch import GroupedKernel
-from outblas.runtime.kernel_loader import KernelCode, ShippedRefused, kernel_code, load_code
+from outblas.runtime.kernel_loader import KernelCode, kernel_code, load_found
 from outblas.runtime.moe_rows import MoeRows
 from outblas.runtime.nvrtc import compile_source
 from outblas.runtime.packaged_cubins import PACKAGED
@@ -103,8 +103,8 @@ class GroupedState:
     def _loaded(
         self, key: Any, begun: Future[KernelCode], problem: GroupedProblem, config: GroupedConfig
     ) -> GroupedKernel | None:
-        def load(cubin: Any) -> GroupedKernel:
-            return GroupedKernel(cubin, problem, config)
+        def find(refused: str) -> KernelCode:
+            return kernel_code(make_source(problem, config), ENTRY, self._arch, refused) if refused else begun.result()
 
         with self._lock:
             if (known := self._kernels.get(key)) is not None:
@@ -112,11 +112,7 @@ class GroupedState:
             if key in self.failed:
                 return None
             try:
-                try:
-                    self._kernels[key] = load_code(begun.result(), load)
-                except ShippedRefused as error:
-                    code = kernel_code(make_source(problem, config), ENTRY, self._arch, error.wrong)
-                    self._kernels[key] = load_code(code, load)
+                self._kernels[key], _ = load_found(find, lambda cubin: GroupedKernel(cubin, problem, config))
                 _LOG.info("%s: %s is ready", problem, config)
             except (OutblasError, OSError, RuntimeError, CancelledError) as error:
                 self.failed[key] = f"{config} cannot be loaded: {error}"
