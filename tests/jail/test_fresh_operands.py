@@ -50,7 +50,7 @@ def test_honest_results_pass(problem, kind):
 def test_a_deal_has_a_place_more_than_calls_and_pools_have_several_times_as_many():
     fresh = FreshOperands(Problem(8, 8, 8), 3, "cpu")
     seen = set()
-    for _ in range(60):
+    for _ in range(400):
         places = fresh.deal()
         assert len({place.a.data_ptr() for place in places}) == len({place.seed for place in places}) == 4
         seen |= {place.a.data_ptr() for place in places}
