@@ -13,7 +13,10 @@ import pytest
 from pages.headline import headline_rows
 
 from outblas.core.stats import flop_weighted, geomean
+from outblas.predict.answer_choice import AnswerModel
+from outblas.predict.any_shape import AnyShapeModel
 from outblas.records.results import read_result
+from outblas_lab.train import fit_answers, fit_any_shape
 
 ROOT = Path(__file__).parents[2]
 H200, H100 = ROOT / "results" / "h200", ROOT / "results" / "h100"
@@ -236,7 +239,21 @@ def from_tables() -> list[tuple[str, str]]:
     ]
 
 
-@pytest.mark.parametrize("figures", [engines, transformers, same_bits, accuracy, from_tables])
+def bounds() -> list[tuple[str, str]]:
+    """Bounds of the predictions for shapes without a row."""
+    page, kernels, answers = "docs/develop/kernel-choice.md", AnyShapeModel.load("h200"), AnswerModel.load("h200")
+    slower = [f"{share:.2%}".replace("0%", "%") for share in fit_answers.MAX_SLOWER]
+    return [
+        (page, f"{kernels.sure:g} on an H200, {kernels.sure_unaligned:g} for unaligned rows"),
+        (page, f"is used if that bound reaches {kernels.margin:g}"),
+        (page, f"is {answers.sure:g} deviations below the prediction on an H200, {answers.sure_unaligned:g} for"),
+        (page, f"highest bound must reach {answers.margin:g}"),
+        (page, f"problems at most {fit_any_shape.MAX_SLOWER:.2%} may be below {fit_any_shape.SLOW:g} of torch"),
+        (page, f"By a cuBLASLt algorithm at most {slower[0]} may, or {slower[1]} with"),
+    ]
+
+
+@pytest.mark.parametrize("figures", [engines, transformers, same_bits, accuracy, from_tables, bounds])
 def test_a_sentence_has_the_figures_of_its_file(figures: Any) -> None:
     found = figures()
     texts = {page: re.sub(r"\s+", " ", (ROOT / page).read_text()) for page, _ in found}
