@@ -134,9 +134,9 @@ class Run:
         done = {e["problem"] for e in self.searches() if (e["learner"], e["seed"]) == (learner, seed)}
         return [task for task in self.tasks if task.problem.key not in done]
 
-    def prepared(self, agent: Agent) -> Agent:
+    def prepared(self, agent: Agent, learner: str) -> Agent:
         self.check_time()
-        print(f"{agent.name}, seed {agent.seed}: prepares on {len(self._part.problems)} problems", flush=True)
+        print(f"{learner}, seed {agent.seed}: {len(self._part.problems)} problems to learn from", flush=True)
         agent.prepare_across([self._part])
         return agent
 
@@ -149,7 +149,7 @@ class Run:
             about = make_agent(name, 0, self._gpu)
             for seed in range(seeds if about.draws or about.learns else 1):
                 if left := self.left(learner, seed):
-                    agent = self.prepared(make_agent(name, seed, self._gpu))
+                    agent = self.prepared(make_agent(name, seed, self._gpu), learner)
                     for task in left:
                         self.search(learner, seed, agent, task)
                     print(f"{learner}, seed {seed}: {len(left)} problems searched", flush=True)
@@ -158,11 +158,10 @@ class Run:
         left = {learner: self.left(learner) for learner in MODELS}
         if not any(left.values()):
             return
-        regressor = self.prepared(make_agent("regressor", 0, self._gpu))
+        regressor = self.prepared(make_agent("regressor", 0, self._gpu), "the list of llm+list")
         agents = {name: KnobChooser(self._gpu, transcript, regressor if "list" in name else None) for name in MODELS}
         for name, agent in agents.items():
-            agent.name = name
-            self.prepared(agent)
+            self.prepared(agent, name)
         for number, task in enumerate(self.tasks, 1):
             for learner in (name for name in MODELS if task in left[name]):
                 self.search(learner, 0, agents[learner], task)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import math
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,9 +30,11 @@ from outblas_lab.llm.prompt import tokens_of
 HERE = Path(__file__).parent
 #: Most tokens of a question (:func:`outblas_lab.llm.prompt.tokens_of`) and of its answer.
 PROMPT_TOKENS, ANSWER_TOKENS = 1200, 300
-#: Candidates of the regressor in a prompt with its list; measured ones in a prompt: the fastest, and the last.
-LISTED, BEST, LAST = 10, 6, 4
-#: How a choice came about: copied from the list is written, too.
+#: Candidates of the regressor in a prompt with its list.
+LISTED = 10
+#: Whether a prompt has meanings of knobs, and its most measured kernels: the first that is short enough counts.
+LENGTHS = ((True, 12), (False, 12), (False, 9), (False, 6), (False, 3))
+#: How a choice came about. A copy of the example or of the list is written, too.
 ORIGINS = ("written", "copied", "nearest", "filled")
 
 
@@ -49,7 +52,7 @@ class KnobChooser(LanguageModel):
     def __init__(self, gpu: Gpu, ask: Ask, regressor: Agent | None = None) -> None:
         super().__init__(0, gpu, ask)
         self.account: list[str] = []
-        self._regressor, self._shown = regressor, list[KernelConfig]()
+        self._regressor, self._shown = regressor, set[KernelConfig]()
 
     def propose(
         self, problem: Problem, candidates: Sequence[KernelConfig], history: Sequence[Evaluation], n: int
@@ -64,11 +67,13 @@ class KnobChooser(LanguageModel):
     def question(
         self, problem: Problem, candidates: Sequence[KernelConfig], history: Sequence[Evaluation], n: int
     ) -> list[Message]:
-        """Return one message. The meanings of the knobs are left out if it would have too many tokens."""
-        if self._regressor is not None:
-            self._shown = self._regressor.propose(problem, candidates, history, LISTED)
-        for meanings in (True, False):
-            text = _question(problem, self.gpu, candidates, history, self._shown, n, meanings)
+        """Return one message. Meanings of knobs and slow kernels are left out if it would have too many tokens."""
+        listed = [] if self._regressor is None else self._regressor.propose(problem, candidates, history, LISTED)
+        example = self.rng(problem, ()).choice(candidates)  # the same in each round, as the server keeps what it read
+        self._shown = {example, *listed}
+        tried = sorted(history, key=lambda e: e.timing.median_us if e.timing else math.inf)
+        for meanings, most in LENGTHS:
+            text = _question(problem, self.gpu, candidates, tried[:most], listed, example, n, meanings)
             messages = [{"role": "user", "content": text}]
             if tokens_of(messages) <= PROMPT_TOKENS:
                 break
@@ -76,19 +81,18 @@ class KnobChooser(LanguageModel):
 
 
 def _question(
-    problem: Problem, gpu: Gpu, candidates: Sequence[KernelConfig], history: Sequence[Evaluation],
-    shown: Sequence[KernelConfig], n: int, meanings: bool,
+    problem: Problem, gpu: Gpu, candidates: Sequence[KernelConfig], tried: Sequence[Evaluation],
+    listed: Sequence[KernelConfig], example: KernelConfig, n: int, meanings: bool,
 ) -> str:  # fmt: skip
     shared = shared_knobs(candidates)
-    timed = sorted((e for e in history if e.timing), key=lambda e: e.timing.median_us)
-    lines = dict.fromkeys(_result(e, shared) for e in (*timed[:BEST], *history[-LAST:]))
-    listed = "\n".join(_written(config, shared) for config in shown)
+    list_lines = ["", "A model predicts that these are the fastest of those left, the best first:"]
+    list_lines += [_written(config, shared) for config in listed] + [""]
     return Template((HERE / "choose.md").read_text()).substitute(
         n=n, gpu=gpu.name.upper(), sms=gpu.sms, smem=gpu.smem_optin, m=problem.m, n_=problem.n, k=problem.k,
         layout=problem.layout, dtype=problem.dtype, acc=problem.acc, floor=f"{floor_us(problem, gpu):.2f}",
         regime=regime(problem, gpu).partition("_")[0], knobs="\n".join(_knobs(candidates, meanings)),
-        listed=f"\nA model predicts that these are the fastest of those left, the best first:\n{listed}\n"
-        if shown else "", tried="\n".join(lines) or "none",
+        listed="\n".join(list_lines) if listed else "", example=_written(example, shared),
+        tried="\n".join(_result(e, shared) for e in tried) or "none",
     )  # fmt: skip
 
 
@@ -101,9 +105,9 @@ def _knobs(candidates: Sequence[KernelConfig], meanings: bool) -> Iterator[str]:
         for knob in knob_schema(cls):
             values = sorted({getattr(c, knob.name) for c in mine})
             if len(values) > 1:
-                default = "" if knob.default is None else f", {value_text(knob.default)} if left out"
                 meaning = f" ({told[knob.name]})" if told.get(knob.name) else ""
-                yield f"- {knob.name}: {', '.join(map(value_text, values))}{default}{meaning}"
+                default = f"; default {value_text(knob.default)}" if knob.default in values else ""
+                yield f"- {knob.name}{meaning}: {', '.join(map(value_text, values))}{default}"
 
 
 def _written(config: KernelConfig, shared: Mapping[str, Mapping[str, Any]]) -> str:
