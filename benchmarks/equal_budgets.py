@@ -30,13 +30,14 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from figures.budget_table import FORMAT, budget_lines
 from learners.answers import Chat, sha_of_file
 from learners.knob_questions import (
     ANSWER_TOKENS,
@@ -66,9 +67,8 @@ from outblas_lab.recordings.recording import Recording, TrainingPart, recording_
 from outblas_lab.recordings.recording_files import CHOICE_CODES, STATUS_CODES
 from outblas_lab.recordings.replay import ReplayEvaluator
 
-FORMAT = "outblas-equal-budgets-1"
 BUDGETS, BATCH, TEMPERATURE = (4, 8, 16), 4, 0.0
-#: Learner -> its agent. The best of Kernel Tuner's strategies is published.
+#: Learner -> its agent.
 RIVALS = {"fill": "heuristic"} | {
     name: name
     for name in ("regressor", "surrogate", "nvmmh", "tpe", "kt-genetic", "kt-annealing", "kt-diffevo", "random-legal")
@@ -263,30 +263,6 @@ def _account(searches: Sequence[Search]) -> dict[str, int]:
     return {"answers": len(answers), "parsed": parsed, **{origin: counts[origin] for origin in ORIGINS}}
 
 
-def told(made: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the lines of a result, in Markdown. Of Kernel Tuner's strategies the best has a row."""
-
-    def cells(figures: Mapping[Any, Any]) -> list[str]:
-        return [f"{f['mean']:.3f} ({f['low']:.3f} to {f['high']:.3f})" for f in figures.values()]
-
-    rows = {row["learner"]: row for row in made["table"]}
-    strategies = [name for name in rows if name.startswith("kt-")]
-    best = max(strategies, key=lambda name: [*rows[name]["figures"].values()][-1]["mean"], default=None)
-    shown = [row for name, row in rows.items() if name == best or name not in strategies]
-    yield f"| learner | {' | '.join(map(str, BUDGETS))} | within 1% |"
-    yield f"| --- |{' ---: |' * (len(BUDGETS) + 1)}"
-    for row in shown:
-        near = ", ".join(f"{f['near']:.0%}" for f in row["figures"].values())
-        yield f"| {row['learner']} | {' | '.join(cells(row['figures']))} | {near} |"
-    yield ""
-    for gain in made["gains"]:
-        yield f"- `{gain['learner']}` over `{gain['over']}`: {', '.join(cells(gain['figures']))}"
-    for name, counts in made["answers"].items():
-        yield f"- `{name}`: {', '.join(f'{number} {word}' for word, number in counts.items())}"
-    for name, number in made["missing"].items():
-        yield f"- `{name}` lacks {number} of {len(made['problems'])} problems."
-
-
 def run(arguments: argparse.Namespace) -> None:
     recording, out = Recording.load(arguments.recording), arguments.out
     tasks = drawn_tasks(recording, arguments.problems, arguments.seed, arguments.chosen)
@@ -316,7 +292,7 @@ def run(arguments: argparse.Namespace) -> None:
     provenance = collect_provenance(script_command("benchmarks/equal_budgets.py"), None)
     about = {"recording": about_recording(arguments.recording, recording), "weights": transcript.weights}
     write_json(out, {**settings, "provenance": provenance, **about, **made})
-    print("\n".join(told({**settings, **made})))
+    print("\n".join(budget_lines({**settings, **made})))
     print(f"written: {out}; transcript: {journal.path}")
 
 

@@ -32,9 +32,9 @@ HERE = Path(__file__).parent
 PROMPT_TOKENS, ANSWER_TOKENS = 1200, 300
 #: Candidates of the regressor in a prompt with its list.
 LISTED = 10
-#: Whether a prompt has meanings of knobs, and its most measured kernels: the first that is short enough counts.
+#: Meanings of knobs in a prompt, and its largest number of measured kernels; the first pair that is short enough counts.
 LENGTHS = ((True, 12), (False, 12), (False, 9), (False, 6), (False, 3))
-#: How a choice came about. A copy of the example or of the list is written, too.
+#: Origins of a choice. A copy of the example or of the list is written, too.
 ORIGINS = ("written", "copied", "nearest", "filled")
 
 
@@ -43,7 +43,7 @@ class NoAnswer(UsageError):
 
 
 class KnobChooser(LanguageModel):
-    """A language model that is asked shortly, with the list of a regressor or without.
+    """A language model that gets short questions, with the list of a regressor or without.
 
     Attributes:
         account: origin of each choice (:data:`ORIGINS`), in the order of the proposals.

@@ -215,8 +215,8 @@ def search_times(
         known = all(config in offered and config not in tried for config in proposed)
         if len(proposed) > batch or len(set(proposed)) < len(proposed) or not known:
             wrong = f"agent {agent.name!r} proposed {[config_name(c) for c in proposed]} for {task.problem.key}"
-            expected = f"up to {batch} offered, untried candidates per call, each once"
-            raise UsageError(wrong, expected, "correct the agent")
+            number = "one" if batch == 1 else f"at most {batch} different"
+            raise UsageError(wrong, f"{number} offered, untried candidate(s) per call", "correct the agent")
         answers = [_answer(task, config, evaluator) for config in proposed]
         history += [evaluation for evaluation, _ in answers]
         times += [us for _, us in answers]
