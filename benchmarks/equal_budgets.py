@@ -8,7 +8,7 @@ Result file: results/h200/equal_budgets.json, or ``--out``. Beside it, a journal
 search, every question and every answer. Needs the extras of the agents, ``gguf`` for ``--gguf``, and no GPU.
 
 ``--problems 40`` are drawn from a recording by ``--seed``, stratified by regime, and searched in its launch option with
-the most kernels. ``--chosen grid`` offers only the cells of that choice. Each learner proposes 4 kernels, hears their
+the most kernels. ``--chosen random`` offers only the cells of that choice. Each learner proposes 4 kernels, hears their
 times, and proposes the next 4. Those that learn across shapes learn from the other (M, N, K) of the recording.
 
 - ``llm``: the language model sees the problem, the knobs with their values, and what was measured.
@@ -56,7 +56,7 @@ from outblas.core.files import write_json
 from outblas.core.journal import Journal
 from outblas.core.stats import bootstrap_geomean, geomean
 from outblas.core.suites import sample
-from outblas.records.provenance import collect_provenance, script_command
+from outblas.records.provenance import collect_provenance, script_command, source_commit
 from outblas.tune.agents.agent_registry import make_agent
 from outblas.tune.agents.base import Agent
 from outblas_lab.compare.compare_run import about_recording
@@ -120,7 +120,7 @@ class Run:
 
     def __init__(self, recording: Recording, tasks: Sequence[HeldOutTask], journal: Journal, until: float) -> None:
         self.tasks, self.journal, self.until = tasks, journal, until
-        self._gpu, self._replay = recording.gpu, ReplayEvaluator(recording)
+        self._gpu, self._replay, self._commit = recording.gpu, ReplayEvaluator(recording), source_commit()
         held = {(t.problem.m, t.problem.n, t.problem.k) for t in tasks}
         training = tuple(p for p in recording.problems if (p.m, p.n, p.k) not in held)
         if not training:
@@ -173,8 +173,9 @@ class Run:
         account = agent.account if isinstance(agent, KnobChooser) else None
         first = 0 if account is None else len(account)
         us = search_times(agent, task, self._replay, BUDGETS[-1], BATCH)[: BUDGETS[-1]]
-        entry = {"kind": "search", "learner": learner, "seed": seed, "problem": task.problem.key, "us": us}
-        self.journal.append(entry if account is None else {**entry, "origins": account[first:][: len(us)]})
+        origins = {} if account is None else {"origins": account[first:][: len(us)]}
+        head = {"kind": "search", "learner": learner, "seed": seed, "problem": task.problem.key}
+        self.journal.append({**head, "us": us, **origins, "commit": self._commit})
 
 
 @contextmanager
@@ -264,14 +265,19 @@ def _account(searches: Sequence[Search]) -> dict[str, int]:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    recording, out = Recording.load(arguments.recording), arguments.out
+    out, gguf = arguments.out, arguments.gguf
+    if out.suffix != ".json":
+        raise UsageError(f"--out is {out}", "a path that ends in .json", "pass another --out")
+    if gguf is not None and not gguf.is_file():
+        raise UsageError(f"--gguf {gguf} is no file", "a GGUF file", "fetch one by benchmarks/fetch_gguf.py")
+    recording = Recording.load(arguments.recording)
     tasks = drawn_tasks(recording, arguments.problems, arguments.seed, arguments.chosen)
     settings = {
         "format": FORMAT, "sha256": recording_sha(recording), "problems": [task.problem.key for task in tasks],
         "launch": tasks[0].launch, "chosen": arguments.chosen, "seed": arguments.seed, "budgets": BUDGETS,
         "batch": BATCH, "temperature": TEMPERATURE, "listed": LISTED, "tokens": [PROMPT_TOKENS, ANSWER_TOKENS],
     }  # fmt: skip
-    weights = sha_of_file(arguments.gguf) if arguments.gguf else ""
+    weights = sha_of_file(gguf) if gguf else ""
     until = math.inf if arguments.seconds is None else time.monotonic() + arguments.seconds
     journal = Journal(out.with_suffix(".jsonl"), settings)
     try:
@@ -279,7 +285,7 @@ def run(arguments: argparse.Namespace) -> None:
         try:
             work.rivals(arguments.seeds)
             questions = sum(len(work.left(name)) for name in MODELS) * math.ceil(BUDGETS[-1] / BATCH)
-            with asking(transcript, arguments.gguf, questions):
+            with asking(transcript, gguf, questions):
                 work.models(transcript)
         except (TimeUp, NoAnswer) as error:
             print(error, flush=True)
@@ -290,6 +296,7 @@ def run(arguments: argparse.Namespace) -> None:
         print(f"too few problems are finished for a table; all searches are in {journal.path}")
         return
     provenance = collect_provenance(script_command("benchmarks/equal_budgets.py"), None)
+    provenance["commit"] = "; ".join(dict.fromkeys(entry["commit"] for entry in work.searches()))
     about = {"recording": about_recording(arguments.recording, recording), "weights": transcript.weights}
     write_json(out, {**settings, "provenance": provenance, **about, **made})
     print("\n".join(budget_lines({**settings, **made})))
@@ -299,7 +306,7 @@ def run(arguments: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recording", default="h200", help="name or path of a recording")
-    parser.add_argument("--chosen", default="", help="offer only cells that were chosen in this way, e.g. grid")
+    parser.add_argument("--chosen", default="", help="offer only cells that were chosen in this way, e.g. random")
     parser.add_argument("--problems", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0, help="of the draw of problems")
     parser.add_argument("--seeds", type=int, default=3, help="of each learner that draws")

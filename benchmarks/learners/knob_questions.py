@@ -32,7 +32,7 @@ HERE = Path(__file__).parent
 PROMPT_TOKENS, ANSWER_TOKENS = 1200, 300
 #: Candidates of the regressor in a prompt with its list.
 LISTED = 10
-#: Meanings of knobs in a prompt, and its largest number of measured kernels; the first pair that is short enough counts.
+#: Whether a prompt has meanings of knobs, and its largest number of measured kernels: the first pair that fits counts.
 LENGTHS = ((True, 12), (False, 12), (False, 9), (False, 6), (False, 3))
 #: Origins of a choice. A copy of the example or of the list is written, too.
 ORIGINS = ("written", "copied", "nearest", "filled")

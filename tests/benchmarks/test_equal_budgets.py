@@ -215,6 +215,13 @@ def test_answers_of_other_weights_are_not_mixed(runs: Runs, bench: Any, monkeypa
         runs.run(lambda prompt: "")
 
 
+def test_wrong_paths_are_refused_before_any_search(runs: Runs, tmp_path: Path) -> None:
+    for more, words in ((["--out", str(tmp_path / "x.jsonl")], ".json"), (["--gguf", str(tmp_path)], "GGUF file")):
+        with pytest.raises(UsageError, match=words):
+            runs.run(lambda prompt: "", *more)
+    assert not list(tmp_path.glob("*.jsonl"))
+
+
 def test_problems_are_drawn_by_regime_and_none_of_them_is_learned_from(recording: Recording, bench: Any) -> None:
     tasks = bench.drawn_tasks(recording, 5, 3)
     assert {t.problem for t in tasks} == set(sample(recording.problems, 5, 3, gpu=recording.gpu))
