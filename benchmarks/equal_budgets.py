@@ -30,7 +30,7 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -116,10 +116,20 @@ class TimeUp(Exception):
 
 
 class Run:
-    """Searches of all learners on some tasks, in a journal. ``until`` is the time after which none begins."""
+    """Searches of all learners on some tasks, in a journal.
 
-    def __init__(self, recording: Recording, tasks: Sequence[HeldOutTask], journal: Journal, until: float) -> None:
+    Attributes:
+        until: time after which no search begins.
+        seeds: learner -> number of seeds: 1 if they make no difference.
+    """
+
+    def __init__(
+        self, recording: Recording, tasks: Sequence[HeldOutTask], journal: Journal, seeds: int, until: float
+    ) -> None:
         self.tasks, self.journal, self.until = tasks, journal, until
+        agents = {learner: make_agent(name, 0, recording.gpu) for learner, name in RIVALS.items()}
+        differ = {learner for learner, agent in agents.items() if agent.draws or agent.learns}
+        self.seeds = {learner: seeds if learner in differ else 1 for learner in (*RIVALS, *MODELS)}
         self._gpu, self._replay, self._commit = recording.gpu, ReplayEvaluator(recording), source_commit()
         held = {(t.problem.m, t.problem.n, t.problem.k) for t in tasks}
         training = tuple(p for p in recording.problems if (p.m, p.n, p.k) not in held)
@@ -144,10 +154,9 @@ class Run:
         if time.monotonic() > self.until:
             raise TimeUp("the time is up; the same command goes on")
 
-    def rivals(self, seeds: int) -> None:
+    def rivals(self) -> None:
         for learner, name in RIVALS.items():
-            about = make_agent(name, 0, self._gpu)
-            for seed in range(seeds if about.draws or about.learns else 1):
+            for seed in range(self.seeds[learner]):
                 if left := self.left(learner, seed):
                     agent = self.prepared(make_agent(name, seed, self._gpu), learner)
                     for task in left:
@@ -194,7 +203,7 @@ def asking(transcript: Transcript, gguf: Path | None, questions: int) -> Iterato
         yield
 
 
-def with_written(searches: Sequence[Search]) -> Iterator[Search]:
+def with_written(searches: Iterable[Search]) -> Iterator[Search]:
     """Yield the searches, and of a language model's those with nothing but what its answers name exactly."""
     for one in searches:
         yield one
@@ -209,15 +218,17 @@ def quality(task: HeldOutTask, us: Sequence[float | None], budget: int) -> float
     return task.best_us / min((one for one in us[:budget] if one is not None), default=task.worst_us)
 
 
-def summary(tasks: Sequence[HeldOutTask], searches: Sequence[Search]) -> dict[str, Any] | None:
+def summary(
+    tasks: Sequence[HeldOutTask], searches: Sequence[Search], seeds: Mapping[str, int]
+) -> dict[str, Any] | None:
     """Return the table, the paired gains, the counts of answers and what is missing; None without 3 finished problems.
 
     A learner that has finished fewer is left out, and the problems are those that all others have finished.
     """
     found: dict[str, dict[str, list[Search]]] = {}
-    for one in with_written(searches):
+    for one in with_written(one for one in searches if one["seed"] < seeds[one["learner"]]):
         found.setdefault(one["learner"], {}).setdefault(one["problem"], []).append(one)
-    count = {name: max(map(len, mine.values())) for name, mine in found.items()}
+    count = {name: seeds[name.removesuffix(AS_WRITTEN)] for name in found}
     finished = {name: {key for key, s in mine.items() if len(s) == count[name]} for name, mine in found.items()}
     shown = [name for name, keys in finished.items() if len(keys) >= 3]
     common = [task for task in tasks if all(task.problem.key in finished[name] for name in shown)]
@@ -266,6 +277,8 @@ def _account(searches: Sequence[Search]) -> dict[str, int]:
 
 def run(arguments: argparse.Namespace) -> None:
     out, gguf = arguments.out, arguments.gguf
+    if arguments.seeds < 1:
+        raise UsageError(f"--seeds is {arguments.seeds}", "1 or more", "pass another --seeds")
     if out.suffix != ".json":
         raise UsageError(f"--out is {out}", "a path that ends in .json", "pass another --out")
     if gguf is not None and not gguf.is_file():
@@ -281,9 +294,9 @@ def run(arguments: argparse.Namespace) -> None:
     until = math.inf if arguments.seconds is None else time.monotonic() + arguments.seconds
     journal = Journal(out.with_suffix(".jsonl"), settings)
     try:
-        transcript, work = Transcript(journal, weights), Run(recording, tasks, journal, until)
+        transcript, work = Transcript(journal, weights), Run(recording, tasks, journal, arguments.seeds, until)
         try:
-            work.rivals(arguments.seeds)
+            work.rivals()
             questions = sum(len(work.left(name)) for name in MODELS) * math.ceil(BUDGETS[-1] / BATCH)
             with asking(transcript, gguf, questions):
                 work.models(transcript)
@@ -291,7 +304,7 @@ def run(arguments: argparse.Namespace) -> None:
             print(error, flush=True)
     finally:
         journal.close()
-    made = summary(tasks, work.searches())
+    made = summary(tasks, work.searches(), work.seeds)
     if made is None:
         print(f"too few problems are finished for a table; all searches are in {journal.path}")
         return

@@ -199,6 +199,8 @@ def test_without_a_model_the_rivals_have_their_table(runs: Runs, capsys: pytest.
     result, _ = runs.run(None)
     assert [row["learner"] for row in result["table"]] == ["fill", "random-legal"]
     assert result["missing"] == {"llm": 5, "llm+list": 5} and "--gguf" in capsys.readouterr().out
+    more, _ = runs.run(None, "--seeds", "3")
+    assert [row["seeds"] for row in more["table"]] == [1, 3] and more["table"][1] != result["table"][1]
     later, asked = runs.run(lambda prompt: "")
     assert later["missing"] == {} and len(asked) == 40 and later["table"][:2] == result["table"]
 
@@ -206,6 +208,16 @@ def test_without_a_model_the_rivals_have_their_table(runs: Runs, capsys: pytest.
 def test_the_time_ends_a_run_between_searches(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
     result, asked = runs.run(lambda prompt: "", "--seconds", "0")
     assert result == {} and asked == [] and "the time is up" in capsys.readouterr().out
+
+
+def test_a_learner_that_lacks_a_seed_has_no_row(runs: Runs, bench: Any) -> None:
+    runs.run(None)
+    journal = runs.out.with_suffix(".jsonl")
+    journal.write_text("".join(line for line in journal.read_text().splitlines(True) if '"seed": 1' not in line))
+    searches = [json.loads(line) for line in journal.read_text().splitlines()[1:]]
+    tasks = bench.drawn_tasks(synthetic_recording(12, 120), 5, 0)
+    made = bench.summary(tasks, searches, {"fill": 1, "random-legal": 2})
+    assert [row["learner"] for row in made["table"]] == ["fill"] and made["missing"]["random-legal"] == 5
 
 
 def test_answers_of_other_weights_are_not_mixed(runs: Runs, bench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,7 +228,12 @@ def test_answers_of_other_weights_are_not_mixed(runs: Runs, bench: Any, monkeypa
 
 
 def test_wrong_paths_are_refused_before_any_search(runs: Runs, tmp_path: Path) -> None:
-    for more, words in ((["--out", str(tmp_path / "x.jsonl")], ".json"), (["--gguf", str(tmp_path)], "GGUF file")):
+    wrong = {
+        ".json": ["--out", f"{tmp_path}/x.jsonl"],
+        "GGUF file": ["--gguf", str(tmp_path)],
+        "--seeds": ["--seeds", "0"],
+    }
+    for words, more in wrong.items():
         with pytest.raises(UsageError, match=words):
             runs.run(lambda prompt: "", *more)
     assert not list(tmp_path.glob("*.jsonl"))
@@ -226,14 +243,14 @@ def test_problems_are_drawn_by_regime_and_none_of_them_is_learned_from(recording
     tasks = bench.drawn_tasks(recording, 5, 3)
     assert {t.problem for t in tasks} == set(sample(recording.problems, 5, 3, gpu=recording.gpu))
     assert len({t.launch for t in tasks}) == 1
-    work = bench.Run(recording, tasks, None, 0.0)
+    work = bench.Run(recording, tasks, None, 1, 0.0)
     assert not {t.problem for t in tasks} & set(work._part.problems) and len(work._part.problems) == 7
     assert set(work._part.recording.problems) == set(work._part.problems)
     for count in (0, 13):
         with pytest.raises(UsageError, match="--problems"):
             bench.drawn_tasks(recording, count, 0)
     with pytest.raises(UsageError, match="learn from"):
-        bench.Run(recording, bench.drawn_tasks(recording, 12, 0), None, 0.0)
+        bench.Run(recording, bench.drawn_tasks(recording, 12, 0), None, 1, 0.0)
 
 
 def test_cells_of_one_choice_are_offered_alone(recording: Recording, bench: Any) -> None:
