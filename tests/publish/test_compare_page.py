@@ -183,7 +183,7 @@ def published(tmp_path: Path) -> tuple[Path, Path]:
     folder, agents = tmp_path / "results" / "h200", tmp_path / "docs" / "search" / "agents.md"
     write_bench(folder / "grid.parquet")
     agents.parent.mkdir(parents=True)
-    blocks = "\n".join(f"<!-- {name}:begin -->\n<!-- {name}:end -->" for name in ("compare", "agents"))
+    blocks = "\n".join(f"<!-- {name}:begin -->\n<!-- {name}:end -->" for name in ("compare", "agents", "budgets"))
     agents.write_text(f"# Title\n{blocks}\nrest\n")
     return folder, tmp_path
 

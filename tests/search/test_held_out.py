@@ -23,6 +23,7 @@ from outblas_lab.compare.held_out import (
     held_out_tasks,
     run_unit,
     search_task,
+    search_times,
     tasks_of,
 )
 from outblas_lab.pool.record_suite import left_out_beyond
@@ -114,6 +115,24 @@ def test_a_failure_takes_a_measurement_and_a_choice_that_fails_counts_as_the_slo
     assert found == [False, False, True, True, True], "the choice after two is the next proposal, which passes"
 
 
+def test_a_batch_is_answered_together() -> None:
+    recording, heard = recording_with({8: Status.WRONG}), list[list[Status]]()
+
+    class Listens(Backwards):
+        def observe(self, evaluations: Sequence[Evaluation]) -> None:
+            heard.append([e.status for e in evaluations])
+
+    times = search_times(agent_of(Listens), plain_task(recording), ReplayEvaluator(recording), 4, 2)
+    assert times == [None, 7.0, 5.0, 3.0] and heard == [[Status.WRONG, Status.PASSED], [Status.PASSED] * 2]
+
+    class Twice(Backwards):
+        def propose(self, *args: Any) -> list[KernelConfig]:
+            return super().propose(*args)[:1] * 2
+
+    with pytest.raises(UsageError, match="at most 2 different"):
+        search_times(agent_of(Twice), plain_task(recording), ReplayEvaluator(recording), 4, 2)
+
+
 def test_an_agent_of_every_legal_candidate_is_offered_what_the_recording_left_out() -> None:
     recording = recording_with({2: Status.LEFT_OUT, 8: Status.LEFT_OUT, 6: Status.ILLEGAL})
     task = plain_task(recording)
@@ -176,7 +195,7 @@ def test_an_agent_that_breaks_its_contract_is_refused(proposal: str) -> None:
             return {"two": list(candidates[:2]), "again": [candidates[0]], "other launch": [stranger]}[proposal]
 
     recording = recording_with()
-    with pytest.raises(UsageError, match="one offered, untried candidate"):
+    with pytest.raises(UsageError, match="one offered, untried"):
         search_task(agent_of(Bad), plain_task(recording), ReplayEvaluator(recording), (4,))
 
 

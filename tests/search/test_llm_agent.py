@@ -18,7 +18,7 @@ from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.records.store import Store
 from outblas.tune.agents.agent_registry import make_agent
 from outblas.tune.tune import SearchOptions, tune
-from outblas_lab.agents.llm import read_choices
+from outblas_lab.agents.llm import LanguageModel, read_choices, shared_knobs
 from outblas_lab.llm.budget import BudgetSpent
 from outblas_lab.llm.client import Client, ServerError
 from outblas_lab.llm.compact import write_config
@@ -72,6 +72,38 @@ def test_it_follows_the_answer_and_bends_it_to_what_is_offered(monkeypatch: pyte
     assert proposed[0] == offered[2] and isinstance(proposed[1], Sm80MmaConfig) and proposed[1].bm == 64
     assert len(set(proposed)) == 4 and set(proposed) <= set(offered)
     assert request["seed"] == 7 and "list of 4 objects" in request["messages"][-1]["content"]
+
+
+def test_it_says_which_choices_are_the_models_own() -> None:
+    """A kernel that was measured is not offered again, so naming it is no choice of its own."""
+    offered = [c for c in CANDIDATES if c.family == "sm80_mma_gemm"]
+    history = [passed_evaluation(PROBLEM, offered[0])]
+    agent = LanguageModel(0, H200, lambda messages, seed: listed(offered[3], Sm80MmaConfig(256, 64), offered[0]))
+    found = agent.propose(PROBLEM, offered, history, 5)
+    assert list(agent.origins) == found and found[0] == offered[3]
+    assert list(agent.origins.values()) == ["written", "nearest", "nearest", "filled", "filled"]
+    assert agent.propose(PROBLEM, offered[:2], history, 4) == [offered[1]] and agent.origins == {offered[1]: "filled"}
+
+
+def test_an_empty_answer_is_the_ranking_models_order_also_after_a_fit() -> None:
+    """The fit knows the training problems alone, as that of agent ``heuristic``."""
+    recording = synthetic_recording(8, 40)
+    problem, *training = recording.problems
+    agent, ranking = LanguageModel(0, H200, lambda messages, seed: ""), make_agent("heuristic", 0, H200)
+    packaged = agent.propose(problem, CANDIDATES, (), 12)
+    assert packaged == ranking.propose(problem, CANDIDATES, (), 12)
+    for one in (agent, ranking):
+        one.prepare(recording.restricted_to(training), training)
+    assert agent.propose(problem, CANDIDATES, (), 12) == ranking.propose(problem, CANDIDATES, (), 12) != packaged
+
+
+def test_a_knob_on_which_all_candidates_agree_may_be_left_out() -> None:
+    offered = [c for c in CANDIDATES if c.pdl and c.family == "sm80_mma_gemm"]
+    assert shared_knobs(offered)["sm80_mma_gemm"].items() >= {"pdl": True, "bn": 64}.items()
+    assert "bm" not in shared_knobs(offered)["sm80_mma_gemm"]
+    written = json.dumps({"family": "sm80_mma_gemm", "bm": offered[2].bm})
+    agent = LanguageModel(0, H200, lambda messages, seed: f"```json\n{written}\n```")
+    assert agent.propose(PROBLEM, offered, (), 1) == [offered[2]] and agent.origins == {offered[2]: "written"}
 
 
 def test_it_is_told_what_was_tried(monkeypatch: pytest.MonkeyPatch) -> None:

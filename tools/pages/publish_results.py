@@ -57,7 +57,7 @@ from pages.rival_tables import (
     transformer_table,
 )
 from pages.speedup_picture import speedup_svg
-from pages.study_blocks import counters_text, draws_block, scale_block
+from pages.study_blocks import BUDGETS, budgets_block, counters_text, draws_block, scale_block
 from pages.table_words import table_lines
 from pages.weak_spots import gpus_with_library, weak_spots
 from pages.whole_models_table import (
@@ -156,6 +156,7 @@ def generated_blocks(measured: Measured, *beside: Measured) -> dict[tuple[str, s
             f"## {family}\n\n{knob_table(family)}" for family in FAMILIES
         ),
         ("docs/search/agents.md", "agents"): agent_table,
+        ("docs/search/agents.md", "budgets"): lambda: budgets_block(folder / BUDGETS),
         ("docs/search/ppo.md", "recipe"): lambda: recipe_block(folder / RECIPE),
     }
     across = across_files(folder.parent)

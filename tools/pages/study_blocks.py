@@ -1,4 +1,4 @@
-"""Tables of single studies: draws of random shapes, runs on several GPUs, and hardware counters."""
+"""Tables of single studies: draws of random shapes, runs on several GPUs, equal budgets, and hardware counters."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from drawn_history import FORMAT
+from figures.budget_table import FORMAT as BUDGET_FORMAT
+from figures.budget_table import budget_lines
 from figures.equal_work import equal_work_ratio, seconds, task_seconds
 
 from outblas.core.problem import Problem
@@ -86,6 +88,29 @@ def _scale_row(path: Path, words: str) -> list[object]:
         return [*found, f"**{equal_work_ratio(one, several):.2f}×**"]
 
     return use_json(path, "benchmarks/scale_out.py", cells)
+
+
+#: Of ``benchmarks/equal_budgets.py``, beside the bench files.
+BUDGETS = "equal_budgets.json"
+
+
+def budgets_block(path: Path) -> str:
+    """Return the table of learners on equal budgets with its source; one line if the file is missing.
+
+    Raises:
+        RecordError: the file is there and cannot be used.
+    """
+    if not path.exists():
+        return "No figures are published yet."
+
+    def text(data: dict[str, Any]) -> str:
+        about, where = data["recording"], data["provenance"]
+        count = f"{len(data['judged'])} problems of {about['provenance']['gpu']}, launch option {data['launch']}"
+        weights = f"; language model of SHA-256 {data['weights'][:16]}" if data["weights"] else ""
+        source = f"Recording {about['sha256'][:16]}{weights}; {where['date'][:10]}, commit {where['commit']}."
+        return "\n".join([f"{count}:", "", *budget_lines(data), "", source])
+
+    return use_json(path, "benchmarks/equal_budgets.py", text, BUDGET_FORMAT)
 
 
 _HEAD = (

@@ -25,6 +25,6 @@ EXTRAS = {"tpe": "rl", "nvmmh": "gpu", "llm": "llm"} | dict.fromkeys(
     (name for name in AGENTS if name.startswith("kt-")), "kernel-tuner"
 )
 #: Seconds that an agent prepared itself on one split of the recording h200, on one core (results/h200/compare.parquet).
-#: Where the regressor takes part, 45 s are added for its 16 further epochs (journal entry 0093). The other agents do
-#: not learn before they search.
-PREPARATION_S = {"ppo": 175, "regressor": 110, "heuristic": 65, "surrogate": 110}
+#: Where the regressor takes part, 45 s are added for its 16 further epochs (journal entry 0093). ``llm`` fits the model
+#: of ``heuristic``. The other agents do not learn before they search.
+PREPARATION_S = {"ppo": 175, "regressor": 110, "heuristic": 65, "llm": 65, "surrogate": 110}

@@ -1,8 +1,9 @@
 """A language model that chooses among the candidates, written in the compact language of their knobs.
 
 It is asked once per round and problem. A config that is not offered is replaced by the nearest one that is. Missing
-choices are filled in the order of the ranking model. The cache folder keeps each answer under the whole question, so
-that a resumed run pays nothing twice and gets the same answers.
+choices are filled in the order of the ranking model. :attr:`LanguageModel.origins` says which choice is the model's.
+The cache folder keeps each answer under the whole question, so that a resumed run pays nothing twice and gets the same
+answers.
 
 Environment variables set the server: OUTBLAS_LLM_MODEL, OPENAI_BASE_URL and OPENAI_API_KEY. OUTBLAS_LLM_BUDGET limits
 one process (:func:`outblas_lab.llm.budget.parse_budget`).
@@ -14,10 +15,10 @@ import asyncio
 import hashlib
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 from outblas.core.config import KernelConfig, config_name
 from outblas.core.errors import ConfigError, UsageError
@@ -27,10 +28,12 @@ from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
 from outblas.tune.agents.base import Agent, group_by_launch, interleave, unexplored
 from outblas_lab.agents.evolution import knob_distance
+from outblas_lab.agents.fitted_heuristic import FittedHeuristic
 from outblas_lab.train.reward import reward
 
 if TYPE_CHECKING:
     from outblas_lab.llm.budget import Message
+    from outblas_lab.recordings.recording import Recording
 
 #: Tried candidates that a prompt lists: the best, and the last.
 _BEST, _LAST = 8, 8
@@ -38,6 +41,8 @@ _MAX_TOKENS = 4096
 
 #: (conversation, seed) -> the answer's text.
 Ask = Callable[[Sequence["Message"], int], str]
+#: A choice is as the answer has it, the nearest that is offered, or the ranking model's.
+Origin = Literal["written", "nearest", "filled"]
 
 
 class LanguageModel(Agent):
@@ -45,14 +50,25 @@ class LanguageModel(Agent):
 
     The constructor sends nothing.
 
+    Attributes:
+        origins: config -> where it comes from, for each of the last proposal, in its order.
+
+    Args:
+        ask: answers the questions; None: :func:`connect`.
+
     Raises:
         UsageError: no model or server is set, or its address or ``OUTBLAS_LLM_BUDGET`` is invalid.
         ToolchainMissing: a package of the extra ``llm`` is not installed.
     """
 
-    def __init__(self, seed: int, gpu: Gpu) -> None:
+    def __init__(self, seed: int, gpu: Gpu, ask: Ask | None = None) -> None:
         super().__init__(seed, gpu)
-        self._ask = connect()
+        self._ask, self._ranking = ask or connect(), FittedHeuristic(seed, gpu)
+        self.origins: dict[KernelConfig, Origin] = {}
+
+    def prepare(self, recording: Recording, problems: Sequence[Problem]) -> None:
+        """Fit the ranking model as :meth:`FittedHeuristic.prepare`, so that it knows no held-out problem either."""
+        self._ranking.prepare(recording, problems)
 
     def propose(
         self, problem: Problem, candidates: Sequence[KernelConfig], history: Sequence[Evaluation], n: int
@@ -72,24 +88,39 @@ class LanguageModel(Agent):
             ServerError: the server refuses every question or cannot be reached.
             BudgetSpent: the next request could pass the budget.
         """
-        from outblas.kernels.cost.cost_model import rank
-
         left = unexplored(candidates, history)
+        self.origins = dict.fromkeys(left, "filled")
         if len(left) <= n:
             return left
-        wanted = read_choices(self._ask(_prompt(problem, self.gpu, candidates, history, n), self.seed))
-        chosen: dict[KernelConfig, None] = {}
-        free = dict.fromkeys(left)
-        for config in wanted[:n]:
+        text = self._ask(self.question(problem, candidates, history, n), self.seed)
+        free, self.origins = dict.fromkeys(left), {}
+        for config in read_choices(text, shared_knobs(candidates))[:n]:
             nearest = config if config in free else min(free, key=partial(knob_distance, config))
-            chosen[nearest] = None
+            self.origins[nearest] = "written" if nearest == config else "nearest"
             del free[nearest]
         rest = list(free)
-        ranked = [rest[i] for i in rank(problem, rest, self.gpu)]
-        return [*chosen, *interleave(*group_by_launch(ranked))][:n]
+        ranked = [rest[i] for i in self._ranking.rank(problem, rest)]
+        missing = interleave(*group_by_launch(ranked))[: n - len(self.origins)]
+        self.origins |= dict.fromkeys(missing, "filled")
+        return list(self.origins)
+
+    def question(
+        self, problem: Problem, candidates: Sequence[KernelConfig], history: Sequence[Evaluation], n: int
+    ) -> list[Message]:
+        """Return the messages that ask for ``n`` configs; the arguments are those of :meth:`propose`."""
+        return _prompt(problem, self.gpu, candidates, history, n)
 
 
-def read_choices(text: str) -> list[KernelConfig]:
+def shared_knobs(candidates: Sequence[KernelConfig]) -> dict[str, dict[str, Any]]:
+    """Return family -> the knobs on which all its candidates agree, with their values."""
+    found: dict[str, dict[str, Any]] = {}
+    for config in candidates:
+        shared = found.setdefault(config.family, config.knobs())
+        found[config.family] = {name: value for name, value in shared.items() if getattr(config, name) == value}
+    return found
+
+
+def read_choices(text: str, shared: Mapping[str, Mapping[str, Any]] | None = None) -> list[KernelConfig]:
     """Return the configs of an answer in its order, each once, without unreadable ones.
 
     Only the last fenced block of language ``json`` counts: a list of objects, or one object. An object is
@@ -98,6 +129,7 @@ def read_choices(text: str) -> list[KernelConfig]:
 
     Args:
         text: the answer.
+        shared: family -> values of knobs that count before their defaults where the answer leaves them out.
     """
     from outblas_lab.llm.answer import fenced
     from outblas_lab.llm.compact import read_config
@@ -110,7 +142,8 @@ def read_choices(text: str) -> list[KernelConfig]:
     found: dict[KernelConfig, None] = {}
     for one in data if isinstance(data, list) else [data]:
         try:
-            found[read_config(one)] = None
+            known = (shared or {}).get(str(one.get("family")), {}) if isinstance(one, dict) else {}
+            found[read_config({**known, **one} if known else one)] = None
         except ConfigError:
             continue
     return list(found)

@@ -184,24 +184,44 @@ def search_task(
     Raises:
         UsageError: the agent breaks its contract.
     """
+    times = search_times(agent, task, evaluator, budgets[-1])
+    found = [_choice(times, budget) for budget in budgets]
+    return [task.best_us / (task.worst_us if us is None else us) for us in found], [us is not None for us in found]
+
+
+def search_times(
+    agent: Agent, task: HeldOutTask, evaluator: ReplayEvaluator, measurements: int, batch: int = 1
+) -> list[float | None]:
+    """Search one task; return the time of each proposal in microseconds, in order, and None for one that failed.
+
+    The search ends after ``measurements``, or when the agent proposes nothing. While none has passed, one proposal more
+    is measured than that.
+
+    Args:
+        batch: candidates that are asked for at a time; the agent hears of their answers together.
+
+    Raises:
+        UsageError: the agent breaks its contract.
+    """
     offered = (*task.candidates, *task.left_out) if agent.every_legal else task.candidates
     history: list[Evaluation] = []
-    times: list[float | None] = []  # of the first proposal, the second, ...
+    times: list[float | None] = []
     # While none has passed, the choice needs one proposal more than measurements.
-    while len(times) < min(budgets[-1] + all(us is None for us in times), len(offered)):
-        proposed = agent.propose(task.problem, offered, history, 1)
+    while len(times) < min(measurements + all(us is None for us in times), len(offered)):
+        proposed = agent.propose(task.problem, offered, history, batch)
         if not proposed:
             break
         tried = {evaluation.config for evaluation in history}
-        if len(proposed) > 1 or proposed[0] in tried or proposed[0] not in offered:
+        known = all(config in offered and config not in tried for config in proposed)
+        if len(proposed) > batch or len(set(proposed)) < len(proposed) or not known:
             wrong = f"agent {agent.name!r} proposed {[config_name(c) for c in proposed]} for {task.problem.key}"
-            raise UsageError(wrong, "one offered, untried candidate per call", "correct the agent")
-        evaluation, us = _answer(task, proposed[0], evaluator)
-        history.append(evaluation)
-        times.append(us)
-        agent.observe([evaluation])
-    found = [_choice(times, budget) for budget in budgets]
-    return [task.best_us / (task.worst_us if us is None else us) for us in found], [us is not None for us in found]
+            number = "one" if batch == 1 else f"at most {batch} different"
+            raise UsageError(wrong, f"{number} offered, untried candidate(s) per call", "correct the agent")
+        answers = [_answer(task, config, evaluator) for config in proposed]
+        history += [evaluation for evaluation, _ in answers]
+        times += [us for _, us in answers]
+        agent.observe([evaluation for evaluation, _ in answers])
+    return times
 
 
 def _answer(task: HeldOutTask, config: KernelConfig, evaluator: ReplayEvaluator) -> tuple[Evaluation, float | None]:
