@@ -17,7 +17,7 @@ from outblas.runtime.nvrtc import compile_source
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 
-from outblas.judge.grouped_proof import CANARY, GroupedCase, GroupedOperands, prove_grouped  # noqa: E402
+from outblas_lab.build.grouped_proof import CANARY, GroupedCase, GroupedOperands, prove_grouped  # noqa: E402
 
 CONFIGS = (
     GroupedConfig(8, 64, 128, 5, min_blocks=2, stream=True),
