@@ -221,6 +221,16 @@ def test_a_layer_whose_weight_wants_a_gradient_is_torchs(monkeypatch: pytest.Mon
     assert kernels.asked
 
 
+def test_a_compiled_layer_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels, given = grouped_stand_in(monkeypatch), layer_operands()
+    x, *others = (given[name] for name in ("x", "gate_up", "down", "experts", "scores"))
+    compiled = torch.compile(lambda x: outblas.moe_mlp(x, *others), backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), moe_layer.by_torch(x, *others, None, None))
+    kernels.asked.clear()
+    compiled(x)
+    assert not kernels.asked
+
+
 def test_a_layer_without_rows_or_of_wrong_weights() -> None:
     x, gate_up, down = torch.randn(0, 8), torch.randn(4, 12, 8), torch.randn(4, 8, 6)
     none = torch.empty(0, 2, dtype=torch.int64)
