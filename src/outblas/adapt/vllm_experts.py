@@ -70,6 +70,7 @@ def serve_experts() -> str:
     made = _class_of_experts(base)
     if known is None:
         operators.CustomOp.register_oot(made, name=_NAME)
+        made.name = base.name  # by which a user's custom_ops switch it; the registration gives another
     return "" if known in (None, made) else f"another package has replaced vLLM's {_NAME}"
 
 
