@@ -49,7 +49,6 @@ from shapes.moe_suite import MODELS, MoeProblem, floor_us, moe_suite, rows_of_gr
 from outblas.core.errors import CompileError, OutblasError
 from outblas.core.files import write_atomic, write_json
 from outblas.core.plain_files import read_object
-from outblas.judge.grouped_proof import prove_grouped
 from outblas.kernels.grouped.grouped_kernel import GroupedConfig, candidates, make_source
 from outblas.kernels.grouped.grouped_problem import GroupedProblem
 from outblas.predict.grouped_choice import FORMAT, choose_grouped, measured_groups
@@ -59,6 +58,7 @@ from outblas.runtime.device import gpu_of_device
 from outblas.runtime.grouped_launch import GroupedKernel
 from outblas.runtime.nvrtc import compile_many
 from outblas.runtime.sass import check_static
+from outblas_lab.build.grouped_proof import prove_grouped
 
 #: Sets of operands, copies of the weights at most, bytes of all copies, and kernels that are proved and timed longer.
 SETS, COPIES, MOST_BYTES, FINALISTS = 4, 2, 24 << 30, 5

@@ -25,13 +25,13 @@ from typing import Any
 from outblas.core.errors import OutblasError
 from outblas.core.files import write_json
 from outblas.core.plain_files import read_object
-from outblas.judge.grouped_proof import GroupedOperands, cases
 from outblas.kernels.grouped.grouped_kernel import GroupedConfig, candidates, make_source, why_illegal
 from outblas.kernels.grouped.grouped_problem import GroupedProblem
 from outblas.records.provenance import collect_provenance, script_command
 from outblas.records.results import result_file
 from outblas.runtime.grouped_launch import GroupedKernel
 from outblas.runtime.nvrtc import compile_many
+from outblas_lab.build.grouped_proof import GroupedOperands, cases
 
 #: Kernels of each kind of problem, and the most rows of a call. Extents are multiples of 8.
 KERNELS, ROWS, EXTENTS = 16, 400, (8, 640)

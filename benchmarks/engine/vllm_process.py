@@ -36,6 +36,13 @@ MODELS: dict[str, dict[str, Any]] = {
         "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28,
         "num_key_value_heads": 4, "vocab_size": 152064,
     },
+    # 12 of its 48 layers.
+    "qwen3-30b-a3b": _QWEN | {
+        "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 2048, "head_dim": 128,
+        "num_hidden_layers": 12, "num_attention_heads": 32, "num_key_value_heads": 4, "vocab_size": 151936,
+        "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": True,
+        "intermediate_size": 6144, "decoder_sparse_step": 1, "mlp_only_layers": [],
+    },
     # Nothing was tuned for those below.
     "llama-3.2-3b": _LLAMA | {
         "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 28, "num_attention_heads": 24,
@@ -118,9 +125,22 @@ def worker_state(worker: Any) -> dict[str, Any]:
         import outblas
 
         status = outblas.status()
-        weights = {name: part["weights"] for name, part in status.items() if name != "torch"}
-        found |= {"products": status["torch"], "weights": weights}
+        parts = {name: part for name, part in status.items() if name != "torch"}
+        found |= {"products": status["torch"], "weights": {name: part["weights"] for name, part in parts.items()}}
+        found["experts"] = {name: part["grouped"]["layers"] for name, part in parts.items() if "grouped" in part}
     return found
+
+
+def triton_tables(worker: Any) -> dict[str, bool]:
+    """Return, for each shape of experts, whether vLLM has a tuned table of Triton tiles for it. Runs in the worker.
+
+    Without a table vLLM takes default tiles, which are slower.
+    """
+    from vllm.model_executor.layers.fused_moe.fused_moe import get_moe_configs
+
+    layers = [each for each in worker.get_model().modules() if hasattr(each, "w13_weight")]
+    shapes = {(each.w13_weight.shape[0], each.w2_weight.shape[-1]) for each in layers}
+    return {f"{experts} experts, width {n}": get_moe_configs(experts, n, None) is not None for experts, n in shapes}
 
 
 def profile(worker: Any, begin: bool) -> dict[str, Any]:
@@ -279,6 +299,7 @@ class Engine:
             [next(iter(token.values())).logprob for token in result.prompt_logprobs[1:]] for result in results
         ]
         self.found["state"] = self.llm.collective_rpc(worker_state)[0]
+        self.found["triton_tables"] = self.llm.collective_rpc(triton_tables)[0]
         runs = {str(size): (self.prompts(size, 64), 3 * STEPS_PROFILED) for size in PROFILED}
         runs |= {f"{number}x{length}": (self.prompts(number, length), 1) for number, length in PREFILLS}
         profiles = {}

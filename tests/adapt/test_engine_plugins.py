@@ -158,6 +158,7 @@ def test_a_gpu_that_is_in_use_is_switched_on_at_once(
     calls: list[int] = []
     monkeypatch.setattr(run_enabled, "switch_on", lambda: calls.append(1) or "")
     monkeypatch.setattr(engine_plugins, "_enter_graphs_of_vllm", str)
+    monkeypatch.setattr(engine_plugins, "_serve_experts_of_vllm", str)
     monkeypatch.setattr(engine_log, "log_once_settled", lambda log: calls.append(2))
     with caplog.at_level(logging.INFO), caplog.at_level(logging.INFO, logger="outblas"):  # a command may have set it
         start()
@@ -169,22 +170,35 @@ def test_a_gpu_that_is_in_use_is_switched_on_at_once(
     assert calls == [1, 2] and level == "INFO" and text.startswith("outblas is enabled")
 
 
+GRAPHS, EXPERTS = "_enter_graphs_of_vllm", "_serve_experts_of_vllm"
+
+
 @pytest.mark.parametrize("fails", [False, True])
-def test_the_log_says_that_compiled_graphs_stay_and_why(
-    cuda_is_up: None, fails: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ([GRAPHS], "graphs that the engine compiles: {0}"),
+        ([EXPERTS], "layers of experts: {0}"),
+        ([GRAPHS, EXPERTS], "graphs that the engine compiles: {0}; and in layers of experts: {0}"),
+    ],
+)
+def test_the_log_says_which_parts_stay_and_why(
+    cuda_is_up: None, parts: list[str], words: str, fails: bool, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
     def enter() -> str:
         if fails:
             raise AttributeError("no\nsuch attribute")
         return "no such attribute"
 
     monkeypatch.setattr(run_enabled, "switch_on", str)
-    monkeypatch.setattr(engine_plugins, "_enter_graphs_of_vllm", enter)
+    for part in (GRAPHS, EXPERTS):
+        monkeypatch.setattr(engine_plugins, part, enter if part in parts else str)
     monkeypatch.setattr(engine_log, "log_once_settled", lambda log: None)
     monkeypatch.setenv("OUTBLAS_VLLM", "1")
     engine_plugins.start_in_vllm()
     reason = "AttributeError: " * fails + "no such attribute"
-    assert logged(caplog) == [("WARNING", f"outblas is enabled, except in graphs that the engine compiles: {reason}")]
+    assert logged(caplog) == [("WARNING", f"outblas is enabled, except in {words.format(reason)}")]
 
 
 def test_a_reason_against_it_is_one_line(

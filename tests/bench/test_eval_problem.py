@@ -14,7 +14,6 @@ from outblas.core.evaluation import Speedup, Status
 from outblas.core.problem import Problem
 from outblas.core.rivals import BASELINE_NAMES
 from outblas.core.roofline import floor_us
-from outblas.judge.latency import RequestPlan, ServerTimes
 from outblas.kernels.catalogue import candidates
 from outblas.kernels.cost.cost_model import rank
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
@@ -22,6 +21,7 @@ from outblas.kernels.legality import why_illegal
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow
 from outblas.tune import eval_problem
+from outblas_lab.pool.latency import RequestPlan, ServerTimes
 from outblas_lab.pool.served_rows import MIN_REQUESTS
 from outblas_lab.pool.serving import Served
 from support.fake_gpu import BASELINES_US, FakeGpu, install, time_us, timing

@@ -19,13 +19,13 @@ from outblas.dispatch import device_registry, native_table
 from outblas.dispatch.device_state import DeviceState
 from outblas.dispatch.process_workload import process_workload
 from outblas.judge.baselines import make_baselines
-from outblas.judge.latency import RequestPlan, ServerTimes
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow, SecondWinner
 from outblas.records.results import read_result, write_result
 from outblas_lab.build.library_tables import is_bench_of
 from outblas_lab.pool import served_rows, serving
+from outblas_lab.pool.latency import RequestPlan, ServerTimes
 from outblas_lab.publish.summary import summarise
 from support.fake_gpu import PROVENANCE, timing
 from support.gpus.known import H200

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -258,6 +259,41 @@ def test_two_models_of_both_kinds_are_drawn(code: Any, seed: int) -> None:
         assert len(weights & engine_weights().keys()) <= 1
 
 
+def test_the_mixture_of_experts_is_that_of_suite_moe(code: Any) -> None:
+    from shapes.moe_suite import MODELS  # type: ignore[import-not-found]
+
+    config, model = code.MODELS["qwen3-30b-a3b"], MODELS["qwen3-30b-a3b"]
+    assert (config["num_experts"], config["num_experts_per_tok"]) == (model.experts, model.top)
+    assert (config["hidden_size"], config["moe_intermediate_size"]) == (model.hidden, model.width)
+
+
+def test_a_mixture_of_experts_is_not_tuned(
+    code: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(code, "run_all", lambda arguments: pytest.fail("it runs"))
+    monkeypatch.setattr(sys, "argv", ["vllm_engine.py", "--models", "qwen3-30b-a3b", "--variants", "torch", "tuned"])
+    with pytest.raises(SystemExit):
+        code.main()
+    assert "leave out variant tuned" in capsys.readouterr().err
+
+
+def test_a_worker_says_which_experts_have_a_tuned_table(code: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from engine.vllm_process import triton_tables  # type: ignore[import-not-found]
+
+    home = "vllm.model_executor.layers.fused_moe.fused_moe"
+    parts = home.split(".")
+    for length in range(1, len(parts) + 1):
+        module = ModuleType(".".join(parts[:length]))
+        module.__dict__.update(__path__=[], get_moe_configs=lambda experts, n, dtype: {1: {}} if n == 768 else None)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    layers = [
+        SimpleNamespace(w13_weight=SimpleNamespace(shape=(8, 2 * n, 64)), w2_weight=SimpleNamespace(shape=(8, 64, n)))
+        for n in (768, 768, 512)
+    ]
+    worker = SimpleNamespace(get_model=lambda: SimpleNamespace(modules=lambda: [object(), *layers]))
+    assert triton_tables(worker) == {"8 experts, width 768": True, "8 experts, width 512": False}
+
+
 def test_a_restart_runs_what_is_missing_and_what_failed(
     code: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -322,7 +358,9 @@ def test_models_run_side_by_side_on_gpus_of_their_own(
 
 
 def test_the_models_are_such_as_tune_knows(code: Any) -> None:
-    for config in code.MODELS.values():
+    dense = [config for config in code.MODELS.values() if "num_experts" not in config]
+    assert len(dense) == len(code.MODELS) - 1
+    for config in dense:
         assert len(engine_products(config)) == 5
     switches = {name: code.environment(name, Path("c"))["OUTBLAS_VLLM"] for name in code.VARIANTS}
     assert switches == {"torch": "0", "outblas": "1", "tuned": "1", "uncompiled": "0"}

@@ -24,6 +24,7 @@ torch = pytest.importorskip("torch")
 
 from outblas.dispatch.aten_override import Override  # noqa: E402
 from outblas.dispatch.grouped import grouped_product, grouped_state, moe_layer  # noqa: E402
+from support.grouped_stand_in import grouped_stand_in  # noqa: E402
 
 SIZES = (3, 0, 5, 1)
 
@@ -173,6 +174,61 @@ def test_only_the_operands_of_one_layer_reach_its_kernels() -> None:
         {"biases": (torch.zeros(4, 64), None)}, {"scores": good["scores"].double()},
     ):  # fmt: skip
         assert not fits(**layer_operands(**other)), other
+
+
+@pytest.mark.parametrize("lacking", [set(), {True}, {False}, {True, False}], ids=str)
+def test_torch_computes_the_products_of_a_layer_that_lack_a_kernel(
+    lacking: set[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``lacking``: whether products have a gate. A whole layer lacks none."""
+    torch.manual_seed(0)
+    kernels, given = grouped_stand_in(monkeypatch), layer_operands()
+    kernels.lacking = lacking
+    given["gate_up"], given["down"] = given["gate_up"] / 8, given["down"] / 8
+    operands = [given[name] for name in ("x", "gate_up", "down", "experts", "scores")]
+    want = moe_layer.by_torch(*(t.float() if t.is_floating_point() else t for t in operands), None, None)
+    found = outblas.moe_mlp(*operands)
+    torch.testing.assert_close(found.float(), want, atol=0.05, rtol=0.05)
+    whole = moe_layer.our_moe_mlp(*operands, whole=True)
+    assert (whole is None) == bool(lacking)
+    assert whole is None or torch.equal(whole, found)
+
+
+def test_a_layer_waits_for_kernels_and_a_whole_one_takes_those_that_torch_matches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kernels, given = grouped_stand_in(monkeypatch), layer_operands()
+    kernels.torch_is_faster = True
+    operands = [given[name] for name in ("x", "gate_up", "down", "experts", "scores")]
+    outblas.moe_mlp(*operands)
+    assert [(problem.gated, must, wait) for problem, must, wait in kernels.asked] == [(True, True, True)]
+    kernels.asked.clear()
+    moe_layer.our_moe_mlp(*operands, whole=True)
+    assert [(problem.gated, must, wait) for problem, must, wait in kernels.asked] == [
+        (True, True, True),
+        (False, True, True),
+    ]
+
+
+def test_a_layer_whose_weight_wants_a_gradient_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels, given = grouped_stand_in(monkeypatch), layer_operands()
+    operands = [given[name] for name in ("x", "gate_up", "down", "experts", "scores")]
+    operands[2] = operands[2].float().bfloat16().requires_grad_()
+    outblas.moe_mlp(*operands).float().sum().backward()
+    assert operands[2].grad is not None and not kernels.asked
+    with torch.no_grad():
+        outblas.moe_mlp(*operands)
+    assert kernels.asked
+
+
+def test_a_compiled_layer_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels, given = grouped_stand_in(monkeypatch), layer_operands()
+    x, *others = (given[name] for name in ("x", "gate_up", "down", "experts", "scores"))
+    compiled = torch.compile(lambda x: outblas.moe_mlp(x, *others), backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), moe_layer.by_torch(x, *others, None, None))
+    kernels.asked.clear()
+    compiled(x)
+    assert not kernels.asked
 
 
 def test_a_layer_without_rows_or_of_wrong_weights() -> None:

@@ -17,7 +17,7 @@ from outblas.runtime.nvrtc import compile_source
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
 
-from outblas.judge.grouped_proof import CANARY, GroupedCase, GroupedOperands, prove_grouped  # noqa: E402
+from outblas_lab.build.grouped_proof import CANARY, GroupedCase, GroupedOperands, prove_grouped  # noqa: E402
 
 CONFIGS = (
     GroupedConfig(8, 64, 128, 5, min_blocks=2, stream=True),
@@ -146,6 +146,30 @@ def test_torchs_grouped_product_and_its_gradient_run_here(enabled: None) -> None
     want = by_loop(leaves[0], leaves[1], ends)
     for got, right in zip(grads, torch.autograd.grad(want, leaves, torch.ones_like(want)), strict=True):
         torch.testing.assert_close(got.double(), right, rtol=2e-2, atol=2e-2)
+
+
+def test_a_capture_loads_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A whole layer is left to the caller then. One call before the capture loads its kernels."""
+    from outblas.dispatch import device_registry
+    from outblas.dispatch.grouped import grouped_state
+    from outblas.dispatch.grouped.moe_layer import our_moe_mlp
+
+    _, gate_up, _ = operands_of(16)
+    _, down, _ = operands_of(16, n=2048, k=768)
+    x = torch.randn(64, 2048, device="cuda").bfloat16()
+    scores, experts = torch.rand(64, 16, device="cuda").topk(4)
+    call = lambda: our_moe_mlp(x, gate_up, down, experts.int(), scores, whole=True)  # noqa: E731
+    device_registry.device_state(0)  # opens the GPU, which a capture must not
+    monkeypatch.setattr(grouped_state, "states", {})
+    found = []
+    for _ in range(2):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found.append(call())
+            x.add_(0)  # a graph must not be empty
+        eager = call()
+    graph.replay()
+    assert found[0] is None and torch.equal(found[1], eager)
 
 
 def test_a_mixture_of_experts_in_a_graph() -> None:

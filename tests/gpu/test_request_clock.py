@@ -16,13 +16,13 @@ from outblas.core.rivals import CallFromC  # noqa: E402
 from outblas.dispatch.device_registry import current_decisions  # noqa: E402
 from outblas.judge.baselines import make_baselines  # noqa: E402
 from outblas.judge.gpu_clock import GpuClock, choose_algorithm  # noqa: E402
-from outblas.judge.latency import RequestPlan  # noqa: E402
 from outblas.judge.request_clock import clock_us, serve_requests  # noqa: E402
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig  # noqa: E402
 from outblas.records.library import Library  # noqa: E402
 from outblas.records.library_row import LibraryChoice, LibraryRow, SecondWinner  # noqa: E402
 from outblas.runtime import native  # noqa: E402
 from outblas.runtime.device import gpu_of_device  # noqa: E402
+from outblas_lab.pool.latency import RequestPlan  # noqa: E402
 from outblas_lab.pool.served_rows import server_rows  # noqa: E402
 from outblas_lab.pool.serving import PublicApi, time_public_api  # noqa: E402
 

@@ -31,7 +31,6 @@ def test_all_that_judges_is_watched():
     from outblas.judge import (
         gates,
         gpu_clock,
-        latency,
         operands,
         proof_context,
         proof_inputs,
@@ -40,6 +39,7 @@ def test_all_that_judges_is_watched():
         trials,
     )
     from outblas.runtime import driver
+    from outblas_lab.pool import latency
 
     watched = {m.__name__ for m in (driver, latency, operands, reference, proof_context, proof_inputs, rules, stats)}
     watched |= {m.__name__ for m in (gpu_clock, request_clock, trials, gates)}

@@ -31,12 +31,12 @@ from outblas.kernels.cost.cost_model import FEATURE_NAMES, START_COEFFICIENTS, p
 from outblas.kernels.families.family import LAST_PLACE, Family, TileChoice
 from outblas.kernels.families.registry import _FIRST, FAMILIES, family_modules
 from outblas.kernels.geometry import geometry, grid, k_tiles, workspace_bytes
-from outblas.kernels.knobs import all_knobs
 from outblas.kernels.legality import why_illegal
 from outblas.kernels.pool import mma_pool, pool, unaligned_pool
 from outblas.kernels.proof_shapes import proof_shapes
 from outblas.kernels.source import kernel_headers, make_source
 from outblas_lab.build.refine import neighbours
+from outblas_lab.llm.knobs import all_knobs
 from support.family_tools import device_constants
 from support.gpus.known import H200
 from support.helpers import ROOT

@@ -49,6 +49,23 @@ def test_a_line_has_both_times_the_ratio_and_the_range_of_pairs(folder: Path) ->
     assert "vLLM 40.5 s, 90.0 GB of GPU memory, 4,096 MiB" in page and "2026-11-30, commit 01234567" in page
 
 
+@pytest.mark.parametrize(("tables", "words"), [((True, True), "its tuned"), ((True, False), "default")])
+def test_a_mixture_of_experts_is_named_with_its_layers_and_vllms_tiles(
+    tables: tuple[bool, bool], words: str, folder: Path
+) -> None:
+    data = json.loads((folder / VLLM).read_text())
+    assert "Triton tiles" not in vllm_block(folder), "a dense model has none"
+    entry = data["models"].pop("llama-3-8b")
+    good = [one for one in entry["processes"] if "error" not in one]
+    for one, table in zip(good, tables, strict=False):
+        one["triton_tables"] = {"128 experts, width 768": table}
+    data["models"]["qwen3-30b-a3b"] = entry
+    (folder / VLLM).write_text(json.dumps(data))
+    page = vllm_block(folder)
+    assert "| Qwen3 30B-A3B, 12 of 48 layers: batch | vLLM, ms per step |" in page
+    assert f"vLLM's experts ran with {words} Triton tiles." in page
+
+
 def test_the_headline_begins_with_steps_and_whole_requests_by_the_packaged_library(folder: Path) -> None:
     step, requests = headline_rows(folder, [])
     assert step.use == "decode steps of Llama 3 8B in vLLM, bf16" and step.rival == "vLLM alone"

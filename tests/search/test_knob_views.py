@@ -20,12 +20,12 @@ from outblas.core.problem import Problem
 from outblas.kernels.config_text import config_from_json, config_from_name
 from outblas.kernels.families.registry import FAMILIES, LEARNED_FAMILIES, knobs_by_name
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
-from outblas.kernels.knobs import knobs_of
 from outblas.predict.features import CANDIDATE_FEATURES
 from outblas.tune.agents import transfer
 from outblas_lab.agents import evolution, tpe
 from outblas_lab.kernel_tuner import knob_space, t4_files
 from outblas_lab.llm.compact import describe_offered, read_config, write_config
+from outblas_lab.llm.knobs import knobs_of
 from outblas_lab.llm.prompt import choice_prompt
 from outblas_lab.llm.train.knob_words import KnobWords
 from outblas_lab.publish.words import short_config

@@ -14,7 +14,6 @@ from outblas.core.problem import Problem
 from outblas.core.rivals import LT_AUTO, LT_HEURISTIC
 from outblas.core.suites import Table
 from outblas.judge.fallback_entry import FALLBACK
-from outblas.judge.latency import ServerTimes
 from outblas.judge.rounds import timing_of_samples
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.records.library_row import LibraryChoice, LibraryRow, SecondWinner
@@ -26,6 +25,7 @@ from outblas_lab.build.finalist_trials import TrialEntry, read_trial, trial_path
 from outblas_lab.build.finalists import finalists, names_of_finalists
 from outblas_lab.build.library_tables import rows_of_table
 from outblas_lab.build.workloads import COLD, SERVER, choose_workloads, second_winner, workload_candidates
+from outblas_lab.pool.latency import ServerTimes
 from support.build_library_fixture import run, script_fixture, work_fixture  # noqa: F401
 from support.fake_gpu import time_us
 from support.gpus.known import H200

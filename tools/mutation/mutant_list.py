@@ -33,7 +33,7 @@ AREAS: Mapping[str, tuple[str, ...]] = {
         f"src/outblas/judge/{name}.py"
         for name in ("proof_inputs", "trials", "proof_context", "operands", "reference", "faults")
     ),
-    "clock": tuple(f"src/outblas/judge/{name}.py" for name in ("gpu_clock", "rounds", "latency", "bench_cell")),
+    "clock": tuple(f"src/outblas/judge/{name}.py" for name in ("gpu_clock", "rounds", "bench_cell")),
     "statistics": (
         "src/outblas/core/stats.py",
         "lab/src/outblas_lab/jail/plausibility.py",

@@ -50,6 +50,7 @@ _IF_MEASURED = ("speedup_over_merged", "speedup_over_compile", "speedup_over_def
 _MODELS = {
     **{"llama_8b": "Llama 3 8B", "qwen_7b": "Qwen2.5 7B"},  # of transformers
     **{"llama-3-8b": "Llama 3 8B", "qwen2.5-7b": "Qwen2.5 7B"},  # in vLLM
+    "qwen3-30b-a3b": "Qwen3 30B-A3B, 12 of 48 layers",  # in vLLM
 }
 _GB = 1e9
 
@@ -208,8 +209,16 @@ def vllm_block(folder: Path) -> str:
                     parts.append(_table(name, heading, unit, digits, part["cells"][key], part["geomean"][key]))
         made = engine_provenance(data, entry)
         source = f"{made['gpu']}, driver {made['driver']}, {made['date'][:10]}, commit {made['commit'][:8]}"
-        parts.append(f"{_start(words, entry['processes'])} ({source})")
+        parts.append(f"{_start(words, entry['processes'])}{_tables(entry['processes'])} ({source})")
     return "\n\n".join([*parts, f"Medians over pairs of fresh processes (`{(folder / VLLM).as_posix()}`)."])
+
+
+def _tables(processes: Sequence[Mapping[str, Any]]) -> str:
+    """Return a sentence on the tiles of vLLM's own experts; empty for a model without experts."""
+    known = [table for one in processes for table in one.get("triton_tables", {}).values()]
+    if not known:
+        return ""
+    return f" vLLM's experts ran with {'its tuned' if all(known) else 'default'} Triton tiles."
 
 
 def _table(

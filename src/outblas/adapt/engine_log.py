@@ -11,11 +11,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 
 from outblas.dispatch import device_registry
+from outblas.dispatch.grouped import grouped_state
 
 #: Seconds between two looks; without a new size; from the first product on.
 _STEP_S, _QUIET_S, _MOST_S = 1.0, 15.0, 60.0
 
-#: Weight, as ``"4096 x 14336 bf16"`` -> who computes its products -> numbers of rows.
+#: Weight, as ``"4096 x 14336 bf16"``, or layer of experts -> who computes its products -> numbers of rows.
 Weights = Mapping[str, Mapping[str, list[int]]]
 
 
@@ -59,30 +60,38 @@ def watch(
 
 
 def weights_of_process() -> Weights:
-    """Return the weights of all GPUs of the process. A worker of an engine has one."""
+    """Return the weights and layers of experts of all GPUs of the process. A worker of an engine has one."""
     found: dict[str, Mapping[str, list[int]]] = {}
     for device in list(device_registry.devices.values()):
         found |= device.weights()
+    for state in list(grouped_state.states.values()):
+        found |= state.layers() if state is not None else {}
     return found
 
 
 def summary(weights: Weights) -> str:
-    """Return one line: the weights that this package serves, at which numbers of rows, and those that torch has.
+    """Return one line: the weights that this package serves, at which numbers of rows, and those that others have.
 
-    A named algorithm of cuBLASLt counts as this package's choice.
+    A named algorithm of cuBLASLt counts as this package's choice. Experts that are not served are the engine's.
     """
     served = {weight: _served(makers) for weight, makers in weights.items()}
     ours = [f"{weight} at {rows}" for weight, rows in served.items() if rows]
-    others = [f"{weight} ({_seen(weights[weight])})" for weight, rows in served.items() if not rows]
-    stay = f"; torch computes {', '.join(others)}: no faster kernel is known or allowed" if others else ""
+
+    def left_to(maker: str) -> str:
+        theirs = [weight for weight, rows in served.items() if not rows and weights[weight].get(maker)]
+        return ", ".join(f"{weight} ({_seen(weights[weight])})" for weight in theirs)
+
+    torchs, engines = left_to("torch"), left_to("engine")
+    stay = f"; torch computes {torchs}: no faster kernel is known or allowed" if torchs else ""
+    stay += f"; the engine computes {engines}" if engines else ""
     if not ours:
         return "outblas has no effect here" + stay
     return f"outblas computes the matmuls of {len(ours)} of {len(served)} weights (N x K): {'; '.join(ours)}{stay}"
 
 
 def _served(makers: Mapping[str, list[int]]) -> str:
-    """Return in words the numbers of rows that are not torch's; empty if all are."""
-    every, left = _every(makers), {*makers["torch"]}
+    """Return in words the numbers of rows that are not torch's or the engine's; empty if all are."""
+    every, left = _every(makers), {*makers.get("torch", ()), *makers.get("engine", ())}
     if not left:
         return f"all M seen ({_runs(every, every)})"
     ours = [row for row in every if row not in left]

@@ -7,7 +7,8 @@ SGLang: ``sglang.srt.plugins.load_plugins``, group ``sglang.srt.plugins``.
 Not every process uses the GPU, and one that forks must not touch CUDA before. So OutBLAS is switched on at the moment
 at which torch itself initialises CUDA in a process. A process that never does stays as it is.
 
-vLLM compiles the model. :mod:`outblas.adapt.vllm_graphs` enters its graphs at the same moment.
+vLLM compiles the model. :mod:`outblas.adapt.vllm_graphs` enters its graphs at the same moment, and
+:mod:`outblas.adapt.vllm_experts` replaces its class of unquantized experts.
 
 Both engines have a mode of batch-invariant results of their own. It replaces some of torch's kernels and leaves others
 to cuBLAS, so kernels of OutBLAS below it would break its promise. OutBLAS stays off there.
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from outblas.core.switches import is_on
 
@@ -38,7 +39,8 @@ _registered = False
 def start_in_vllm() -> None:
     """Switch OutBLAS on in this process of vLLM if ``OUTBLAS_VLLM=1``; see :func:`switch_on_with_cuda`."""
     if is_on("OUTBLAS_VLLM"):
-        switch_on_with_cuda(_VLLM_LOG, _enter_graphs_of_vllm)
+        parts = {"graphs that the engine compiles": _enter_graphs_of_vllm, "layers of experts": _serve_experts_of_vllm}
+        switch_on_with_cuda(_VLLM_LOG, parts)
 
 
 def start_in_sglang() -> None:
@@ -47,7 +49,7 @@ def start_in_sglang() -> None:
         switch_on_with_cuda(_LOG)
 
 
-def switch_on_with_cuda(log: logging.Logger, enter_graphs: Callable[[], str] = str) -> None:
+def switch_on_with_cuda(log: logging.Logger, parts: Mapping[str, Callable[[], str]] | None = None) -> None:
     """Switch OutBLAS on when torch initialises CUDA in this process: at once if it already has.
 
     Later calls do nothing. An error never reaches the engine: one line of the log has it, and torch computes all
@@ -55,7 +57,7 @@ def switch_on_with_cuda(log: logging.Logger, enter_graphs: Callable[[], str] = s
 
     Args:
         log: gets one line: that OutBLAS is on, or why it is not. If it is on, a later line says which products it has.
-        enter_graphs: lets OutBLAS take part in graphs that the engine compiles; returns why not, or empty.
+        parts: part of the engine -> a function that lets OutBLAS take part there; it returns why not, or empty.
     """
     global _registered
     if _registered:
@@ -63,7 +65,7 @@ def switch_on_with_cuda(log: logging.Logger, enter_graphs: Callable[[], str] = s
     _registered = True
 
     def act() -> None:
-        _switch_on(log, enter_graphs)
+        _switch_on(log, parts or {})
 
     try:
         import torch
@@ -79,7 +81,7 @@ def switch_on_with_cuda(log: logging.Logger, enter_graphs: Callable[[], str] = s
     act()
 
 
-def _switch_on(log: logging.Logger, enter_graphs: Callable[[], str]) -> None:
+def _switch_on(log: logging.Logger, parts: Mapping[str, Callable[[], str]]) -> None:
     """Switch on and log the result. torch would stop the engine at an exception, so none leaves this function."""
     try:
         from outblas.adapt import engine_log
@@ -92,15 +94,19 @@ def _switch_on(log: logging.Logger, enter_graphs: Callable[[], str]) -> None:
     except Exception as error:
         _log_failure(log, error)
         return
-    try:
-        reason = enter_graphs()
-    except Exception as error:
-        reason = _in_one_line(error)
-    if reason:
-        log.warning("outblas is enabled, except in graphs that the engine compiles: %s", reason)
+    reasons = [f"{part}: {reason}" for part, enter in parts.items() if (reason := _why_not(enter))]
+    if reasons:
+        log.warning("outblas is enabled, except in %s", "; and in ".join(reasons))
     else:
         log.info("outblas is enabled: matmuls run on its kernels where they are faster")
     engine_log.log_once_settled(log)
+
+
+def _why_not(enter: Callable[[], str]) -> str:
+    try:
+        return enter()
+    except Exception as error:
+        return _in_one_line(error)
 
 
 def _enter_graphs_of_vllm() -> str:
@@ -108,6 +114,12 @@ def _enter_graphs_of_vllm() -> str:
     from outblas.dispatch.enable import graph_pass
 
     return enter_graphs(graph_pass)
+
+
+def _serve_experts_of_vllm() -> str:
+    from outblas.adapt.vllm_experts import serve_experts
+
+    return serve_experts()
 
 
 def _engines_own_mode() -> str:

@@ -67,7 +67,7 @@ class Override:
         self._library: Any = None
         self._further: Any = None
         self._grouped: Any = None
-        self._experts = TransformersExperts(self._count)
+        self._experts = TransformersExperts(self.count)
         self._replaced: set[str] = set()
         self._lock = threading.RLock()  # a signal's handler may multiply meanwhile
         self._ours = self._torchs = 0
@@ -141,6 +141,14 @@ class Override:
         with self._lock:
             return {"ours": self._ours + native.get("ours", 0), "torchs": self._torchs + native.get("torchs", 0)}
 
+    def count(self, ours: bool, products: int = 1) -> None:
+        """Count products by this package, or by torch."""
+        with self._lock:
+            if ours:
+                self._ours += products
+            else:
+                self._torchs += products
+
     @property
     def kernels(self) -> str:
         """The kernels that replace torch's: ``C++``, or ``Python: `` and the reason."""
@@ -202,7 +210,7 @@ class Override:
         ) -> torch.Tensor:
             self._experts.install()  # transformers may have been imported meanwhile
             result, ours = grouped_kernel(keyset, a, w, offs, bias, out_dtype, theirs)
-            self._count(ours)
+            self.count(ours)
             return result
 
         return self._implemented({"_grouped_mm": kernel}, self._key, with_keyset=True)
@@ -212,7 +220,7 @@ class Override:
 
         def kernel(*operands: torch.Tensor, **factors: Any) -> torch.Tensor:
             result = operator(*map(as_plain, operands), **factors)
-            self._count(result.dtype in HALF_DTYPES and result.numel() > 0)
+            self.count(result.dtype in HALF_DTYPES and result.numel() > 0)
             return result
 
         return kernel
@@ -220,7 +228,7 @@ class Override:
     def _biased(self, *operands: torch.Tensor, **factors: Any) -> torch.Tensor:
         operands = tuple(map(as_plain, operands))
         result = biased_product(*operands, **factors)
-        self._count(result is not None)
+        self.count(result is not None)
         return torch_addmm(*operands, **factors) if result is None else result
 
     def _kernel(self, our: _Ours, their: _Theirs) -> _Theirs:
@@ -228,17 +236,10 @@ class Override:
             call = None if self._products is None else current_call(self._products)
             a, b = as_plain(a), as_plain(b)
             result = our(a, b, self._option, call)
-            self._count(result is not None)
+            self.count(result is not None)
             return their(a, b) if result is None else result
 
         return kernel
-
-    def _count(self, ours: bool) -> None:
-        with self._lock:
-            if ours:
-                self._ours += 1
-            else:
-                self._torchs += 1
 
 
 def why_not_replaced(name: str, key: str) -> str:

@@ -117,6 +117,10 @@ class Switch:
     def graph_pass(self) -> Any:
         return self._pass if self._on else None
 
+    def count(self, products: int) -> None:
+        if self._override is not None:
+            self._override.count(True, products)
+
     def _may_be_on(self, guarantee: Guarantee, stacklevel: int = 1) -> bool:
         """Return True if it can be on; where that gains nothing, or must not be, a warning of one line says why."""
         reason = ""
@@ -216,6 +220,11 @@ def graph_pass() -> Any:
     return _switch.graph_pass()
 
 
+def count(products: int) -> None:
+    """Add products to ``ours`` of :func:`status`: those that this package computed for an engine's own layer."""
+    _switch.count(products)
+
+
 class use:  # noqa: N801 - a function to its callers
     """Context manager that calls :func:`enable` on entry and undoes it on exit.
 
@@ -253,7 +262,8 @@ def status() -> dict[str, dict[str, Any]]:
     - ``kernels``: implementation of the replacement: ``C++``, or ``Python`` and the reason;
     - ``guarantee``: ``none``, ``accurate`` or ``batch_invariant``.
 
-    The entry of a device that computed grouped products has a key ``grouped`` with the state of their kernels.
+    The entry of a device that computed grouped products has a key ``grouped`` with the state of their kernels. Its key
+    ``layers`` says who computes an engine's experts, at which numbers of tokens.
     """
     found = device_registry.status()
     for index, state in getattr(sys.modules.get(f"{__package__}.grouped.grouped_state"), "states", {}).items():

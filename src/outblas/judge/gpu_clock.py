@@ -1,4 +1,4 @@
-"""The only clock of GPU time (outblas.judge.latency measures the latency of requests).
+"""The only clock of GPU time (outblas_lab.pool.latency measures the latency of requests).
 
 ``offline``: GPU time per call. Each entry is a CUDA graph of R back-to-back calls (R <= 32, about 300 us of work) on a
 non-blocking stream. Its operands hold N(0, 1) data and rotate over buffers of 200 MB in total, if R allows. In every

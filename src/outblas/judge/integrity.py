@@ -13,7 +13,6 @@ from typing import Any
 from outblas.core import stats
 from outblas.judge import (
     gpu_clock,
-    latency,
     operands,
     proof_context,
     proof_inputs,
@@ -29,7 +28,7 @@ from outblas.runtime import driver
 _FOREIGN = ("builtins", "time", "torch", "torch.cuda", "torch.cuda.streams", "cuda.bindings.driver", "numpy")
 #: Our own, imported here: a candidate could otherwise be the first to load the clock, and patch it.
 _OWN = (
-    *(driver, latency, request_clock, operands, reference, proof_context, proof_inputs, rules, stats, gpu_clock),
+    *(driver, request_clock, operands, reference, proof_context, proof_inputs, rules, stats, gpu_clock),
     *(stream_clock, trials),
 )
 #: Names of all watched modules. The gates, which import this module, add their own (:func:`watch`).

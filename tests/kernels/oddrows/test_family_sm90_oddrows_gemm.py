@@ -14,10 +14,10 @@ from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.families.sm90_oddrows_gemm import Sm90OddrowsConfig
 from outblas.kernels.geometry import geometry, grid, workspace_bytes
 from outblas.kernels.geometry_terms import COMBS
-from outblas.kernels.knobs import all_knobs
 from outblas.kernels.legality import breaks_extent_rule, why_illegal
 from outblas.kernels.pool import mma_pool, pool, unaligned_pool
 from outblas.runtime.tensor_map import combs_of
+from outblas_lab.llm.knobs import all_knobs
 from support.gpus.fake_driver import DEVICES
 from support.gpus.known import H200
 

@@ -15,7 +15,6 @@ from outblas.core.errors import UsageError
 from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
 from outblas.core.suites import Table, block_problems, sample
-from outblas.judge.latency import MAX_QPS
 from outblas.kernels.kernel_hash import kernels_sha
 from outblas.records.library import Library
 from outblas.records.proved_kernels import unproved_tables
@@ -25,6 +24,7 @@ from outblas_lab.build.build_work import SEEDS, BuildFolder, printer, proof_by, 
 from outblas_lab.build.finalist_trials import BLOCK, STARTS
 from outblas_lab.build.library_tables import is_bench_of, rows_of_table
 from outblas_lab.build.workloads import COLD
+from outblas_lab.pool.latency import MAX_QPS
 from outblas_lab.pool.run_bench import BenchRequest, run_bench
 
 BENCH_ROUNDS = 11

@@ -30,7 +30,6 @@ from outblas.core.workload import MODE_OF_WORKLOAD
 from outblas.dispatch.unlisted_shapes import ask_cublaslt
 from outblas.judge.bench_cell import Options
 from outblas.judge.fallback_entry import FALLBACK
-from outblas.judge.latency import RequestPlan
 from outblas.judge.rounds import timing_of_samples
 from outblas.kernels.config_text import config_from_name
 from outblas.records.library import Library
@@ -54,6 +53,7 @@ from outblas_lab.build.finalist_trials import (
 from outblas_lab.build.finalists import near_the_best, plain_finalists
 from outblas_lab.build.library_tables import replace_rows, rows_of_table
 from outblas_lab.build.open_rows import near_candidates
+from outblas_lab.pool.latency import RequestPlan
 from outblas_lab.pool.run_bench import caller, serving_gpus
 from outblas_lab.pool.serving import PublicApi, time_public_api
 

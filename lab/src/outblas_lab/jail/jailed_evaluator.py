@@ -16,11 +16,12 @@ from outblas.judge.bench_cell import Baselines, Options
 from outblas.records.evaluation_json import evaluation_from_json, evaluation_to_json
 from outblas.runtime.nvrtc import usable_cores
 from outblas.workers.handler import WorkItem
-from outblas.workers.sandbox import HostLimits, Sandbox, SpareWorker, WorkerLoss, factory_name
+from outblas.workers.sandbox import HostLimits, Sandbox, WorkerLoss, factory_name
 from outblas_lab.custom.free_kernel import FreeKernel
 from outblas_lab.jail.build import BuiltKernel
 from outblas_lab.jail.jailed_worker import JailedCell, import_ahead, make_handler
 from outblas_lab.jail.scratch_folder import scratch_folder
+from outblas_lab.jail.spare_worker import SpareWorker
 from outblas_lab.jail.static_gate import examine
 
 HANDLER_FACTORY, _PREPARE = factory_name(make_handler), factory_name(import_ahead)

@@ -7,10 +7,10 @@ from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
 from outblas.core.rivals import LT_AUTO
 from outblas.core.roofline import Gpu, floor_us, regime
-from outblas.judge.latency import RequestPlan, check_qps, percentile
 from outblas.records.library import Library
 from outblas.records.result_rows import launch_columns
 from outblas.records.results import Row
+from outblas_lab.pool.latency import RequestPlan, check_qps, percentile
 from outblas_lab.pool.serving import OURS, PLAIN, SERVER_BASELINES, over_chosen_rival, serve
 
 #: Timed requests of each entry of an evaluation, at least; its seconds ask for more.

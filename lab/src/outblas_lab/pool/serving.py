@@ -18,10 +18,10 @@ from outblas.core.problem import Problem
 from outblas.core.rivals import BaselineCall, fastest_baseline
 from outblas.core.workload import Workload
 from outblas.judge.baselines import make_baselines
-from outblas.judge.latency import RequestPlan, ServerTimes, time_server
 from outblas.judge.rounds import speedup
 from outblas.judge.torch_baselines import on_current_stream
 from outblas.records.library import Library
+from outblas_lab.pool.latency import RequestPlan, ServerTimes, time_server
 
 #: Baselines of server mode; nvmmh is left out, being our own kernel by another's choice.
 SERVER_BASELINES = ("torch", "cublas", "lt_heuristic", "lt_auto")
@@ -117,7 +117,7 @@ def serve(
 
 
 def time_public_api(entries: Mapping[str, Any], problem: Problem, plan: RequestPlan, gpu_index: int) -> ServerTimes:
-    """Return :func:`outblas.judge.latency.time_server` of entries with some of :class:`PublicApi`.
+    """Return :func:`outblas_lab.pool.latency.time_server` of entries with some of :class:`PublicApi`.
 
     One call of each of these is proved before, if a kernel computes it: torch may round more by itself than a proof
     allows. ``outblas.matmul`` decides afterwards as it did before.

@@ -49,7 +49,7 @@ def grouped_mm(
         ToolchainMissing: torch is not installed.
     """
     torch = import_torch()
-    from outblas.dispatch.grouped.grouped_product import by_torch, our_grouped_mm
+    from outblas.dispatch.grouped.grouped_product import by_torch, is_recorded, our_grouped_mm
 
     if bias is not None and (bias.dtype != a.dtype or tuple(bias.shape) != (w.shape[0], w.shape[-1])):
         wrong, wanted = f"bias is {tuple(bias.shape)} of {bias.dtype}", f"{(w.shape[0], w.shape[-1])} of {a.dtype}"
@@ -58,12 +58,9 @@ def grouped_mm(
         _check_out(a, w, bias, gated, out)
     if check:
         _check_ends(ends, a.shape[0])
-    given = [t for t in (a, w, bias) if t is not None]
-    wants_gradient = torch.is_grad_enabled() and any(t.requires_grad for t in given)
-    if not wants_gradient and not torch.compiler.is_compiling():
-        result = our_grouped_mm(a, w, ends, bias, gated, out)
-        if result is not None:
-            return result
+    ours = None if is_recorded(a, w, bias) else our_grouped_mm(a, w, ends, bias, gated, out)
+    if ours is not None:
+        return ours
     result = by_torch(a, w, ends, bias, gated)
     return result if out is None else out.copy_(result)
 
@@ -101,7 +98,7 @@ def moe_mlp(
         DeviceError: the driver refused a launch.
         ToolchainMissing: torch is not installed.
     """
-    torch = import_torch()
+    import_torch()
     if experts.dim() != 2 or experts.shape != scores.shape or experts.shape[0] != x.shape[0]:
         wrong = f"experts are {tuple(experts.shape)}, scores {tuple(scores.shape)}, x is {tuple(x.shape)}"
         raise TensorError(wrong, "experts and scores of shape (tokens, top)", "pass the router's choice for each token")
@@ -112,9 +109,7 @@ def moe_mlp(
     from outblas.dispatch.grouped.moe_layer import by_torch, our_moe_mlp
 
     operands = (x, gate_up, down, experts, scores, gate_up_bias, down_bias)
-    floats = [t for t in operands if t is not None and t is not experts]
-    wants_gradient = torch.is_grad_enabled() and any(t.requires_grad for t in floats)
-    result = None if wants_gradient or torch.compiler.is_compiling() else our_moe_mlp(*operands)
+    result = our_moe_mlp(*operands)
     return by_torch(*operands) if result is None else result
 
 

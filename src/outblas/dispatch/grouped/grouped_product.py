@@ -14,8 +14,8 @@ from outblas.dispatch.aten_products import HALF_DTYPES
 from outblas.dispatch.grouped.grouped_state import GroupedState, grouped_state
 from outblas.dispatch.guarantees.guarantee import process_guarantee
 from outblas.dispatch.product_operands import as_plain, why_left_to_torch
-from outblas.kernels.grouped.grouped_kernel import GroupedConfig
 from outblas.kernels.grouped.grouped_problem import GroupedProblem
+from outblas.runtime.grouped_launch import GroupedKernel
 
 
 def our_grouped_mm(
@@ -25,7 +25,6 @@ def our_grouped_mm(
     bias: torch.Tensor | None = None,
     gated: bool = False,
     out: torch.Tensor | None = None,
-    wait: bool = False,
 ) -> torch.Tensor | None:
     """Compute a grouped product by one kernel on the current stream; return None if torch must compute it.
 
@@ -36,7 +35,6 @@ def our_grouped_mm(
         bias: (groups, N), or None.
         gated: as for :func:`outblas.grouped_mm`.
         out: (rows, columns), contiguous; None: a new tensor.
-        wait: wait for the compiler if the kernel is not there yet.
 
     Raises:
         DeviceError: the driver refused a launch.
@@ -44,33 +42,58 @@ def our_grouped_mm(
     if a.device.type != device_registry.DEVICE_TYPE or torch_must_see(a, w, ends, bias, out=out):
         return None
     problem = problem_of(a, w, ends, bias, gated)
-    if problem is None or (out is not None and out.data_ptr() % ROW_ALIGN_BYTES):
+    if problem is None or not a.shape[0] or (out is not None and out.data_ptr() % ROW_ALIGN_BYTES):
         return None
-    state = grouped_state(a.device.index)
-    must = gated or process_guarantee() == "batch_invariant"
-    config = None if state is None else state.choose(problem, a.shape[0], must)
-    if state is None or config is None or not a.shape[0]:
-        return None
-    return _run(state, problem, config, (a, w, ends, bias), out, wait or must)
-
-
-def _run(
-    state: GroupedState, problem: GroupedProblem, config: GroupedConfig, operands: tuple[Any, ...],
-    out: torch.Tensor | None, wait: bool,
-) -> torch.Tensor | None:  # fmt: skip
-    a, w, ends, bias = operands
     index = a.device.index
+    state = grouped_state(index)
+    if state is None:
+        return None
     with device_registry.device_state(index).make_current(index):
-        kernel = state.kernel(problem, config, wait, torch.cuda.is_current_stream_capturing())
+        kernel = ready_kernel(state, problem, a.shape[0], gated)
         if kernel is None:
             return None
-        shape = (a.shape[0], problem.columns)
-        c = torch.empty(shape, dtype=a.dtype, device=a.device) if out is None else out
-        stored = w.transpose(-2, -1) if problem.layout == "TN" else w
-        state.run(kernel, a, stored, ends, c, bias, torch._C._cuda_getCurrentRawStream(index))
+        c = launch(state, kernel, a, w, ends, bias, out)
     if out is not None and not out.is_inference():
         torch.autograd.graph.increment_version(out)  # written behind autograd's back
     return c
+
+
+def ready_kernel(
+    state: GroupedState, problem: GroupedProblem, rows: int, must: bool, wait: bool = False
+) -> GroupedKernel | None:
+    """Return a loaded kernel for a product in the current device and context; None if torch must compute it.
+
+    Args:
+        rows: rows of all groups together.
+        must: choose a kernel also where torch is as fast, and wait for it.
+        wait: wait for the compiler if the kernel is not there yet.
+    """
+    must = must or process_guarantee() == "batch_invariant"
+    config = state.choose(problem, rows, must)
+    if config is None:
+        return None
+    return state.kernel(problem, config, wait or must, torch.cuda.is_current_stream_capturing())
+
+
+def launch(
+    state: GroupedState, kernel: GroupedKernel, a: torch.Tensor, w: torch.Tensor, ends: torch.Tensor,
+    bias: torch.Tensor | None, out: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """Enqueue a kernel on the current stream and return its output; the operands are those of :func:`our_grouped_mm`.
+
+    Raises:
+        DeviceError: the driver refused the launch.
+    """
+    c = torch.empty((a.shape[0], kernel.problem.columns), dtype=a.dtype, device=a.device) if out is None else out
+    stored = w.transpose(-2, -1) if kernel.problem.layout == "TN" else w
+    state.run(kernel, a, stored, ends, c, bias, torch._C._cuda_getCurrentRawStream(a.device.index))
+    return c
+
+
+def is_recorded(*operands: torch.Tensor | None) -> bool:
+    """Return whether autograd or torch.compile records a call with these operands, so that torch must compute it."""
+    wants_gradient = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in operands)
+    return wants_gradient or torch.compiler.is_compiling()
 
 
 def torch_must_see(a: torch.Tensor, *others: torch.Tensor | None, out: torch.Tensor | None = None) -> bool:
@@ -90,21 +113,30 @@ def problem_of(
 
     Example: a weight of every second column, or K = 100, gives None.
     """
-    if a.dtype not in HALF_DTYPES or a.dim() != 2 or w.dim() != 3 or w.shape[1] != a.shape[1] or ends.dim() != 1:
+    if a.dim() != 2 or w.dim() != 3 or (a.dtype, a.device, a.shape[1]) != (w.dtype, w.device, w.shape[1]):
         return None
-    others = (w, bias) if bias is not None else (w,)
-    if any(t.dtype != a.dtype or t.device != a.device or t.data_ptr() % ROW_ALIGN_BYTES for t in (a, *others)):
+    if not a.is_contiguous() or a.data_ptr() % ROW_ALIGN_BYTES:
         return None
-    if ends.dtype != torch.int32 or ends.device != a.device or ends.shape[0] != w.shape[0] or not ends.is_contiguous():
+    if (ends.dtype, ends.device, tuple(ends.shape)) != (torch.int32, a.device, (w.shape[0],)):
+        return None
+    return problem_of_weights(w, bias, gated) if ends.is_contiguous() else None
+
+
+def problem_of_weights(w: torch.Tensor, bias: torch.Tensor | None, gated: bool) -> GroupedProblem | None:
+    """Return the problem of all calls with a weight (groups, K, N) and a bias; None if no kernel takes them."""
+    given = (w,) if bias is None else (w, bias)
+    if w.dtype not in HALF_DTYPES or w.dim() != 3:
+        return None
+    if any((t.dtype, t.device) != (w.dtype, w.device) or t.data_ptr() % ROW_ALIGN_BYTES for t in given):
         return None
     if bias is not None and (bias.shape != (w.shape[0], w.shape[2]) or not bias.is_contiguous()):
         return None
     layout: Any = "TN" if w.transpose(-2, -1).is_contiguous() else "NN" if w.is_contiguous() else None
-    if layout is None or not a.is_contiguous():
+    if layout is None:
         return None
-    dtype: Any = "fp16" if a.dtype == torch.float16 else "bf16"
+    dtype: Any = "fp16" if w.dtype == torch.float16 else "bf16"
     try:
-        return GroupedProblem(w.shape[0], w.shape[2], a.shape[1], layout, dtype, gated, bias is not None)
+        return GroupedProblem(w.shape[0], w.shape[2], w.shape[1], layout, dtype, gated, bias is not None)
     except ProblemError:
         return None
 

@@ -53,6 +53,7 @@ class GroupedState:
         self._rows: dict[Any, MoeRows | None] = {}
         self._choices: OrderedDict[Any, GroupedConfig | None] = OrderedDict()
         self._calls: OrderedDict[Any, Any] = OrderedDict()
+        self._layers: dict[str, dict[str, set[int]]] = {}
         self._lock = threading.RLock()
 
     def choose(self, problem: GroupedProblem, rows: int, must: bool) -> GroupedConfig | None:
@@ -156,12 +157,28 @@ class GroupedState:
             warnings.warn(f"outblas sorts rows by torch: {self.failed[key]}", RuntimeWarning, 6)
             return None
 
+    def note_layer(self, experts: str, tokens: int, maker: str) -> None:
+        """Remember who computed a layer of experts, ``outblas`` or ``engine``, at a number of tokens."""
+        with self._lock:
+            self._layers.setdefault(experts, {"outblas": set(), "engine": set()})[maker].add(tokens)
+
+    def layers(self) -> dict[str, dict[str, list[int]]]:
+        """Return an engine's experts, e.g. ``"128 experts of 1536 x 2048 bf16"`` -> maker -> numbers of tokens."""
+        with self._lock:
+            return {name: {maker: sorted(each) for maker, each in by.items()} for name, by in self._layers.items()}
+
     def status(self) -> dict[str, Any]:
-        """Return ``kernels_loaded`` and ``being_compiled`` (numbers), and ``failures`` (sorted list of reasons)."""
+        """Return the state of the kernels, and who computes an engine's experts.
+
+        Returns:
+            ``kernels_loaded`` and ``being_compiled`` (numbers), ``failures`` (sorted list of reasons), and ``layers``
+            (:meth:`layers`).
+        """
         return {
             "kernels_loaded": len(self._kernels),
             "being_compiled": len(self._building),
             "failures": sorted(set(self.failed.values())),
+            "layers": self.layers(),
         }
 
 

@@ -7,51 +7,62 @@ import torch
 from outblas.dispatch import device_registry
 from outblas.dispatch.aten_products import HALF_DTYPES
 from outblas.dispatch.grouped import grouped_product
-from outblas.dispatch.grouped.grouped_product import our_grouped_mm, torch_must_see
+from outblas.dispatch.grouped.grouped_product import is_recorded, problem_of_weights, ready_kernel, torch_must_see
 from outblas.dispatch.grouped.grouped_state import grouped_state
 from outblas.kernels.grouped.grouped_problem import MOST_GROUPS
 from outblas.kernels.grouped.rows_source import EXPERTS, SCORES
 from outblas.runtime.moe_rows import VECTOR
 
+#: Products of a layer.
+PRODUCTS = 2
+
 
 def our_moe_mlp(
     x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, experts: torch.Tensor, scores: torch.Tensor,
-    gate_up_bias: torch.Tensor | None, down_bias: torch.Tensor | None,
+    gate_up_bias: torch.Tensor | None = None, down_bias: torch.Tensor | None = None, whole: bool = False,
 ) -> torch.Tensor | None:  # fmt: skip
     """Compute :func:`outblas.moe_mlp` by kernels of this package; return None if torch must.
+
+    Args:
+        whole: return None, too, if torch would have to compute one of the products; choose kernels for both.
 
     Raises:
         DeviceError: the driver refused a launch.
     """
     index, biases = x.device.index, (gate_up_bias, down_bias)
-    if x.device.type != device_registry.DEVICE_TYPE or torch_must_see(x, gate_up, down, experts, scores, *biases):
+    if x.device.type != device_registry.DEVICE_TYPE or is_recorded(x, gate_up, down, scores, *biases):
+        return None
+    if torch_must_see(x, gate_up, down, experts, scores, *biases):
         return None
     if not _fits(x, gate_up, down, experts, scores, biases):
         return None
     state = grouped_state(index)
     if state is None:
         return None
-    names = (_name(experts.dtype), _name(scores.dtype))
+    first, second = gate_up.transpose(-2, -1), down.transpose(-2, -1)
+    problems = problem_of_weights(first, gate_up_bias, gated=True), problem_of_weights(second, down_bias, gated=False)
+    names = ("bf16" if x.dtype == torch.bfloat16 else "fp16", _name(experts.dtype), _name(scores.dtype))
     with device_registry.device_state(index).make_current(index):
-        capturing = torch.cuda.is_current_stream_capturing()
-        kernels = state.rows("bf16" if x.dtype == torch.bfloat16 else "fp16", *names, may_load=not capturing)
-        if kernels is None:
+        row_kernels = state.rows(*names, may_load=not torch.cuda.is_current_stream_capturing())
+        kernels = [
+            None if each is None else ready_kernel(state, each, experts.numel(), must=whole or each.gated, wait=True)
+            for each in problems
+        ]
+        if row_kernels is None or (whole and None in kernels):
             return None
         stream = torch._C._cuda_getCurrentRawStream(index)
         integers = torch.empty((2, experts.numel()), dtype=torch.int32, device=x.device)
         ends = torch.empty(gate_up.shape[0], dtype=torch.int32, device=x.device)
-        kernels.route(experts, ends, integers[0], integers[1], stream)
+        row_kernels.route(experts, ends, integers[0], integers[1], stream)
         rows = torch.empty((experts.numel(), x.shape[1]), dtype=x.dtype, device=x.device)
-        kernels.gather(x, integers[0], rows, stream)
-        first, second = gate_up.transpose(-2, -1), down.transpose(-2, -1)
-        inner = our_grouped_mm(rows, first, ends, gate_up_bias, gated=True)
-        if inner is None:
-            inner = grouped_product.by_torch(rows, first, ends, gate_up_bias, gated=True)
-        outer = our_grouped_mm(inner, second, ends, down_bias, wait=True)
-        if outer is None:
-            outer = grouped_product.by_torch(inner, second, ends, down_bias)
+        row_kernels.gather(x, integers[0], rows, stream)
+        for kernel, w, bias, gated in zip(kernels, (first, second), biases, (True, False), strict=True):
+            if kernel is None:
+                rows = grouped_product.by_torch(rows, w, ends, bias, gated)
+            else:
+                rows = grouped_product.launch(state, kernel, rows, w, ends, bias)
         out = torch.empty_like(x)
-        kernels.combine(outer, integers[1], scores, out, stream)
+        row_kernels.combine(rows, integers[1], scores, out, stream)
     return out
 
 

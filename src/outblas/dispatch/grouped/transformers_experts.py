@@ -14,21 +14,22 @@ from typing import Any
 
 import torch
 
-from outblas.dispatch.grouped.moe_layer import our_moe_mlp
+from outblas.dispatch.grouped.grouped_product import is_recorded
+from outblas.dispatch.grouped.moe_layer import PRODUCTS, our_moe_mlp
 from outblas.dispatch.product_operands import as_plain
 
-#: Module of transformers, which is never imported here; its implementation; and the products of a layer.
-_HOME, _NAME, _PRODUCTS = "transformers.integrations.moe", "grouped_mm", 2
+#: Module of transformers, which is never imported here, and its implementation.
+_HOME, _NAME = "transformers.integrations.moe", "grouped_mm"
 
 
 class TransformersExperts:
     """The replacement of transformers' implementation, active from :meth:`install` to :meth:`remove`.
 
     Args:
-        count: called once for each product that a kernel of this package computes.
+        count: called with True and the number of products that kernels of this package computed.
     """
 
-    def __init__(self, count: Callable[[bool], None]) -> None:
+    def __init__(self, count: Callable[[bool, int], None]) -> None:
         self._count = count
         self._theirs: Any = None
         self._forward: Any = None
@@ -65,16 +66,13 @@ class TransformersExperts:
     def _layer(self, layer: Any, x: torch.Tensor, experts: torch.Tensor, scores: torch.Tensor) -> torch.Tensor | None:
         weights = (layer.gate_up_proj, layer.down_proj)
         biases = (layer.gate_up_proj_bias, layer.down_proj_bias) if getattr(layer, "has_bias", False) else (None, None)
-        wants_gradient = torch.is_grad_enabled() and any(
-            t is not None and t.requires_grad for t in (x, *weights, scores)
-        )
-        if wants_gradient or torch.compiler.is_compiling():
+        if is_recorded(x, *weights, scores):  # as_plain below drops that a weight wants a gradient
             return None
         transposed = getattr(layer, "is_transposed", False)
         gate_up, down = (as_plain(w).transpose(-2, -1) if transposed else as_plain(w) for w in weights)
         result = our_moe_mlp(x, gate_up, down, experts, scores, *biases)
-        for _ in range(_PRODUCTS if result is not None else 0):
-            self._count(True)
+        if result is not None:
+            self._count(True, PRODUCTS)
         return result
 
 

@@ -12,10 +12,10 @@ import pytest
 
 from outblas.core.errors import DeviceError, UsageError
 from outblas.core.evaluation import Timing
-from outblas.judge import latency
-from outblas.judge.latency import BLOCK_REQUESTS, LEAD_REQUESTS, RequestPlan
 from outblas.judge.request_clock import RequestTimes
 from outblas.judge.rounds import timing_of_samples
+from outblas_lab.pool import latency
+from outblas_lab.pool.latency import BLOCK_REQUESTS, LEAD_REQUESTS, RequestPlan
 from support.gpus.known import H200
 
 

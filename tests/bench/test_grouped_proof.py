@@ -12,7 +12,7 @@ from outblas.kernels.grouped.grouped_problem import GroupedProblem
 
 torch = pytest.importorskip("torch")
 
-from outblas.judge.grouped_proof import cases, prove_grouped  # noqa: E402
+from outblas_lab.build.grouped_proof import cases, prove_grouped  # noqa: E402
 
 
 class Kernel:

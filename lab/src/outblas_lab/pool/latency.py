@@ -26,6 +26,7 @@ from outblas.core.evaluation import Timing
 from outblas.core.problem import Problem
 from outblas.core.rivals import BaselineCall, Bindable, CallFromC
 from outblas.judge.gpu_clock import GpuClock, choose_algorithm
+from outblas.judge.integrity import watch
 from outblas.judge.request_clock import RequestTimes, clock_us, serve_requests
 from outblas.judge.rounds import timing_of_samples
 from outblas.runtime.device import gpu_of_device
@@ -37,6 +38,7 @@ BLOCK_REQUESTS, LEAD_REQUESTS = 50, 2
 PUBLISHED_REQUESTS = 1000
 #: Requests per second, at most, and the share of the time that the slowest entry may be busy.
 MAX_QPS, MAX_LOAD = 2000.0, 0.25
+watch(__name__)
 
 #: Serves requests that arrive at these nanoseconds after now, and returns their times.
 ServeBlock = Callable[[Sequence[int]], RequestTimes]

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from outblas.workers.sandbox import Sandbox, SpareWorker
+from outblas.workers.sandbox import Sandbox
+from outblas_lab.jail.spare_worker import SpareWorker
 from support import free_workers
 from support.helpers import ROOT, SOURCE_PATH, running
 
@@ -72,7 +73,7 @@ def test_a_closed_spare_worker_runs_no_more(spare: SpareWorker) -> None:
 def test_a_spare_worker_ends_with_its_parent(spare: SpareWorker) -> None:
     program = (
         "import os\n"
-        "from outblas.workers.sandbox import SpareWorker\n"
+        "from outblas_lab.jail.spare_worker import SpareWorker\n"
         "if __name__ == '__main__':\n"
         "    spare = SpareWorker('support.free_workers:prepare')\n"
         "    spare.start()\n"
