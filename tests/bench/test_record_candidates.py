@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from outblas.core.config import KernelConfig, launch_of
-from outblas.core.errors import RecordError, UsageError
+from outblas.core.errors import ProblemError, RecordError, UsageError
 from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
+from outblas.core.suites import suite
 from outblas.kernels.catalogue import catalogue
 from outblas.kernels.cost.cost_model import predict_many
 from outblas.kernels.legality import why_illegal
+from outblas_lab.cli.record import kernels_of, listed_problems
 from outblas_lab.compare.held_out import CompareUnit, Plan, run_unit, tasks_of
 from outblas_lab.pool import record_suite
-from outblas_lab.pool.record_suite import CandidateDraw, RecordSettings, choose_candidates
+from outblas_lab.pool.record_candidates import CandidateDraw, choose_candidates, grid_kernels, wide_kernels
+from outblas_lab.pool.record_suite import RecordSettings
 from outblas_lab.recordings.recording import Recording, recording_sha
 from outblas_lab.recordings.recording_files import CHOICE_CODES, STATUS_CODES
 from outblas_lab.recordings.replay import ReplayEvaluator
@@ -186,4 +190,107 @@ def test_the_command_records_a_sample_with_candidates_of_each_problem(
     assert [len(configs) for _, _, configs in state.asked] == [8, 8, 8]
     assert "--suite llm --sample 3 --seed 5" in said.output
     for wrong in (["--random", "6"], ["--near", "0.1"], ["--candidates", "2", "--random", "3"]):
+        assert outblas("record", *wrong).exit_code == 2
+
+
+#: Long and short K, unaligned rows, one row, and a large product.
+GRID_PROBLEMS = (
+    *(Problem(4096, 4096, 4096), Problem(64, 64, 64), Problem(513, 1023, 999), Problem(1, 4096, 4096)),
+    Problem(16384, 8192, 512),
+)
+GRID_DRAW = CandidateDraw(300, 0, 1, grid=True, drawn_from=2000)
+
+
+@pytest.mark.parametrize("problem", GRID_PROBLEMS, ids=lambda p: p.key)
+def test_a_grid_is_filled_up_with_drawn_kernels_and_each_is_legal_once(problem: Problem) -> None:
+    chosen = choose_candidates(problem, wide_kernels(), H200, GRID_DRAW)
+    points = [c for c, how in chosen.items() if how == "grid"]
+    drawn = [c for c, how in chosen.items() if how == "random"]
+    assert len(chosen) == 300 == len(points) + len(drawn) and len(points) >= 54
+    assert {launch_of(c) for c in chosen} == {"plain"}
+    assert all(why_illegal(problem, c, H200) is None for c in chosen)
+    assert not {c for c in drawn if c.family == points[0].family} & set(grid_kernels())
+
+
+def test_each_step_of_one_knob_stays_on_the_grid_where_it_is_legal() -> None:
+    problem = GRID_PROBLEMS[0]
+    points = {c for c, how in choose_candidates(problem, wide_kernels(), H200, GRID_DRAW).items() if how == "grid"}
+    knobs = {name: {getattr(c, name) for c in points} for name in ("bm", "bn", "bk", "stages", "split_k", "cluster_m")}
+    assert len(points) == 100 and all(len(values) > 1 for values in knobs.values())
+    for point in points:
+        for name, values in knobs.items():
+            for value in values - {getattr(point, name)}:
+                moved = point.with_knobs(**{name: value})
+                moved = moved.with_knobs(
+                    consumers=1 if moved.bm == 64 else 2, store="direct" if moved.split_k > 1 else "tma"
+                )
+                assert moved in points or why_illegal(problem, moved, H200) is not None
+
+
+def test_problems_draw_from_kernels_that_they_share() -> None:
+    """Each kernel is compiled and proved once, so few distinct ones let a recording finish in time."""
+    kernels = wide_kernels()
+    problems = [Problem(m, 1024, 1024) for m in (256, 512, 1024, 2048, 4096)]
+    shared = [set(choose_candidates(p, kernels, H200, CandidateDraw(300, 300, 1, drawn_from=400))) for p in problems]
+    alone = [set(choose_candidates(p, kernels, H200, CandidateDraw(300, 300, 1))) for p in problems]
+    assert len(set().union(*shared)) < 500 < 1300 < len(set().union(*alone))
+    assert len({frozenset(each) for each in shared}) == len(problems), "each draw is its problem's own"
+
+
+def test_a_grid_needs_room_and_a_gpu_that_runs_it() -> None:
+    with pytest.raises(UsageError, match="100 kernels of the grid"):
+        choose_candidates(GRID_PROBLEMS[0], wide_kernels(), H200, CandidateDraw(99, 0, 1, grid=True))
+    older = replace(H200, arch=80, wgmma_tflops=0.0)
+    with pytest.raises(UsageError, match="no kernel of the grid"):
+        choose_candidates(GRID_PROBLEMS[0], wide_kernels(), older, GRID_DRAW)
+    for wrong in ({"random": 5, "grid": True}, {"random": 0, "drawn_from": 299}):
+        with pytest.raises(UsageError):
+            CandidateDraw(300, seed=1, **wrong)
+
+
+def test_a_recording_of_a_grid_measures_each_cell_and_names_its_choice(gpu: FakeGpu, tmp_path: Path) -> None:
+    draw = CandidateDraw(120, 0, 1, grid=True, drawn_from=200)
+    kernels = kernels_of("wide", H200, draw)
+    run = record_suite.run_record(GRID_PROBLEMS[:3], "grid", kernels, tmp_path, how=RecordSettings(draw))
+    found = Recording.load(run)
+    assert ((found.status == STATUS_CODES[Status.PASSED]).sum(axis=1) == 120).all()
+    assert (found.chosen == CHOICE_CODES["grid"]).sum(axis=1).tolist() == [100, 54, 108]
+    assert found.provenance["candidates"] == {
+        "count": 120, "random": 0, "seed": 1, "grid": True, "drawn_from": 200
+    }  # fmt: skip
+
+
+def test_the_listed_problems_are_a_hundred_with_rows_of_all_kinds() -> None:
+    found = listed_problems(Path(__file__).parents[2] / "benchmarks" / "shapes" / "uncut.txt", "tn", "fp16", "fp32")
+    assert len(found) == 100 and sum(not p.rows_aligned for p in found) == 20
+    assert sum(p in set(suite("llm")) for p in found) >= 20
+
+
+def test_a_wrong_list_of_problems_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "mine.txt"
+    with pytest.raises(RecordError, match="cannot be read"):
+        listed_problems(path, "tn", "fp16", "fp32")
+    for text, error in (("", UsageError), ("1_2_3\n1x2x3", UsageError), ("1_2", ProblemError)):
+        path.write_text(text)
+        with pytest.raises(error):
+            listed_problems(path, "tn", "fp16", "fp32")
+    path.write_text("# two\n\n64_64_64  # square\n64,128,64\n")
+    assert [p.key for p in listed_problems(path, "nn", "bf16", "fp32")] == [
+        "64_64_64_NN_bf16_fp32", "64_128_64_NN_bf16_fp32"
+    ]  # fmt: skip
+
+
+def test_the_command_records_a_grid_of_listed_problems(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    state = install(monkeypatch, record_suite)
+    plug_in(monkeypatch, DEVICES["H100 PCIe"])
+    path = tmp_path / "mine.txt"
+    path.write_text("4096_4096_4096\n512x512x512\n")
+    command = ["record", "--problems", str(path), "--candidates", "130", "--grid", "--catalogue", "wide"]
+    said = outblas(*command, "--random-from", "150", "--out", str(tmp_path))
+    assert said.exit_code == 0, said.output
+    found = Recording.load(tmp_path)
+    assert found.suite == "mine-candidates130-seed0"
+    assert [len(configs) for _, _, configs in state.asked] == [130, 130]
+    assert "outblas compare --splits shapes --device replay:" in said.output
+    for wrong in (["--grid"], ["--catalogue", "wide"], ["--problems", str(path), "--sample", "1"]):
         assert outblas("record", *wrong).exit_code == 2

@@ -36,7 +36,7 @@ from outblas.kernels.pool import mma_pool, pool, unaligned_pool
 from outblas.kernels.proof_shapes import proof_shapes
 from outblas.kernels.source import kernel_headers, make_source
 from outblas_lab.build.refine import neighbours
-from outblas_lab.llm.knobs import all_knobs
+from outblas_lab.pool.knobs import all_knobs
 from support.family_tools import device_constants
 from support.gpus.known import H200
 from support.helpers import ROOT

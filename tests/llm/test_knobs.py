@@ -13,7 +13,7 @@ from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
 from outblas.kernels.legality import why_illegal
-from outblas_lab.llm.knobs import all_knobs, knobs_of
+from outblas_lab.pool.knobs import all_knobs, knobs_of
 from support.gpus.known import H200
 
 KNOBS = all_knobs()

@@ -25,9 +25,9 @@ from outblas.tune.agents import transfer
 from outblas_lab.agents import evolution, tpe
 from outblas_lab.kernel_tuner import knob_space, t4_files
 from outblas_lab.llm.compact import describe_offered, read_config, write_config
-from outblas_lab.llm.knobs import knobs_of
 from outblas_lab.llm.prompt import choice_prompt
 from outblas_lab.llm.train.knob_words import KnobWords
+from outblas_lab.pool.knobs import knobs_of
 from outblas_lab.publish.words import short_config
 from support.gpus.known import H200
 

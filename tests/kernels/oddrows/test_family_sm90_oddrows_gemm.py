@@ -17,7 +17,7 @@ from outblas.kernels.geometry_terms import COMBS
 from outblas.kernels.legality import breaks_extent_rule, why_illegal
 from outblas.kernels.pool import mma_pool, pool, unaligned_pool
 from outblas.runtime.tensor_map import combs_of
-from outblas_lab.llm.knobs import all_knobs
+from outblas_lab.pool.knobs import all_knobs
 from support.gpus.fake_driver import DEVICES
 from support.gpus.known import H200
 

@@ -20,7 +20,7 @@ from outblas.kernels.geometry_terms import COUNTERS_BYTES
 from outblas.kernels.legality import breaks_extent_rule, never_legal, why_illegal
 from outblas.kernels.pool import mma_pool, pool
 from outblas_lab.build.refine import neighbours
-from outblas_lab.llm.knobs import all_knobs
+from outblas_lab.pool.knobs import all_knobs
 from support.family_tools import device_constants
 from support.gpus.fake_driver import DEVICES
 from support.gpus.known import H100, H200

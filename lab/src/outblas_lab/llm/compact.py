@@ -96,7 +96,7 @@ def _thinned(values: Sequence[Any]) -> list[Any]:
 def _usual() -> dict[tuple[str, str], tuple[Any, ...]]:
     """(family, knob) -> its values in the pools, in the catalogue and beside it."""
     from outblas.kernels.catalogue import catalogue
-    from outblas_lab.llm.knobs import all_knobs
+    from outblas_lab.pool.knobs import all_knobs
 
     configs = (*catalogue("pool"), *catalogue("mma-pool"), *catalogue(reference_gpu().name))
     found = {}

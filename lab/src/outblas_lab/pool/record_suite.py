@@ -5,24 +5,23 @@ cell. All cells of a problem are timed in the same rounds as the baselines. Cell
 over :data:`LEAVE_OUT_BEYOND` x the best are marked as left out. Problems whose calls are long are measured in fewer
 rounds, of fewer cells.
 
-A recording for learning gives each problem candidates of its own (:func:`choose_candidates`). None of them
-is left out by a prediction.
+A recording for learning gives each problem candidates of its own (:mod:`outblas_lab.pool.record_candidates`). None of
+them is left out by a prediction, and each that passes has one round at least.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import math
-import random
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from outblas.core.config import LAUNCHES, KernelConfig, config_name, launch_of
+from outblas.core.config import KernelConfig, config_name
 from outblas.core.errors import UsageError
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.gpu_records import packaged_records
@@ -30,13 +29,14 @@ from outblas.core.journal import Journal
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu, floor_us, repeats
 from outblas.judge.bench_cell import Options
-from outblas.kernels.cost.cost_model import predict_many, pruned_mask
+from outblas.kernels.cost.cost_model import pruned_mask
 from outblas.kernels.kernel_hash import kernels_sha
 from outblas.kernels.legality import why_illegal
 from outblas.records.parquet import check_parquet
 from outblas.records.provenance import collect_provenance
 from outblas.runtime.device import gpu_of_device, record_of_device
 from outblas.tune.live_evaluator import LiveEvaluator
+from outblas_lab.pool.record_candidates import CandidateDraw, choose_candidates
 from outblas_lab.recordings.recording import Recording, stem_of
 from outblas_lab.recordings.recording_files import CELLS, CHOICE_CODES, STATUS_CODES
 
@@ -81,7 +81,7 @@ class RecordSettings:
     def to_json(self) -> dict[str, Any]:
         """Return what differs from the defaults, for the journal and the provenance."""
         near = {"rounds_near_best": [self.near_rounds, self.near]} if self.near_rounds else {}
-        return near if self.draw is None else {**near, "candidates": asdict(self.draw)}
+        return near if self.draw is None else {**near, "candidates": self.draw.to_json()}
 
 
 def run_record(
@@ -109,7 +109,7 @@ def run_record(
     settings = {
         "suite": suite,
         "problems": [p.key for p in problems],
-        "catalogue": names,
+        "catalogue": names if how.draw is None else hashlib.sha256("\n".join(names).encode()).hexdigest(),
         "rounds": [ROUNDS, LONG_ROUNDS],
         "hopeless": SINGLE_SAMPLE_BEYOND,
         "kernels": kernels_sha(),
@@ -270,56 +270,3 @@ def _by_name(entry: Mapping[str, Any], catalogue: Sequence[str]) -> dict[str, tu
     names = entry.get("candidates", catalogue)
     chosen = entry.get("chosen", ["catalogue"] * len(names))
     return {name: (cell, how) for name, cell, how in zip(names, entry["cells"], chosen, strict=True)}
-
-
-@dataclass(frozen=True)
-class CandidateDraw:
-    """Number and kind of each problem's candidates.
-
-    Attributes:
-        count: candidates of a problem; all legal ones if they are fewer.
-        random: number of them that are drawn from all legal ones, each as likely.
-
-    Raises:
-        UsageError: ``count`` is below 1, or ``random`` is not from 0 to ``count``.
-    """
-
-    count: int
-    random: int
-    seed: int
-
-    def __post_init__(self) -> None:
-        if self.count < 1:
-            raise UsageError(f"--candidates is {self.count}", "1 or more", "pass a larger --candidates")
-        if not 0 <= self.random <= self.count:
-            raise UsageError(f"--random is {self.random}", f"0 to {self.count} (--candidates)", "correct --random")
-
-
-def choose_candidates(
-    problem: Problem, catalogue: Sequence[KernelConfig], gpu: Gpu, draw: CandidateDraw
-) -> dict[KernelConfig, str]:
-    """Return candidate -> ``random`` or ``model``, the way in which it was chosen; random ones come first.
-
-    The draw depends on the seed, the problem and the legal candidates alone. The model's part has the candidates that
-    it predicts to be fastest, without those that were drawn. Launch options take turns in it, because each has a best
-    kernel of its own.
-    """
-    legal = [config for config in catalogue if why_illegal(problem, config, gpu) is None]
-    rng = random.Random(f"{draw.seed}/{problem.key}")
-    drawn = rng.sample(legal, min(draw.random, len(legal)))
-    taken = set(drawn)
-    others = [config for config in legal if config not in taken]
-    ranked = _ranked_in_turns(problem, others, gpu)[: draw.count - len(drawn)]
-    return dict.fromkeys(drawn, "random") | dict.fromkeys(ranked, "model")
-
-
-def _ranked_in_turns(problem: Problem, configs: Sequence[KernelConfig], gpu: Gpu) -> list[KernelConfig]:
-    """Return the configs by their place among those of their launch option, fastest prediction first."""
-    times = predict_many(problem, configs, gpu) if configs else np.empty(0)
-    seen: Counter[str] = Counter()
-    places: dict[KernelConfig, tuple[int, int]] = {}
-    for config in (configs[i] for i in np.argsort(times, kind="stable")):
-        launch = launch_of(config)
-        places[config] = seen[launch], LAUNCHES.index(launch)
-        seen[launch] += 1
-    return sorted(places, key=places.__getitem__)

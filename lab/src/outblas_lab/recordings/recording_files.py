@@ -32,7 +32,8 @@ STATUSES = tuple(Status)
 STATUS_CODES = {status: np.int8(i) for i, status in enumerate(STATUSES)}
 #: How a cell was chosen. ``none``: nobody chose it, so its status is left out. ``catalogue``: every candidate of the
 #: catalogue was wanted. ``model``: the cost model ranks it first. ``random``: it was drawn from all legal ones.
-CHOICES = ("none", "catalogue", "model", "random")
+#: ``grid``: it is a point of the grid of main knobs.
+CHOICES = ("none", "catalogue", "model", "random", "grid")
 CHOICE_CODES = {name: np.int8(i) for i, name in enumerate(CHOICES)}
 #: Column of the cells that names the choice. A file without it has chosen every cell by its catalogue.
 CHOSEN_COLUMN = "chosen"
