@@ -18,9 +18,9 @@ from outblas.core.errors import UsageError  # noqa: E402
 from outblas.core.evaluation import Evaluation, Status  # noqa: E402
 from outblas.predict.features import CANDIDATE_FEATURES, SWITCHES, candidate_features  # noqa: E402
 from outblas_lab.recordings.recording import Recording  # noqa: E402
-from outblas_lab.recordings.recording_files import STATUS_CODES  # noqa: E402
+from outblas_lab.recordings.recording_files import CHOICE_CODES, STATUS_CODES  # noqa: E402
 from outblas_lab.recordings.replay import ReplayEvaluator  # noqa: E402
-from outblas_lab.train.env import COUNTERS, STATE_INPUTS, TuningEnv  # noqa: E402
+from outblas_lab.train.env import COUNTERS, STATE_INPUTS, TuningEnv, most_offered  # noqa: E402
 from outblas_lab.train.policy import CandidateView  # noqa: E402
 from outblas_lab.train.reward import reward  # noqa: E402
 from support.helpers import random_policy, synthetic_recording  # noqa: E402
@@ -213,3 +213,51 @@ def test_every_problem_is_drawn() -> None:
     env = make()
     drawn = {env.reset(seed=seed)[1]["problem"] for seed in range(200)}
     assert drawn == {problem.key for problem in RECORDING.problems}
+
+
+def with_own_candidates() -> Recording:
+    """Each problem has 10 of 24 candidates, and the first has 12."""
+    recording = replace(RECORDING, status=RECORDING.status.copy(), median_us=RECORDING.median_us.copy())
+    chosen = np.full(recording.status.shape, CHOICE_CODES["random"])
+    for row in range(len(recording.problems)):
+        left_out = np.random.default_rng(row).permutation(24)[12 if row == 0 else 10 :]
+        chosen[row, left_out], recording.status[row, left_out] = CHOICE_CODES["none"], STATUS_CODES[Status.LEFT_OUT]
+        recording.median_us[row, left_out] = np.nan
+    return replace(recording, chosen=chosen)
+
+
+def test_an_action_is_a_place_among_a_problems_own_candidates() -> None:
+    recording = with_own_candidates()
+    places = most_offered(recording, recording.problems)
+    assert places is not None and 5 <= places <= 12 and most_offered(RECORDING, RECORDING.problems) is None
+    env = make(recording, budget=3, places=places)
+    check_env(env, skip_render_check=True)
+    for seed in range(12):
+        _, info = env.reset(seed=seed)
+        offered = [c for c in env.evaluator.candidates(env.problem) if launch_of(c) == info["launch"]]
+        assert env.action_masks().tolist() == [i < len(offered) for i in range(places)]
+        assert env.step(np.int64(len(offered) - 1))[-1]["status"] in ("passed", "wrong")
+        assert env.history[-1].config == offered[-1] and not env.action_masks()[len(offered) - 1]
+        assert env.step(np.int64(len(offered) - 1))[-1]["invalid_action"]
+
+
+def test_places_change_nothing_but_the_numbers_of_actions() -> None:
+    recording = with_own_candidates()
+    by_place, by_catalogue = make(recording, places=14), make(recording)
+    for seed in range(8):
+        seen, expected = by_place.reset(seed=seed)[0], by_catalogue.reset(seed=seed)[0]
+        done = False
+        while not done:
+            numbers = [np.flatnonzero(env.action_masks()) for env in (by_place, by_catalogue)]
+            rows = [table["candidates"][at] for table, at in zip((seen, expected), numbers, strict=True)]
+            np.testing.assert_array_equal(*rows)
+            seen, paid, done, *_ = by_place.step(numbers[0][0])
+            expected, wanted, also_done, *_ = by_catalogue.step(numbers[1][0])
+            assert (paid, done) == (wanted, also_done)
+            for name in ("state", "search", "best", "last"):
+                np.testing.assert_array_equal(seen[name], expected[name])
+
+
+def test_too_few_places_are_refused() -> None:
+    with pytest.raises(UsageError, match="at most 2"):
+        make(with_own_candidates(), places=2).reset(seed=0)

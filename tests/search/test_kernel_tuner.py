@@ -36,7 +36,7 @@ from support.helpers import (
     synthetic_recording,
 )
 
-STRATEGIES = ("kt-genetic", "kt-annealing", "kt-diffevo")
+STRATEGIES = ("kt-genetic", "kt-annealing", "kt-diffevo", "kt-bayes")
 every_strategy = pytest.mark.parametrize("name", STRATEGIES)
 
 
@@ -339,10 +339,7 @@ def test_one_at_a_time_a_strategy_measures_what_kernel_tuner_would(name: str, mo
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=pytest.mark.slow if name in ("kt-annealing", "kt-diffevo") else ())
-        for name in STRATEGIES
-    ],
+    [pytest.param(name, marks=() if name == "kt-genetic" else pytest.mark.slow) for name in STRATEGIES],
 )
 def test_strategies_learn(name: str) -> None:
     """On a grid whose knobs matter one by one, 32 of 384 measurements find more than chance."""

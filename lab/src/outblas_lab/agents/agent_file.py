@@ -10,7 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from outblas.core.clean_text import clean_text
 from outblas.core.config import KernelConfig
@@ -28,6 +28,8 @@ SUFFIX = ".py"
 _MODULE = "outblas_agent_file"
 #: Characters of an error of the file that are shown.
 MOST_WORDS = 300
+#: Rounds of a measurement at most.
+MOST_ROUNDS = 1000
 _BASE = f"{Agent.__module__}.{Agent.__name__}"
 _T = TypeVar("_T")
 
@@ -86,6 +88,20 @@ class FileAgent(Agent):
         if not isinstance(found, list | tuple) or not all(isinstance(config, KernelConfig) for config in found):
             raise self._wrong(f"propose returned a {type(found).__name__} {str(found)[:60]!r}", "a list of candidates")
         return list(found)
+
+    @property
+    def next_rounds(self) -> Callable[[Problem, KernelConfig, Sequence[Evaluation]], int] | None:
+        """Return the method of the file's agent that chooses the rounds of a measurement; None if it has none."""
+        if not self._ask("the agent", lambda agent: hasattr(agent, "next_rounds")):
+            return None
+
+        def rounds(problem: Problem, config: KernelConfig, history: Sequence[Evaluation]) -> int:
+            found = self._ask("next_rounds", lambda agent: cast(Any, agent).next_rounds(problem, config, history))
+            if not isinstance(found, int) or not 1 <= found <= MOST_ROUNDS:
+                raise self._wrong(f"next_rounds returned {str(found)[:60]!r}", f"an integer from 1 to {MOST_ROUNDS}")
+            return found
+
+        return rounds
 
     def observe(self, evaluations: Sequence[Evaluation]) -> None:
         self._ask("observe", lambda agent: agent.observe(list(evaluations)))

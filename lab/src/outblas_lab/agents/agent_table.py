@@ -19,6 +19,7 @@ AGENTS: dict[str, str] = {
     "kt-genetic": f"{_PACKAGE}.kernel_tuner:Genetic",
     "kt-annealing": f"{_PACKAGE}.kernel_tuner:Annealing",
     "kt-diffevo": f"{_PACKAGE}.kernel_tuner:DifferentialEvolution",
+    "kt-bayes": f"{_PACKAGE}.kernel_tuner:BayesianOptimization",
 }
 #: Extras that agents need; the others need none.
 EXTRAS = {"tpe": "rl", "nvmmh": "gpu", "llm": "llm"} | dict.fromkeys(

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from statistics import median
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -32,6 +33,8 @@ from outblas_lab.kernel_tuner.knob_space import Point, need_kernel_tuner, point,
 QUESTIONS = 300
 #: Individuals of a population: few enough that a budget of a few dozen sees several generations.
 POPULATION = 8
+#: Threads of a block at most, on every GPU.
+MAX_THREADS = 1024
 
 
 class KernelTunerStrategy(Agent):
@@ -92,7 +95,8 @@ class KernelTunerStrategy(Agent):
             budget=TuningBudget(),
             verbose=False,
         )
-        tune = import_module(f"kernel_tuner.strategies.{self.strategy}").tune
+        with _seeded(seed):  # the first import may draw
+            tune = import_module(f"kernel_tuner.strategies.{self.strategy}").tune
         with _seeded(seed), suppress(_Enough):
             tune(space, runner, options)
         return [config_of[one] for one in runner.asked]
@@ -125,6 +129,17 @@ class DifferentialEvolution(KernelTunerStrategy):
     options = {"popsize": POPULATION, "popsize_times_dimensions": False}
 
 
+class BayesianOptimization(KernelTunerStrategy):
+    """Kernel Tuner's Bayesian optimization: expected improvement by a Gaussian process over the knobs.
+
+    The first 8 configs are drawn (:data:`POPULATION`; Kernel Tuner's default is 20). Its default acquisition depends on
+    the host's speed, and its Latin hypercube has a seed of its own. So both are replaced.
+    """
+
+    strategy = "bayes_opt"
+    options = {"popsize": POPULATION, "method": "ei", "samplingmethod": "random"}
+
+
 class _Enough(Exception):
     """Raised to end a strategy's run: it has asked for enough configs, or asked too often."""
 
@@ -134,6 +149,7 @@ class _Runner:
 
     Attributes:
         asked: points to propose, in the order of the questions.
+        dev: properties of the GPU that Bayesian optimization reads.
     """
 
     def __init__(self, legal: Mapping[Point, KernelConfig], known: Mapping[Point, float | None], n: int) -> None:
@@ -141,6 +157,7 @@ class _Runner:
         costs = [cost for cost in known.values() if cost is not None]
         self._lie = median(costs) if costs else 1.0
         self._questions = 0
+        self.dev = SimpleNamespace(max_threads=MAX_THREADS)
         self.asked: list[Point] = []
 
     def add_strategy_time(self, seconds: float) -> None:

@@ -23,6 +23,9 @@ BudgetsOption = Annotated[
         "measurements, an agent's choice is its first proposal, unless that kernel fails."
     ),
 ]
+UnitOption = Annotated[
+    str, typer.Option(help="Unit of --budgets: measurements, or gpu-ms for modelled milliseconds of the GPU.")
+]
 SplitsOption = Annotated[
     str,
     typer.Option(
@@ -37,6 +40,7 @@ def compare(
         "random,heuristic,evolution"
     ),
     budgets: BudgetsOption = "0,1,2,4,8,16,32",
+    unit: UnitOption = "measurements",
     seeds: Annotated[int, typer.Option(help="Number of seeds for each stochastic agent.")] = 5,
     held_out: Annotated[float, typer.Option(help="Fraction of shapes or families to hold out, between 0 and 1.")] = 0.2,
     splits: SplitsOption = "shapes,families",
@@ -75,7 +79,7 @@ def compare(
 
     plan = Plan(
         recording, common.integers("--budgets", budgets), held_out, split_seed, sample,
-        across and across.removeprefix("replay:"),
+        across and across.removeprefix("replay:"), unit,
     )  # fmt: skip
     with common.progress_bar("compare") as progress:
         request = CompareRequest(
@@ -127,11 +131,12 @@ def _print_comparison(comparison: Comparison, file: Path) -> None:
         for budget in comparison.budgets:
             best, level = best_agents(made, budget)
             others = f"; not significantly better than {', '.join(f.agent for f in level)}" if level else ""
-            out.print(f"budget {budget}: {best.agent}, regret {best.regret:.2%}{others}", markup=False)
-        for line in _source_lines(comparison, split):
+            after = f"{budget}{'' if comparison.unit == 'measurements' else ' ms'}"
+            out.print(f"budget {after}: {best.agent}, regret {best.regret:.2%}{others}", markup=False)
+        for line in (*_source_lines(comparison, split), *_seed_lines(comparison, split)):
             out.print(line, markup=False)
         out.print()
-    if {0, 1} <= set(comparison.budgets):
+    if {0, 1} <= set(comparison.budgets) and comparison.unit == "measurements":
         out.print(FIRST_CHOICE)
     (best_agent, regret), *_ = overall_regret(list(of_splits.values()))
     equals = level_with(list(of_splits.values()), best_agent)
@@ -154,9 +159,22 @@ def _source_lines(comparison: Comparison, split: str) -> list[str]:
     return [f"@{name}: {words}; {learned[name]} problems" for name, words in SOURCES.items() if name in used]
 
 
+def _seed_lines(comparison: Comparison, split: str) -> list[str]:
+    """Return a line on each agent with several seeds: half of the interval over them at each budget."""
+    from outblas_lab.compare.compare_result import seed_half_widths
+
+    widths = seed_half_widths(comparison, split)
+    return [
+        f"over seeds: {agent} " + ", ".join(f"±{widths[agent, b]:.3f}" for b in comparison.budgets)
+        for agent in comparison.agents
+        if (agent, comparison.budgets[0]) in widths
+    ]
+
+
 def _lines(comparison: Comparison, made: dict[tuple[str, int], Figure]) -> list[str]:
     """The table as text, as wide as it is: rich would cut figures off where the terminal is narrow."""
-    cells = [["agent", *(f"b={b}" for b in comparison.budgets), "ms/task", "s to prepare"]]
+    mark = "b={}" if comparison.unit == "measurements" else "{} ms"
+    cells = [["agent", *(mark.format(b) for b in comparison.budgets), "ms/task", "s to prepare"]]
     for agent in comparison.agents:
         found, cost = [made[agent, b] for b in comparison.budgets], comparison.meta["costs"][agent]
         figures = [f"{f.quality:.3f} ±{f.half_width:.3f}" for f in found]

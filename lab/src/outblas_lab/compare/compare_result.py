@@ -9,6 +9,7 @@ since they are not independent. All agents share the drawn problems.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -87,6 +88,11 @@ class Comparison:
     @property
     def provenance(self) -> dict[str, Any]:
         return dict(self.meta["provenance"])
+
+    @property
+    def unit(self) -> str:
+        """Unit of the budgets: ``measurements`` or ``gpu-ms``."""
+        return str(self.meta.get("unit", "measurements"))
 
     @property
     def measured(self) -> dict[str, Any]:
@@ -192,6 +198,8 @@ def _coded(column: Any, known: list[str], what: str, path: Path) -> tuple[tuple[
 
 
 RESAMPLES = 2000
+#: Student's t of a two-sided 95% interval, by degrees of freedom from 1. The last serves all beyond.
+_T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 #: An agent's overall regret is the mean over the budgets within these.
 OVERALL_BUDGETS = (1, 16)
 
@@ -298,6 +306,25 @@ def level_with(of_splits: Sequence[dict[tuple[str, int], Figure]], best: str) ->
     cells = [(made, budget) for made in of_splits for budget in budgets]
     others = [agent for agent in dict.fromkeys(agent for agent, _ in of_splits[0]) if agent != best]
     return [agent for agent in others if all(made[agent, b].overlaps(made[best, b]) for made, b in cells)]
+
+
+def seed_half_widths(comparison: Comparison, split: str) -> dict[tuple[str, int], float]:
+    """Return (agent, budget) -> half of the 95% interval of the quality over seeds, of agents with two or more.
+
+    Each seed's quality is a geometric mean over all problems. The interval is that of Student's t for their mean.
+    """
+    inside = comparison.split == comparison.splits.index(split)
+    found = {}
+    for i, agent in enumerate(comparison.agents):
+        mine = inside & (comparison.agent == i)
+        seeds = np.unique(comparison.seed[mine])
+        for j, budget in enumerate(comparison.budgets):
+            at = mine & (comparison.budget == j)
+            each = [float(np.exp(np.log(comparison.quality[at & (comparison.seed == s)]).mean())) for s in seeds]
+            if len(each) > 1:
+                factor = _T95[min(len(each) - 1, len(_T95)) - 1]
+                found[agent, budget] = round(factor * float(np.std(each, ddof=1)) / math.sqrt(len(each)), 6)
+    return found
 
 
 @dataclass(frozen=True)

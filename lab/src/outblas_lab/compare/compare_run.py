@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from outblas.core.errors import RecordError, UsageError
+from outblas.core.errors import RecordError, UsageError, unknown_name
 from outblas.core.journal import Journal, check_same_settings
 from outblas.core.roofline import Gpu
 from outblas.core.version import __version__
@@ -24,6 +24,7 @@ from outblas_lab.agents.agent_file import SUFFIX, check_agent_file, is_agent_fil
 from outblas_lab.agents.agent_table import PREPARATION_S
 from outblas_lab.compare.compare_result import Comparison, read_comparison, write_comparison
 from outblas_lab.compare.held_out import CompareUnit, HeldOutTask, Plan, Watch, check_agents, held_out_tasks, run_units
+from outblas_lab.compare.measured_cost import UNITS
 from outblas_lab.compare.splits import (
     PUBLIC_SEED,
     PUBLIC_SHARE,
@@ -129,6 +130,8 @@ def run_compare(
         "held_out": plan.share,
         "split_seed": plan.split_seed,
     }
+    if plan.unit != "measurements":
+        settings["unit"] = plan.unit
     # of each agent file the SHA-256, so that an edited file does not resume
     if files := {name: check_agent_file(Path(name)) for name in request.agents if is_agent_file(name)}:
         settings["agent_files"] = files
@@ -244,6 +247,8 @@ def _check(request: CompareRequest) -> None:
         raise UsageError("an agent file was passed with --across", "registered agents only", "omit the agent file")
     for name in splits:
         check_split(name)
+    if plan.unit not in UNITS:
+        raise unknown_name("unit", plan.unit, UNITS, "pass one of them as --unit")
     if not splits or len(set(splits)) != len(splits):
         raise UsageError(f"--splits is {','.join(splits)!r}", "one or more distinct splits", "correct --splits")
     budgets = list(plan.budgets)
@@ -275,12 +280,14 @@ def _check_replaced(
         f"--out {path} is a comparison with other settings",
         {
             **{key: was.meta.get(key) for key in options},
+            "unit": was.unit,
             **{f"recording.{field}": was.measured.get(field) for field in PROVENANCE_FIELDS},
             "across": (was.meta.get("across") or {}).get("sha256"),
             "agents": sorted(was.agents), "splits": sorted(was.splits), "budgets": list(was.budgets),
         },
         {
             **options, **measured,
+            "unit": plan.unit,
             "across": None if other is None else recording_sha(other),
             "agents": sorted(arms), "splits": sorted(request.splits), "budgets": list(plan.budgets),
         },
@@ -307,6 +314,7 @@ def _meta(
         "held_out": plan.share,
         "split_seed": plan.split_seed,
         "sample": plan.sample,
+        "unit": plan.unit,
         "splits": {
             name: {
                 "training": training,

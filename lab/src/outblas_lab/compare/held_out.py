@@ -29,6 +29,7 @@ from outblas.core.suites import sample
 from outblas.tune.agents.agent_registry import check_agent, make_agent
 from outblas.tune.agents.base import Agent
 from outblas_lab.agents.agent_file import FileAgent, check_agent_file, is_agent_file
+from outblas_lab.compare.measured_cost import finished, measurement_ms, of_few_rounds, rounds_of_search
 from outblas_lab.compare.splits import Split, arm_parts, make_split, parts_of
 from outblas_lab.pool.record_suite import left_out_beyond
 from outblas_lab.recordings.recording import Recording
@@ -94,6 +95,7 @@ class Plan:
         share: held-out share of the groups, see :func:`outblas_lab.compare.splits.make_split`.
         sample: number of held-out problems of each split, stratified by regime; None: all. Training is the same.
         across: name or path of another GPU's recording, from which agents may learn; None: only the judged GPU's.
+        unit: unit of the budgets, a key of :data:`outblas_lab.compare.measured_cost.UNITS`.
     """
 
     recording: str
@@ -102,6 +104,7 @@ class Plan:
     split_seed: int = 0
     sample: int | None = None
     across: str | None = None
+    unit: str = "measurements"
 
 
 def check_agents(agents: Sequence[str]) -> None:
@@ -165,8 +168,16 @@ def tasks_of(recording: Recording, problem: Problem) -> list[HeldOutTask]:
     return tasks
 
 
+class _Measured(NamedTuple):
+    """A proposal's kernel, its time as the agent saw it, and its recorded time, in microseconds; None if it failed."""
+
+    config: KernelConfig
+    seen_us: float | None
+    us: float | None
+
+
 def search_task(
-    agent: Agent, task: HeldOutTask, evaluator: ReplayEvaluator, budgets: Sequence[int]
+    agent: Agent, task: HeldOutTask, evaluator: ReplayEvaluator, budgets: Sequence[int], unit: str = "measurements"
 ) -> tuple[list[float], list[bool]]:
     """Search one task: ask for one candidate at a time; tell the answer before asking for the next.
 
@@ -174,18 +185,22 @@ def search_task(
 
     Args:
         agent: proposes candidates. One whose ``every_legal`` is True is offered those that the recording left out, too.
+            One with a method ``next_rounds`` chooses the rounds of each measurement, and may measure a candidate again
+            (``examples/successive_halving.py``).
+        unit: unit of the budgets, a key of :data:`outblas_lab.compare.measured_cost.UNITS`.
 
     Returns:
         Two lists, with an element for each budget. The first is the quality of the choice after that number of
-        measurements: best time of the task / time of the choice, at most 1. The choice is the fastest that passed, or
-        the next proposal while none has. So with budget 0 it is the first proposal, unmeasured. A choice that failed,
-        or none, counts as the slowest candidate. The second list says whether the choice passes.
+        measurements: best time of the task / time of the choice, at most 1. With GPU time, those that end within it
+        count. The choice is the fastest that passed, or the next proposal while none has. So with budget 0 it is the
+        first proposal, unmeasured. A choice that failed, or none, counts as the slowest candidate. The second list
+        says whether the choice passes.
 
     Raises:
         UsageError: the agent breaks its contract.
     """
-    times = search_times(agent, task, evaluator, budgets[-1])
-    found = [_choice(times, budget) for budget in budgets]
+    measured, ends = _search(agent, task, evaluator, budgets[-1], unit)
+    found = [_choice(measured, finished(ends, budget, unit)) for budget in budgets]
     return [task.best_us / (task.worst_us if us is None else us) for us in found], [us is not None for us in found]
 
 
@@ -203,25 +218,58 @@ def search_times(
     Raises:
         UsageError: the agent breaks its contract.
     """
+    return [m.us for m in _search(agent, task, evaluator, measurements, "measurements", batch)[0]]
+
+
+def _search(
+    agent: Agent, task: HeldOutTask, evaluator: ReplayEvaluator, budget: int, unit: str, batch: int = 1
+) -> tuple[list[_Measured], list[float]]:
+    """Search one task; return what each proposal took, in order, and the GPU milliseconds until the end of each."""
     offered = (*task.candidates, *task.left_out) if agent.every_legal else task.candidates
+    rounds_of: Callable[..., int] | None = getattr(agent, "next_rounds", None)
     history: list[Evaluation] = []
-    times: list[float | None] = []
-    # While none has passed, the choice needs one proposal more than measurements.
-    while len(times) < min(measurements + all(us is None for us in times), len(offered)):
+    measured: list[_Measured] = []
+    ends: list[float] = []
+    most = len(offered) * (1 if rounds_of is None else 2)
+    while len(measured) < most:
+        # While none has passed, the choice needs one proposal more than measurements.
+        needed = budget + all(m.us is None for m in measured)
+        if len(measured) >= needed if unit == "measurements" else bool(ends) and ends[-1] > budget:
+            break
         proposed = agent.propose(task.problem, offered, history, batch)
         if not proposed:
             break
-        tried = {evaluation.config for evaluation in history}
+        tried = set() if rounds_of is not None else {evaluation.config for evaluation in history}
         known = all(config in offered and config not in tried for config in proposed)
         if len(proposed) > batch or len(set(proposed)) < len(proposed) or not known:
             wrong = f"agent {agent.name!r} proposed {[config_name(c) for c in proposed]} for {task.problem.key}"
             number = "one" if batch == 1 else f"at most {batch} different"
             raise UsageError(wrong, f"{number} offered, untried candidate(s) per call", "correct the agent")
-        answers = [_answer(task, config, evaluator) for config in proposed]
-        history += [evaluation for evaluation, _ in answers]
-        times += [us for _, us in answers]
-        agent.observe([evaluation for evaluation, _ in answers])
-    return times
+        answers = []
+        for config in proposed:
+            evaluation, us, cost = _measure(task, config, evaluator, rounds_of, history, measured)
+            answers.append(evaluation)
+            measured.append(_Measured(config, evaluation.timing.median_us if evaluation.timing else us, us))
+            ends.append((ends[-1] if ends else 0.0) + cost)
+        history += answers
+        agent.observe(answers)
+    return measured, ends
+
+
+def _measure(
+    task: HeldOutTask, config: KernelConfig, evaluator: ReplayEvaluator, rounds_of: Callable[..., int] | None,
+    history: Sequence[Evaluation], measured: Sequence[_Measured],
+) -> tuple[Evaluation, float | None, float]:  # fmt: skip
+    """Return the evaluation of a candidate, its recorded time in microseconds, and the GPU milliseconds it took."""
+    evaluation, us = _answer(task, config, evaluator)
+    before = [e for e in history if e.config == config]
+    best_us = min((m.us for m in measured if m.us is not None), default=math.inf)
+    rounds = rounds_of_search(task.problem, evaluator.gpu, us or math.inf, best_us)
+    if rounds_of is not None and us is not None:
+        rounds = rounds_of(task.problem, config, tuple(history))
+        earlier = before[-1].timing.samples_us if before and before[-1].timing is not None else ()
+        evaluation = of_few_rounds(evaluator.recording, evaluation, rounds, earlier)
+    return evaluation, us, measurement_ms(task.problem, evaluator.gpu, us or 0.0, rounds, bool(before))
 
 
 def _answer(task: HeldOutTask, config: KernelConfig, evaluator: ReplayEvaluator) -> tuple[Evaluation, float | None]:
@@ -232,12 +280,12 @@ def _answer(task: HeldOutTask, config: KernelConfig, evaluator: ReplayEvaluator)
     return evaluation, evaluation.timing.median_us if evaluation.timing else None
 
 
-def _choice(times: Sequence[float | None], budget: int) -> float | None:
-    """Return the time of the choice after ``budget`` measurements; None if it failed or nothing is left."""
-    passed = [us for us in times[:budget] if us is not None]
+def _choice(measured: Sequence[_Measured], count: int) -> float | None:
+    """Return the time of the choice after ``count`` measurements; None if it failed or nothing is left."""
+    passed = {m.config: m for m in measured[:count] if m.us is not None}  # the last of those with more rounds
     if passed:
-        return min(passed)
-    return times[budget] if budget < len(times) else None
+        return min(passed.values(), key=lambda m: m.seen_us or math.inf).us
+    return measured[count].us if count < len(measured) else None
 
 
 def run_unit(
@@ -269,7 +317,7 @@ def run_unit(
     began, finished = time.monotonic(), list[list[Any]]()
     for task in tasks:
         searcher = copy.deepcopy(agent, {id(part.recording): part.recording for part in parts}) if learns else agent
-        finished.append([*task.key, *search_task(searcher, task, evaluator, plan.budgets)])
+        finished.append([*task.key, *search_task(searcher, task, evaluator, plan.budgets, plan.unit)])
         if time.monotonic() - began > ENTRY_S or task is tasks[-1]:
             now = time.process_time()
             yield {**head, "prepare_s": prepare_s, "seconds": now - cpu, "tasks": finished}

@@ -24,7 +24,7 @@ from outblas_lab.recordings.recording import STATUSES, Recording
 #: (Standard error of a median) / (standard error of a mean) for normal samples: sqrt(pi / 2).
 _MEDIAN_FACTOR = math.sqrt(math.pi / 2)
 #: Interquartile range of a normal distribution, in standard deviations.
-_IQR_SIGMAS = 1.349
+IQR_SIGMAS = 1.349
 _Z95 = 1.96
 
 
@@ -127,4 +127,4 @@ def standard_error(spread: float, rounds: int) -> float:
         spread: interquartile range / median.
         rounds: number of samples, at least 1.
     """
-    return _MEDIAN_FACTOR * spread / _IQR_SIGMAS / math.sqrt(rounds)
+    return _MEDIAN_FACTOR * spread / IQR_SIGMAS / math.sqrt(rounds)

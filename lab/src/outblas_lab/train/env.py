@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ from outblas.core.install_hint import install_hint
 from outblas.core.problem import Problem
 from outblas.predict.features import CANDIDATE_FEATURES, PROBLEM_FEATURES, SWITCHES, Features
 from outblas_lab.recordings.recording import Recording
+from outblas_lab.recordings.recording_files import CHOICE_CODES
 from outblas_lab.recordings.replay import ReplayEvaluator
 from outblas_lab.train.policy import LOG_TIME_UNIT, POSTERIOR_INPUTS, SEARCH_INPUTS, CandidateView, Policy
 from outblas_lab.train.reward import reward
@@ -87,9 +88,13 @@ class TuningEnv(gymnasium.Env[dict[str, NDArray[np.float32]], np.int64]):
         policy: its regressor provides the guesses; its scores are not used. None: that of the most similar GPU.
         budget: measurements per episode, at least 1.
         launches: launch options. Each episode draws one for which the problem has a candidate.
+        places: for problems with candidates of their own: number of actions, at least the most candidates of an
+            episode (:func:`most_offered`). An action is then a place among them, and C is this number. None: an action
+            is an index of the catalogue.
 
     Raises:
-        UsageError: the budget is below 1, or there are no problems. An unknown preset raises it at the first step.
+        UsageError: the budget is below 1, there are no problems, or a problem has more candidates than ``places``. An
+            unknown preset raises it at the first step.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}
@@ -97,7 +102,7 @@ class TuningEnv(gymnasium.Env[dict[str, NDArray[np.float32]], np.int64]):
     def __init__(
         self, evaluator: Evaluator | None = None, catalogue: Sequence[KernelConfig] | None = None,
         problems: Sequence[Problem] | None = None, policy: Policy | None = None, budget: int = 8,
-        launches: Sequence[Launch] = LAUNCHES[:2], preset: str = "gated",
+        launches: Sequence[Launch] = LAUNCHES[:2], preset: str = "gated", places: int | None = None,
     ) -> None:  # fmt: skip
         if budget < 1:
             raise UsageError(f"budget is {budget}", "1 or more measurements per episode", "pass a larger budget")
@@ -112,12 +117,13 @@ class TuningEnv(gymnasium.Env[dict[str, NDArray[np.float32]], np.int64]):
             raise UsageError("there are no problems to draw from", "at least one problem", "pass some problems")
         self._problems, self._policy, self._launches, self._preset = problems, policy, tuple(launches), preset
         self._column = {config: i for i, config in enumerate(self.catalogue)}
-        self._views: dict[tuple[Problem, Launch], tuple[CandidateView, NDArray[np.intp]]] = {}
+        self._places, self._actions = places, len(self.catalogue) if places is None else places
+        self._views: dict[tuple[Problem, Launch], _Seen] = {}
         self._drawn_launches: dict[Problem, tuple[Launch, ...]] = {}
         self._rng = random.Random(0)
         candidate = (*CANDIDATE_FEATURES, *POSTERIOR_INPUTS, "offered")
         spaces = {
-            "candidates": _box(candidate, len(self.catalogue)),
+            "candidates": _box(candidate, self._actions),
             "problem": _box(PROBLEM_FEATURES),
             "search": _box(SEARCH_INPUTS),
             "state": _box(STATE_INPUTS),
@@ -125,7 +131,7 @@ class TuningEnv(gymnasium.Env[dict[str, NDArray[np.float32]], np.int64]):
             "last": _box(CANDIDATE_FEATURES),
         }
         self._spaces, self.observation_space = spaces, gymnasium.spaces.Dict(spaces)  # type: ignore[assignment]
-        self.action_space = gymnasium.spaces.Discrete(len(self.catalogue))  # type: ignore[assignment]
+        self.action_space = gymnasium.spaces.Discrete(self._actions)  # type: ignore[assignment]
 
     def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
@@ -148,8 +154,9 @@ class TuningEnv(gymnasium.Env[dict[str, NDArray[np.float32]], np.int64]):
         options = options or {}
         self.problem: Problem = options.get("problem") or self._rng.choice(self._problems)
         launch: Launch = options.get("launch") or self._rng.choice(self._launches_of(self.problem))
-        self._view, self._columns = self._seen(self.problem, launch)
+        self._view, self._columns, self._configs = self._seen(self.problem, launch)
         self._place = {int(column): i for i, column in enumerate(self._columns)}
+        self._place_of = {config: i for i, config in enumerate(self._configs)}
         self.history: list[Evaluation] = []
         self._tried: list[int] = []
         self._best = -math.inf
@@ -161,14 +168,15 @@ class TuningEnv(gymnasium.Env[dict[str, NDArray[np.float32]], np.int64]):
         A candidate that the mask forbids does not run. It costs a measurement, and ``info["invalid_action"]`` is True.
 
         Raises:
-            IndexError: the action is outside the catalogue.
+            IndexError: there is no such action.
         """
         place = self._place.get(int(action))
         if place is None or place in self._tried:
-            evaluation = Evaluation(self.problem, self.catalogue[int(action)], Status.ILLEGAL, "not offered")
+            named = self.catalogue if self._places is None else self._configs[-1:] * self._places
+            evaluation = Evaluation(self.problem, named[int(action)], Status.ILLEGAL, "not offered")
             gain = reward(evaluation, self._preset)
         else:
-            (evaluation,) = self.evaluator.evaluate([(self.problem, self.catalogue[int(action)])])
+            (evaluation,) = self.evaluator.evaluate([(self.problem, self._configs[place])])
             self._tried.append(place)
             paid = reward(evaluation, self._preset)
             gain = paid if math.isinf(self._best) else max(0.0, paid - self._best)
@@ -184,8 +192,8 @@ class TuningEnv(gymnasium.Env[dict[str, NDArray[np.float32]], np.int64]):
         return self._observation(), float(gain), done, False, info
 
     def action_masks(self) -> NDArray[np.bool_]:
-        """Return bool[C]: True for each config of the catalogue that is offered and not tried in this episode."""
-        mask = np.zeros(len(self.catalogue), dtype=bool)
+        """Return bool[C]: True for each candidate that is offered and not tried in this episode."""
+        mask = np.zeros(self._actions, dtype=bool)
         mask[self._columns] = True
         mask[self._columns[self._tried]] = False
         return mask
@@ -204,7 +212,7 @@ class TuningEnv(gymnasium.Env[dict[str, NDArray[np.float32]], np.int64]):
             self._drawn_launches[problem] = found or self._launches
         return self._drawn_launches[problem]
 
-    def _seen(self, problem: Problem, launch: Launch) -> tuple[CandidateView, NDArray[np.intp]]:
+    def _seen(self, problem: Problem, launch: Launch) -> _Seen:
         known = self._views.get((problem, launch))
         if known is None:
             offered = self._offered(problem, launch)
@@ -212,16 +220,22 @@ class TuningEnv(gymnasium.Env[dict[str, NDArray[np.float32]], np.int64]):
                 raise UsageError(
                     f"{problem.key} has no candidate with launch option {launch}", "a candidate", "use other problems"
                 )
+            if len(offered) > self._actions:
+                wrong = f"{problem.key} has {len(offered)} candidates with launch option {launch}"
+                raise UsageError(wrong, f"at most {self._actions} (places)", "pass more places")
             columns = np.array([self._column[c] for c in offered], dtype=np.intp)
-            known = self._views[problem, launch] = (self._policy.view(problem, offered, self.evaluator.gpu), columns)
+            if self._places is not None:
+                columns = np.arange(len(offered))
+            view = self._policy.view(problem, offered, self.evaluator.gpu)
+            known = self._views[problem, launch] = _Seen(view, columns, offered)
         return known
 
     def _observation(self) -> dict[str, NDArray[np.float32]]:
         view, columns = self._view, self._columns
-        proven = [(self._place[self._column[e.template]], e) for e in self.history if e.timing is not None]
+        proven = [(self._place_of[e.template], e) for e in self.history if e.timing is not None]
         log_us = [math.log(e.timing.median_us) for _, e in proven if e.timing is not None]
         x, search = view.inputs(self._tried, [place for place, _ in proven], log_us)
-        table = np.zeros((len(self.catalogue), x.shape[1] + 1), dtype=np.float32)
+        table = np.zeros((self._actions, x.shape[1] + 1), dtype=np.float32)
         table[columns, :-1], table[columns, -1] = x, 1.0
         best = min(proven, key=lambda pair: pair[1].timing.median_us, default=None)  # type: ignore[union-attr]
         entries = {
@@ -249,8 +263,23 @@ class TuningEnv(gymnasium.Env[dict[str, NDArray[np.float32]], np.int64]):
         return np.array([shown.get(name, 0.0) for name in STATE_INPUTS], dtype=np.float32)
 
     def _described(self, evaluation: Evaluation | None) -> Features:
-        place = None if evaluation is None else self._place.get(self._column[evaluation.template])
+        place = None if evaluation is None else self._place_of.get(evaluation.template)
         return np.zeros(len(CANDIDATE_FEATURES), np.float32) if place is None else self._view.candidates[place]
+
+
+class _Seen(NamedTuple):
+    """The offer of an episode: view, actions and configs of a problem and a launch option, in one order."""
+
+    view: CandidateView
+    actions: NDArray[np.intp]
+    configs: list[KernelConfig]
+
+
+def most_offered(recording: Recording, problems: Sequence[Problem]) -> int | None:
+    """Return the most candidates that an episode of these problems offers; None if all are of one catalogue."""
+    if not (recording.chosen == CHOICE_CODES["none"]).any():
+        return None
+    return max(len(columns) for problem in problems for columns in recording.by_launch(problem).values())
 
 
 def _log(speedup: float) -> float:

@@ -185,10 +185,12 @@ def make_learner(
     Raises:
         RecordError: the checkpoint cannot be read.
     """
-    from outblas_lab.train.env import TuningEnv
+    from outblas_lab.train.env import TuningEnv, most_offered
     from outblas_lab.train.network import CandidatePolicy
 
     catalogue = tuple(dict.fromkeys(c for part in parts for c in part.recording.catalogue))
+    own = [most_offered(part.recording, part.problems) for part in parts]
+    places = None if None in own else max(own)  # type: ignore[type-var]
 
     def make(part: TrainingPart) -> Any:
         first, known = part.problems[0], set(part.problems)
@@ -196,7 +198,7 @@ def make_learner(
         grid = suite("grid1000", first.layout, first.dtype, first.acc)
         problems = [p for p in grid if p in known] or part.problems
         evaluator = evaluator_of(part.recording)
-        return TuningEnv(evaluator, catalogue, problems, begun, settings.budget, LAUNCHES[:2], settings.preset)
+        return TuningEnv(evaluator, catalogue, problems, begun, settings.budget, LAUNCHES[:2], settings.preset, places)
 
     count = max(settings.envs, len(parts))
     envs = VecMonitor(DummyVecEnv([partial(make, parts[i % len(parts)]) for i in range(count)]))

@@ -17,6 +17,7 @@ from outblas_lab.compare.compare_result import (
     overall_regret,
     regime_qualities,
 )
+from outblas_lab.compare.measured_cost import UNITS
 from outblas_lab.publish.drawing import drawing
 from outblas_lab.publish.html.charts import WIDE, Chart
 from outblas_lab.publish.html.page import page_text
@@ -61,7 +62,7 @@ def curves(comparison: Comparison, split: str, made: FigureByAgent) -> Chart:
 
     The noise floor of the split is a line, too, if the comparison has it.
     """
-    chart = Chart("measurements", "best time / time of the choice (geometric mean)", WIDE)
+    chart = Chart(UNITS[comparison.unit], "best time / time of the choice (geometric mean)", WIDE)
     budgets, shown = comparison.budgets, shown_agents(comparison.agents)
     places = range(len(budgets))
     for i, agent in enumerate(comparison.agents):
@@ -71,8 +72,9 @@ def curves(comparison: Comparison, split: str, made: FigureByAgent) -> Chart:
         low, high = [f.low for f in mine], [f.high for f in mine]
         band = chart.axes.fill_between(places, low, high, color=colour, alpha=0.15, linewidth=0)
         chart.add(agent, [band], colour, "", shown=agent in shown)
+        unit = UNITS[comparison.unit]
         tips = [
-            f"{agent} after {b} measurements: {f.quality:.3f} ({f.low:.3f} to {f.high:.3f}), regret {f.regret:.2%}"
+            f"{agent} after {b} {unit}: {f.quality:.3f} ({f.low:.3f} to {f.high:.3f}), regret {f.regret:.2%}"
             for b, f in zip(budgets, mine, strict=True)
         ]
         line = chart.axes.plot(places, [f.quality for f in mine], style, color=colour)
