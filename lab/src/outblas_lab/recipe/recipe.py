@@ -37,6 +37,7 @@ from outblas_lab.compare.compare_result import figures, read_comparison, write_c
 from outblas_lab.compare.compare_run import about_recording
 from outblas_lab.compare.held_out import HeldOutTask, Plan, held_out_tasks
 from outblas_lab.recipe.recipe_table import FORMAT, KIND, OUTCOMES, REWARD_NAMES
+from outblas_lab.recipe.recipe_trials import tuned_settings
 from outblas_lab.recordings.recording import Recording, recording_sha
 from outblas_lab.recordings.recording_files import STATUS_CODES
 from outblas_lab.recordings.replay import ReplayEvaluator
@@ -81,7 +82,9 @@ class RecipeRequest:
         seeds: trainings of each reward.
         faulty: share of kernels that are injected as faulty in a second comparison; 0: there is no second one.
         hit_rates: JSON of measured L2 hit rates; None: all are modelled.
-        run: folder of the finished trainings.
+        run: folder of the finished trainings and trials.
+        trials: trials of each reward's settings before its trainings; 0: they have fixed settings.
+        trial_episodes: episodes of each problem in a trial, on average.
 
     Raises:
         UsageError: a number is out of range, or ``out`` is a folder.
@@ -99,30 +102,42 @@ class RecipeRequest:
     run: Path
     out: Path
     command: str
+    trials: int = 0
+    trial_episodes: int = 60
 
     def __post_init__(self) -> None:
-        for name in ("shapes", "episodes", "budget", "judged", "seeds"):
+        if self.trials < 0:
+            raise UsageError(f"--trials is {self.trials}", "0 or more", "correct --trials")
+        for name in ("shapes", "episodes", "budget", "judged", "seeds", "trial_episodes"):
             if getattr(self, name) < 1:
-                raise UsageError(f"--{name} is {getattr(self, name)}", "1 or more", f"pass a larger --{name}")
+                option = f"--{name.replace('_', '-')}"
+                raise UsageError(f"{option} is {getattr(self, name)}", "1 or more", f"pass a larger {option}")
         if not 0 <= self.faulty < 1:
             expected = "a fraction of at least 0 and less than 1"
             raise UsageError(f"--faulty is {self.faulty:g}", expected, "pass e.g. --faulty 0.05")
         if self.out.is_dir():
             raise UsageError(f"--out {self.out} is a folder", "a result file", "pass a file in that folder")
 
-    def ppo(self, preset: str, seed: int) -> PpoSettings:
-        """Return the settings of a training under a preset of the reward."""
-        steps, usual = self.shapes * self.episodes * self.budget, PpoSettings()
+    def ppo(self, preset: str, seed: int, tuned: Mapping[str, Any] | None = None) -> PpoSettings:
+        """Return the settings of a training under a preset of the reward; ``tuned`` are those of a study."""
+        return self._ppo(preset, seed, self.shapes * self.episodes, tuned or {})
+
+    def trial_ppo(self, preset: str, shapes: int, drawn: Mapping[str, Any]) -> PpoSettings:
+        """Return the settings of a trial on some problems."""
+        return self._ppo(preset, 0, shapes * self.trial_episodes, drawn)
+
+    def _ppo(self, preset: str, seed: int, episodes: int, own: Mapping[str, Any]) -> PpoSettings:
+        fixed = {"lr": LR, "batch": BATCH, "gamma": GAMMA, "entropy": ENTROPY, "budget": self.budget}
+        chosen, usual = {**fixed, **own}, PpoSettings()
+        steps = episodes * chosen["budget"]
         rollout = max(1, min(usual.rollout, steps // usual.envs))  # a short training makes one update at least
-        return PpoSettings(
-            lr=LR, batch=BATCH, gamma=GAMMA, entropy=ENTROPY, budget=self.budget, preset=preset, seed=seed,
-            steps=steps, rollout=rollout,
-        )  # fmt: skip
+        return PpoSettings(**chosen, preset=preset, seed=seed, steps=steps, rollout=rollout)
 
     def settings(self) -> dict[str, Any]:
         """Return the hyper-parameters as the result file has them."""
         own = {"shapes": self.shapes, "episodes": self.episodes, "budget": self.budget}
-        return {**own, "lr": LR, "batch": BATCH, "gamma": GAMMA, "entropy": ENTROPY}
+        fixed = {**own, "lr": LR, "batch": BATCH, "gamma": GAMMA, "entropy": ENTROPY}
+        return {**fixed, "trials": self.trials, "trial_episodes": self.trial_episodes} if self.trials else fixed
 
 
 def run_recipe(
@@ -130,12 +145,12 @@ def run_recipe(
 ) -> dict[str, Any]:
     """Train by both rewards, judge their choices, and write the result file; return its content.
 
-    Both rewards have the same problems, budget and hyper-parameters. A killed run goes on after its last finished
-    training.
+    Both rewards have the same problems. They have the same hyper-parameters, too, or those of as many trials
+    (:mod:`outblas_lab.recipe.recipe_trials`). A killed run goes on after its last finished trial or training.
 
     Args:
         progress: called with (episodes done, in all, text).
-        say: called with one line before each training.
+        say: called with one line after each trial and before each training.
 
     Raises:
         UsageError: the recording has too few problems, or the folder has a run of other settings.
@@ -153,6 +168,7 @@ def run_recipe(
     }
     journal = Journal(request.run / "recipe.jsonl", settings)
     try:
+        tuned = _tuned(request, problems, measured, progress, say) if request.trials else {}
         known = {(e["faulty"], e["reward"], e["seed"]) for e in journal.entries}
         shares = dict.fromkeys((0.0, request.faulty))
         for share, preset, seed in [(f, r, s) for f in shares for r in REWARD_NAMES for s in range(request.seeds)]:
@@ -160,8 +176,9 @@ def run_recipe(
                 if say is not None:
                     kernels = f"{share:.0%} faulty kernels" if share else "recorded kernels"
                     say(f"training: reward {preset}, {kernels}, seed {seed}")
-                journal.append(_train_and_judge(request, problems, share, measured, preset, seed, progress))
-        result = _result(request, problems, measured, journal.entries)
+                own = request.ppo(preset, seed, tuned.get(preset, {}).get("settings"))
+                journal.append(_train_and_judge(own, problems, share, measured, progress))
+        result = _result(request, problems, measured, journal.entries) | ({"tuned": tuned} if tuned else {})
         write_json(request.out, result)
     finally:
         journal.close()
@@ -198,24 +215,41 @@ def recipe_problems(request: RecipeRequest) -> RecipeProblems:
     return RecipeProblems(whole, recording, TrainingPart(recording, drawn), tasks, budgets)
 
 
+def _tuned(
+    request: RecipeRequest, problems: RecipeProblems, measured: HitRates, progress: Progress | None,
+    say: Callable[[str], None] | None,
+) -> dict[str, dict[str, Any]]:  # fmt: skip
+    """Return reward -> the best of its trials, which have recorded kernels only."""
+    evaluator_of = partial(RecipeEvaluator, measured=measured)
+    evaluator = evaluator_of(problems.recording)
+
+    def train(part: TrainingPart, settings: PpoSettings, told: Progress | None) -> Policy:
+        return train_by_reward(part, settings, evaluator_of, told)[0]
+
+    def score(policy: Policy, tasks: Sequence[HeldOutTask], preset: str) -> float:
+        judged = judge_policy(policy, evaluator, tasks, preset, problems.budgets)
+        return float(np.mean([choice.reward for _, choices in judged for choice in choices]))
+
+    return tuned_settings(request, problems.part, train, score, progress, say)
+
+
 def _train_and_judge(
-    request: RecipeRequest, problems: RecipeProblems, share: float, measured: HitRates, preset: str, seed: int,
-    progress: Progress | None,
-) -> dict[str, Any]:  # fmt: skip
+    settings: PpoSettings, problems: RecipeProblems, share: float, measured: HitRates, progress: Progress | None
+) -> dict[str, Any]:
     """Return the journal's entry of one training: its curve, and its choices on the judged tasks."""
     evaluator_of, start = partial(RecipeEvaluator, faulty=share, measured=measured), process_time()
-    policy, curve = train_by_reward(problems.part, request.ppo(preset, seed), evaluator_of, progress)
+    policy, curve = train_by_reward(problems.part, settings, evaluator_of, progress)
     prepared = process_time()
-    choices = judge_policy(policy, evaluator_of(problems.recording), problems.tasks, preset, problems.budgets)
+    judged = judge_policy(policy, evaluator_of(problems.recording), problems.tasks, settings.preset, problems.budgets)
     return {
         "faulty": share,
-        "reward": preset,
-        "seed": seed,
+        "reward": settings.preset,
+        "seed": settings.seed,
         "commit": source_commit(),
         "train_s": round(prepared - start, 3),
         "judge_s": round(process_time() - prepared, 3),
         "curve": curve,
-        "choices": [[*key, [list(choice) for choice in chosen]] for key, chosen in choices],
+        "choices": [[*key, [[c.quality, c.right, c.outcome] for c in chosen]] for key, chosen in judged],
     }
 
 
@@ -375,11 +409,13 @@ class Choice(NamedTuple):
         outcome: ``none``: its reward is 0 or less, so cuBLAS stays. ``wrong``: the choice failed a gate. ``level``: it
             is right, and not significantly faster than the fastest baseline (the lower bound of its speed-up is 1 or
             less). ``faster``: it is right and significantly faster.
+        reward: its reward, or 0 if cuBLAS stays.
     """
 
     quality: float
     right: bool
     outcome: str
+    reward: float
 
 
 def judge_policy(
@@ -418,7 +454,7 @@ def _choice(evaluations: Sequence[Evaluation], us: np.ndarray, measured: Sequenc
         outcome = "wrong"
     else:
         outcome = "faster" if speedup is not None and speedup.low > 1 else "level"
-    return Choice(quality, passed, outcome)
+    return Choice(quality, passed, outcome, max(0.0, *rewards))
 
 
 def _result(

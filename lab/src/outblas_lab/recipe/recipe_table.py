@@ -63,7 +63,17 @@ def recipe_notes(result: Mapping[str, Any]) -> list[str]:
         "baseline. Both are shares of the choices after the last number of measurements.",
         _hit_rate_note(result["hit_rates"]),
         _fault_note(result),
+        *(_trial_note(REWARD_NAMES[name], each) for name, each in result.get("tuned", {}).items()),
     ]
+
+
+def _trial_note(name: str, tuned: Mapping[str, Any]) -> str:
+    own = tuned["settings"]
+    return (
+        f"Settings of the {name} reward by {tuned['trials']} trials: learning rate {own['lr']:.2g}, batch "
+        f"{own['batch']}, discount {own['gamma']:.3f}, entropy bonus {own['entropy']:.2g}, {own['budget']} "
+        "measurements an episode."
+    )
 
 
 def _hit_rate_note(rates: Mapping[str, Any]) -> str:

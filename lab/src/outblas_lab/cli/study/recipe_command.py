@@ -31,6 +31,10 @@ def recipe(
     hit_rates: Annotated[
         Path | None, typer.Option(help="JSON file of measured L2 hit rates from benchmarks/profile_regimes.py.")
     ] = None,
+    trials: Annotated[
+        int, typer.Option(help="Number of Optuna trials of each reward's settings before its training runs.")
+    ] = 0,
+    trial_episodes: Annotated[int, typer.Option(help="Average number of episodes per problem in a trial.")] = 60,
     run: Annotated[Path, typer.Option(help="Directory for training runs; finished runs are reused.")] = Path(
         "runs/recipe"
     ),
@@ -43,7 +47,7 @@ def recipe(
     common.output_file("--out", out_file, "result of `outblas recipe`", read_recipe)
     request = RecipeRequest(
         recording, shapes, episodes, budget, layout.upper(), judged, seeds, faulty, hit_rates, run, out_file,
-        common.command_line(),
+        common.command_line(), trials, trial_episodes,
     )  # fmt: skip
     with common.progress_bar("recipe") as progress:
         result = run_recipe(request, progress, lambda line: err.print(line, markup=False))
