@@ -32,7 +32,7 @@ RESULTS = {
     "report": "files: `report`",
     "compare": "files: `result`. facts: `best` (agent with the least `mean_regret` over all splits), `level_with` "
     "(agents that are not significantly worse). A row is an agent at a budget of a split: `split`, `agent`, `budget`, "
-    "`quality`, `low`, `high`, `found`, `regret`",
+    "`quality`, `low`, `high`, `found`, `regret`, `over_seeds` (half of the interval over seeds; null for one seed)",
     "train": "files: `policy`. facts: `steps` (of the best policy), `problems`",
     "recipe": "files: `result`, `trainings`. facts: `problems`. A row is a reward, as in the result's `rows`",
     "recording export": "files: `folder`, `card`, `sheet`. facts: `problems`, `candidates`, `megabytes`",

@@ -116,6 +116,7 @@ def _print_comparison(comparison: Comparison, file: Path) -> None:
         figures,
         level_with,
         overall_regret,
+        seed_half_widths,
     )
 
     of_splits = {split: figures(comparison, split) for split in comparison.splits}
@@ -143,7 +144,12 @@ def _print_comparison(comparison: Comparison, file: Path) -> None:
     words = f"{best_agent}, mean regret {regret:.2%} (budgets {budget_words(comparison.budgets)}, all splits)"
     verdict = f"no agent is significantly best: {words}, level with {', '.join(equals)}"
     out.print(verdict if equals else f"best agent overall: {words}", markup=False)
-    rows = [{"split": s, **asdict(one), "regret": one.regret} for s, made in of_splits.items() for one in made.values()]
+    over_seeds = {split: seed_half_widths(comparison, split) for split in of_splits}
+    rows = [
+        {"split": s, **asdict(one), "regret": one.regret, "over_seeds": over_seeds[s].get((one.agent, one.budget))}
+        for s, made in of_splits.items()
+        for one in made.values()
+    ]
     common.print_result("compare", {"result": file}, rows, best=best_agent, mean_regret=regret, level_with=equals)
 
 

@@ -27,7 +27,7 @@ from outblas.records.provenance import provenance_field, source_commit, utc_now
 from outblas_lab.compare.splits import PUBLIC_SEED, PUBLIC_SHARE, PUBLIC_SPLIT, public_split
 from outblas_lab.kernel_tuner.t4_files import task_of, to_cache, to_t4
 from outblas_lab.recordings.recording import Recording, recording_sha
-from outblas_lab.recordings.recording_files import CHOICES, STATUS_CODES, STATUSES
+from outblas_lab.recordings.recording_files import CHOICE_CODES, CHOICES, STATUS_CODES, STATUSES
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -193,11 +193,13 @@ def _limits(recording: Recording, counts: dict[str, int]) -> list[str]:
     spread = float(np.median(recording.spread[timed])) if timed.any() else 0.0
     once = float((recording.rounds[timed] == 1).mean()) if timed.any() else 0.0
     left_out = counts[Status.LEFT_OUT.value] / recording.status.size
+    skipped = (recording.status == STATUS_CODES[Status.LEFT_OUT]) & (recording.chosen != CHOICE_CODES["none"])
+    why = "a ranking model predicted them to be slow, or nobody chose them" if skipped.any() else "nobody chose them"
     tried = recording.status.size - counts[Status.LEFT_OUT.value] - counts[Status.ILLEGAL.value]
     failed = tried - counts[Status.PASSED.value]
     return [
         f"One GPU of one model was measured: {recording.provenance.get('gpu')}. Its times hold for no other.",
-        f"{left_out:.0%} of the cells were left out: a ranking model predicted them to be slow, or nobody chose them.",
+        f"{left_out:.0%} of the cells were left out: {why}.",
         f"{failed} of {tried} tried cells failed a gate.",
         f"The median spread of a cell is {spread:.2%}. {once:.0%} of the timed cells have one round.",
         "The fastest recorded time of a problem is a minimum over noisy times, so it is slightly too good.",
@@ -330,7 +332,7 @@ COLUMNS: dict[str, tuple[DatasetColumn, ...]] = {
         _KERNEL_ID,
         DatasetColumn("launch", "", "launch option that the kernel needs: plain, pdl or weights"),
         DatasetColumn("status", "", "passed, left_out, illegal, or the gate that failed"),
-        DatasetColumn("chosen", "", "how the cell was chosen: catalogue, model, random or none"),
+        DatasetColumn("chosen", "", "how the cell was chosen: catalogue, model, random, grid or none"),
         DatasetColumn("median_us", "microseconds", "GPU time per call, median over the rounds; null unless passed"),
         _SPREAD,
         DatasetColumn("rounds", "rounds", "interleaved rounds behind the median; 0 unless passed"),
