@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
@@ -253,3 +254,11 @@ def test_a_damaged_comparison_stops_everything(published: tuple[Path, Path]) -> 
     with pytest.raises(RecordError, match="compare.parquet"):
         publish(*published)
     assert agents.read_text() == before
+
+
+def test_a_page_names_the_unit_of_its_budgets(tmp_path: Path) -> None:
+    made = write_made(tmp_path / "c.parquet", LEVEL)
+    by_count = render_comparison(made)
+    by_time = render_comparison(replace(made, meta={**made.meta, "unit": "gpu-ms"}))
+    assert "by budget b (measurements)" in by_count and "modelled from the recorded times" not in by_count
+    assert "by budget b (ms of the GPU)" in by_time and "modelled from the recorded times" in by_time

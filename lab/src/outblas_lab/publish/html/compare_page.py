@@ -48,6 +48,7 @@ def render_comparison(comparison: Comparison) -> str:
         usual=next((pair for pair in ranked if pair[0] == "random"), ranked[-1]),
         searched=sum(searched_count(comparison, split) for split in of_splits),
         budgets=budget_words(comparison.budgets),
+        unit=UNITS[comparison.unit],
         budget_heads=tuple(f"b = {b}" for b in comparison.budgets),
         overall=_overall(comparison, of_splits, ranked),
         splits=splits,
