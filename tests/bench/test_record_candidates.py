@@ -230,10 +230,10 @@ def test_each_step_of_one_knob_stays_on_the_grid_where_it_is_legal() -> None:
 def test_problems_draw_from_kernels_that_they_share() -> None:
     """Each kernel is compiled and proved once, so few distinct ones let a recording finish in time."""
     kernels = wide_kernels()
-    problems = [Problem(m, 1024, 1024) for m in (256, 512, 1024, 2048, 4096)]
+    problems = [Problem(m, 1024, 1024) for m in (256, 1024, 4096)]
     shared = [set(choose_candidates(p, kernels, H200, CandidateDraw(300, 300, 1, drawn_from=400))) for p in problems]
     alone = [set(choose_candidates(p, kernels, H200, CandidateDraw(300, 300, 1))) for p in problems]
-    assert len(set().union(*shared)) < 500 < 1300 < len(set().union(*alone))
+    assert len(set().union(*shared)) < 500 < 800 < len(set().union(*alone))
     assert len({frozenset(each) for each in shared}) == len(problems), "each draw is its problem's own"
 
 

@@ -99,7 +99,7 @@ def choose_candidates(
     wanted, likely = draw.count - len(points) if draw.grid else draw.random, legal[:most]
     drawn = random.Random(f"{draw.seed}/{problem.key}").sample(likely, min(wanted, len(likely)))
     chosen = dict.fromkeys(points, "grid") | dict.fromkeys(drawn, "random")
-    if draw.grid:
+    if draw.grid or len(chosen) == draw.count:
         return chosen
     others = [config for config in legal if config not in chosen]
     ranked = _ranked_in_turns(problem, others, gpu)[: draw.count - len(drawn)]
