@@ -57,7 +57,15 @@ from pages.rival_tables import (
     transformer_table,
 )
 from pages.speedup_picture import speedup_svg
-from pages.study_blocks import BUDGETS, budgets_block, counters_text, draws_block, scale_block
+from pages.study_blocks import (
+    BUDGETS,
+    KNOBS,
+    budgets_block,
+    counters_text,
+    draws_block,
+    knobs_block,
+    scale_block,
+)
 from pages.table_words import table_lines
 from pages.weak_spots import gpus_with_library, weak_spots
 from pages.whole_models_table import (
@@ -157,6 +165,7 @@ def generated_blocks(measured: Measured, *beside: Measured) -> dict[tuple[str, s
         ),
         ("docs/search/agents.md", "agents"): agent_table,
         ("docs/search/agents.md", "budgets"): lambda: budgets_block(folder / BUDGETS),
+        ("docs/llm/train.md", "knobs"): lambda: knobs_block(folder / KNOBS),
         ("docs/search/ppo.md", "recipe"): lambda: recipe_block(folder / RECIPE),
     }
     across = across_files(folder.parent)

@@ -1,4 +1,4 @@
-"""Tables of single studies: draws of random shapes, runs on several GPUs, equal budgets, and hardware counters."""
+"""Tables of single studies: random shapes, several GPUs, equal budgets, a model that learns knobs, and counters."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from drawn_history import FORMAT
@@ -111,6 +112,50 @@ def budgets_block(path: Path) -> str:
         return "\n".join([f"{count}:", "", *budget_lines(data), "", source])
 
     return use_json(path, "benchmarks/equal_budgets.py", text, BUDGET_FORMAT)
+
+
+#: Of ``benchmarks/knob_training.py``, beside the bench files, and the names of its rows.
+KNOBS = "knob_training.json"
+_ANSWERERS = {
+    "base": "model as loaded", "supervised": "after the supervised stage", "speed": "after GRPO",
+    "random_recorded": "recorded kernels by chance", "most_frequent": "most frequent winners",
+    "nearest_problem": "winners of the nearest training problems",
+}  # fmt: skip
+_CURVES = {"supervised": "loss", "speed": "reward"}
+_RATES, _SPEEDS = ("parsed", "legal", "recorded"), ("mean_speed", "best_of_samples_speed")
+
+
+def knobs_block(path: Path) -> str:
+    """Return the table of a language model that learned knobs, with its source.
+
+    Raises:
+        RecordError: the file cannot be used.
+    """
+
+    def text(data: dict[str, Any]) -> str:
+        how, where = data["settings"], data["provenance"]
+        rows = [
+            [words, *(f"{found[name][0]:.1%}" for name in _RATES)]
+            + ["{:.3f} ({:.3f} to {:.3f})".format(*found[name]) for name in _SPEEDS]
+            for key, words in _ANSWERERS.items() for found in [data["evaluations"][key]]
+        ]  # fmt: skip
+        head = ["answers of", *_RATES, "mean speed", f"best of {how['samples']}"]
+        curves = {stage: [row[figure] for row in data["curves"][stage]] for stage, figure in _CURVES.items()}
+        ends = ", and ".join(
+            f"the {words} goes from {fmean(curves[stage][:10]):.2f} to {fmean(curves[stage][-10:]):.2f}"
+            for stage, words in (("supervised", "loss of the supervised stage"), ("speed", "reward of GRPO"))
+        )
+        minutes = sum(data["seconds"].values()) / 60
+        about = (
+            f"From the first ten steps to the last ten, {ends} (means; the file has both curves). "
+            f"{len(data['problems']['held_out'])} held-out problems, {how['samples']} answers each; "
+            f"{data['problems']['training']} training problems; {how['supervised_steps']} supervised and "
+            f"{how['speed_steps']} GRPO steps; {minutes:.0f} minutes on {how['threads']} cores. "
+            f"{where['date'][:10]}, commit {where['commit']}, `{path.as_posix()}`."
+        )
+        return "\n".join([*table_lines(head, 1, rows), "", about])
+
+    return use_json(path, "benchmarks/knob_training.py", text)
 
 
 _HEAD = (

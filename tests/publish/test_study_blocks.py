@@ -1,4 +1,4 @@
-"""The block of learners on equal budgets: without the file, with it, and with a damaged one."""
+"""The blocks of single studies: without their file, with it, and with a damaged one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pages.study_blocks import budgets_block
+from pages.study_blocks import budgets_block, knobs_block
 
 from outblas.core.errors import RecordError
 
@@ -49,3 +49,24 @@ def test_a_file_that_cannot_be_used_is_refused(tmp_path: Path, damage: dict[str,
     (path := tmp_path / "equal_budgets.json").write_text(json.dumps({**result(), **damage}))
     with pytest.raises(RecordError, match="equal_budgets"):
         budgets_block(path)
+
+
+def test_a_model_that_learned_knobs_has_its_rates_beside_those_of_choices_without_it(tmp_path: Path) -> None:
+    rows = {"parsed": [0.5, 0.4, 0.6], "legal": [0.25, 0.2, 0.3], "recorded": [0.125, 0.1, 0.2]}
+    rows |= {"mean_speed": [0.75, 0.7, 0.8], "best_of_samples_speed": [0.875, 0.8, 0.9]}
+    names = ("base", "supervised", "speed", "random_recorded", "most_frequent", "nearest_problem")
+    data = {
+        "settings": {"samples": 8, "supervised_steps": 40, "speed_steps": 20, "threads": 2},
+        "problems": {"training": 90, "held_out": ["a", "b"]}, "evaluations": dict.fromkeys(names, rows),
+        "curves": {"supervised": [{"loss": 50.0 - i} for i in range(40)],
+                   "speed": [{"reward": i - 20.0} for i in range(20)]},
+        "seconds": {"a": 60.0, "b": 120.0}, "provenance": {"date": "2026-12-01T00:00:00", "commit": "c0ffee"},
+    }  # fmt: skip
+    (path := tmp_path / "knob_training.json").write_text(json.dumps(data))
+    text = knobs_block(path)
+    row = "| after GRPO | 50.0% | 25.0% | 12.5% | 0.750 (0.700 to 0.800) | 0.875 (0.800 to 0.900) |"
+    assert row in text and "2 held-out problems, 8 answers each; 90 training problems" in text
+    assert "goes from 45.50 to 15.50, and the reward of GRPO goes from -15.50 to -5.50" in text and "3 minutes" in text
+    path.write_text(json.dumps({**data, "evaluations": {}}))
+    with pytest.raises(RecordError, match="knob_training"):
+        knobs_block(path)
