@@ -23,7 +23,7 @@ import torch
 from outblas.dispatch import device_registry, enable
 from outblas.dispatch.grouped.grouped_product import is_recorded
 from outblas.dispatch.grouped.grouped_state import grouped_state
-from outblas.dispatch.grouped.moe_layer import PRODUCTS, our_moe_mlp
+from outblas.dispatch.grouped.moe_layer import our_moe_mlp
 from outblas.dispatch.guarantees.guarantee import process_guarantee
 from outblas.dispatch.product_operands import as_plain
 
@@ -100,9 +100,7 @@ def _result(
         return None
     result = None
     if len(x) >= LEAST_TOKENS and _is_served(method, layer):
-        result = our_moe_mlp(x, as_plain(gate_up), as_plain(down), experts, scores, whole=True)
-    if result is not None:
-        enable.count(PRODUCTS)
+        result = our_moe_mlp(x, as_plain(gate_up), as_plain(down), experts, scores, whole=True, count=enable.count)
     state = grouped_state(x.device.index) if x.device.type == device_registry.DEVICE_TYPE else None
     if state is not None:
         groups, n, k = gate_up.shape
