@@ -44,10 +44,13 @@ class UnquantizedFusedMoEMethod(CustomOp):
         self.moe, self.unquantized_backend = moe, SimpleNamespace(name="TRITON")
         self.moe_quant_config = SimpleNamespace(gemm1_clamp_limit=None)
         self.mk_can_overlap_shared_experts = False
+        self.workspace, self.is_locked = 0, False
 
     def apply(
         self, layer: Any, x: Any, topk_weights: Any, topk_ids: Any, shared_experts: Any, shared_experts_input: Any
     ) -> Any:
+        assert len(x) <= self.workspace or not self.is_locked, "Workspace growth is not allowed after locking."
+        self.workspace = max(self.workspace, len(x))
         return torch.full_like(x, THEIRS)
 
 
@@ -184,6 +187,17 @@ def test_a_few_tokens_are_vllms(tokens: int, vllm: Any, kernels: StandIn) -> Non
     assert is_theirs(applied(method(), layer(), routed(tokens))) == (tokens < LEAST_TOKENS)
 
 
+def test_vllms_layer_needs_no_more_workspace_after_start_up(vllm: Any, kernels: StandIn) -> None:
+    """vLLM locks it after its captures. Its first step has the most tokens."""
+    serve_experts()
+    of, given = method(), layer()
+    assert [is_theirs(applied(of, given, routed(tokens))) for tokens in (64, 8, 2, 1)] == [False, False, True, True]
+    of.is_locked = True
+    assert is_theirs(applied(of, given, routed(3))) and not is_theirs(applied(of, given, routed(16)))
+    enable.disable()
+    assert is_theirs(applied(of, given, routed(64)))
+
+
 @pytest.mark.parametrize("lacking", ["gate", "product", "rows"])
 def test_a_layer_without_all_its_kernels_is_vllms_as_a_whole(lacking: str, vllm: Any, kernels: StandIn) -> None:
     """A capture has such layers, because nothing is loaded there."""
@@ -205,6 +219,17 @@ def test_gradients_other_dtypes_and_batch_invariance_are_vllms(
     assert is_theirs(applied(of, single, (x.float(), scores, chosen)))
     monkeypatch.setattr(vllm_experts, "process_guarantee", lambda: "batch_invariant")
     assert is_theirs(applied(of, given, (x, scores, chosen)))
+
+
+def test_weights_of_another_layout_or_name_are_vllms(vllm: Any, kernels: StandIn) -> None:
+    serve_experts()
+    of, given = method(), layer()
+    of.unquantized_backend.name = "FLASHINFER_TRTLLM"
+    given.w13_weight = given.w13_weight.view(EXPERTS, 2, 64, 32)
+    assert is_theirs(applied(of, given, routed()))
+    assert kernels.layers() == {"4 experts of 2 x 64 x 32 bf16": {"outblas": [], "engine": [7]}}
+    del given.w13_weight
+    assert is_theirs(applied(of, given, routed()))
 
 
 def test_a_compiler_that_looks_into_the_layer_finds_vllms(vllm: Any, kernels: StandIn) -> None:

@@ -13,6 +13,7 @@ moe = pytest.importorskip("transformers.integrations.moe")
 
 from outblas.dispatch.aten_override import Override  # noqa: E402
 from outblas.dispatch.grouped import moe_layer, transformers_experts  # noqa: E402
+from support.grouped_stand_in import grouped_stand_in  # noqa: E402
 
 TOKENS, HIDDEN, WIDTH, EXPERTS, TOP = 9, 16, 8, 4, 2
 
@@ -49,7 +50,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """Layers go to torch's operations in place of kernels, and are counted."""
     layers: list[int] = []
 
-    def layer(*operands: Any) -> Any:
+    def layer(*operands: Any, count: Any) -> Any:
         layers.append(1)
         return moe_layer.by_torch(*operands)
 
@@ -69,6 +70,23 @@ def test_a_layer_gives_transformers_own_result(fields: dict[str, Any], served: l
         want = moe.grouped_mm_experts_forward(layer, *operands)
     torch.testing.assert_close(found, want)
     assert served == [1]
+
+
+@pytest.mark.parametrize(("torch_is_faster", "ours"), [(False, 2), (True, 1)])
+def test_a_product_of_a_layer_that_torch_computes_does_not_count_as_ours(
+    torch_is_faster: bool, ours: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels = grouped_stand_in(monkeypatch)
+    kernels.torch_is_faster = torch_is_faster
+    x, chosen, scores = routed()
+    override = Override("CPU")
+    override.install()
+    try:
+        with torch.no_grad():
+            experts().bfloat16()(x.bfloat16(), chosen, scores)
+        assert override.counts()["ours"] == ours
+    finally:
+        override.remove()
 
 
 def test_other_layers_and_gradients_are_transformers(served: list[int]) -> None:

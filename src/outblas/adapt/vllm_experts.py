@@ -6,6 +6,10 @@ whether its custom operators are on or off. That call is inside the operator ``v
 compilers. So it runs in every uncompiled step, and once while a step is captured. vLLM runs a step of each size before
 it captures it, which loads the kernels. In a capture without them, vLLM's layer runs.
 
+vLLM's layers share a workspace, which grows with the number of tokens. vLLM locks it after start-up. A layer that needs
+more then raises an error. So vLLM's layer runs, too, where OutBLAS serves more tokens than ever before. That happens in
+vLLM's first step, which has the most tokens of all and counts the memory that both layers take.
+
 The interface was read in vLLM 0.26.0: ``custom_op.py``, and of ``layers/fused_moe`` the files
 ``unquantized_fused_moe_method.py``, ``routed_experts.py``, ``modular_kernel.py`` and ``runner/``.
 """
@@ -23,7 +27,7 @@ import torch
 from outblas.dispatch import device_registry, enable
 from outblas.dispatch.grouped.grouped_product import is_recorded
 from outblas.dispatch.grouped.grouped_state import grouped_state
-from outblas.dispatch.grouped.moe_layer import PRODUCTS, our_moe_mlp
+from outblas.dispatch.grouped.moe_layer import our_moe_mlp
 from outblas.dispatch.guarantees.guarantee import process_guarantee
 from outblas.dispatch.product_operands import as_plain
 
@@ -79,14 +83,21 @@ def _class_of_experts(base: Any) -> Any:
     """Return a class that computes as vLLM's ``base``, by kernels of this package where :func:`_result` has them."""
 
     class OutblasExperts(base):  # type: ignore[misc]
+        #: The most tokens of a call that both layers computed.
+        most_tokens = 0
+
         def apply(
             self, layer: Any, x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor, shared_experts: Any,
             shared_experts_input: torch.Tensor | None,
         ) -> torch.Tensor:  # fmt: skip
+            operands = (layer, x, topk_weights, topk_ids, shared_experts, shared_experts_input)
             result = _result(self, layer, x, topk_weights, topk_ids)
-            if result is not None:
-                return result
-            return super().apply(layer, x, topk_weights, topk_ids, shared_experts, shared_experts_input)  # type: ignore[no-any-return]
+            if result is None:
+                return super().apply(*operands)  # type: ignore[no-any-return]
+            if len(x) > self.most_tokens:
+                super().apply(*operands)  # reserves its workspace
+                self.most_tokens = len(x)
+            return result
 
     return OutblasExperts
 
@@ -95,18 +106,16 @@ def _result(
     method: Any, layer: Any, x: torch.Tensor, scores: torch.Tensor, experts: torch.Tensor
 ) -> torch.Tensor | None:
     """Return a layer's output (tokens, K); None if vLLM must compute it. It is noted who does."""
-    gate_up, down = layer.w13_weight, layer.w2_weight
-    if not enable.enabled() or is_recorded(x, gate_up, down, scores):
+    gate_up, down = getattr(layer, "w13_weight", None), getattr(layer, "w2_weight", None)
+    if gate_up is None or down is None or not enable.enabled() or is_recorded(x, gate_up, down, scores):
         return None
     result = None
     if len(x) >= LEAST_TOKENS and _is_served(method, layer):
-        result = our_moe_mlp(x, as_plain(gate_up), as_plain(down), experts, scores, whole=True)
-    if result is not None:
-        enable.count(PRODUCTS)
+        result = our_moe_mlp(x, as_plain(gate_up), as_plain(down), experts, scores, whole=True, count=enable.count)
     state = grouped_state(x.device.index) if x.device.type == device_registry.DEVICE_TYPE else None
     if state is not None:
-        groups, n, k = gate_up.shape
-        name = f"{groups} experts of {n} x {k} {_DTYPES.get(gate_up.dtype, gate_up.dtype)}"
+        extents = " x ".join(map(str, gate_up.shape[1:]))  # of any rank: backends have layouts of their own
+        name = f"{len(gate_up)} experts of {extents} {_DTYPES.get(gate_up.dtype, gate_up.dtype)}"
         state.note_layer(name, len(x), "engine" if result is None else "outblas")
     return result
 

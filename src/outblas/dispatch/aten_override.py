@@ -21,6 +21,7 @@ some microseconds, also where torch computes.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import threading
 import warnings
@@ -67,7 +68,7 @@ class Override:
         self._library: Any = None
         self._further: Any = None
         self._grouped: Any = None
-        self._experts = TransformersExperts(self.count)
+        self._experts = TransformersExperts(functools.partial(self.count, True))
         self._replaced: set[str] = set()
         self._lock = threading.RLock()  # a signal's handler may multiply meanwhile
         self._ours = self._torchs = 0

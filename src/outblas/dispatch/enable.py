@@ -266,7 +266,8 @@ def status() -> dict[str, dict[str, Any]]:
     ``layers`` says who computes an engine's experts, at which numbers of tokens.
     """
     found = device_registry.status()
-    for index, state in getattr(sys.modules.get(f"{__package__}.grouped.grouped_state"), "states", {}).items():
+    states = getattr(sys.modules.get(f"{__package__}.grouped.grouped_state"), "states", {})
+    for index, state in list(states.items()):  # another thread may add a device
         found.setdefault(f"cuda:{index}", {}).update({"grouped": state.status()} if state is not None else {})
     return {"torch": _switch.status(), **found}
 

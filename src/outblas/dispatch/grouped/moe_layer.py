@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from outblas.dispatch import device_registry
@@ -13,18 +15,17 @@ from outblas.kernels.grouped.grouped_problem import MOST_GROUPS
 from outblas.kernels.grouped.rows_source import EXPERTS, SCORES
 from outblas.runtime.moe_rows import VECTOR
 
-#: Products of a layer.
-PRODUCTS = 2
-
 
 def our_moe_mlp(
     x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, experts: torch.Tensor, scores: torch.Tensor,
     gate_up_bias: torch.Tensor | None = None, down_bias: torch.Tensor | None = None, whole: bool = False,
+    count: Callable[[int], None] | None = None,
 ) -> torch.Tensor | None:  # fmt: skip
     """Compute :func:`outblas.moe_mlp` by kernels of this package; return None if torch must.
 
     Args:
         whole: return None, too, if torch would have to compute one of the products; choose kernels for both.
+        count: called with the number of products that kernels computed, unless the result is None.
 
     Raises:
         DeviceError: the driver refused a launch.
@@ -63,6 +64,8 @@ def our_moe_mlp(
                 rows = grouped_product.launch(state, kernel, rows, w, ends, bias)
         out = torch.empty_like(x)
         row_kernels.combine(rows, integers[1], scores, out, stream)
+    if count is not None:
+        count(sum(kernel is not None for kernel in kernels))
     return out
 
 

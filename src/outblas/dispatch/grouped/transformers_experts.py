@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from outblas.dispatch.grouped.grouped_product import is_recorded
-from outblas.dispatch.grouped.moe_layer import PRODUCTS, our_moe_mlp
+from outblas.dispatch.grouped.moe_layer import our_moe_mlp
 from outblas.dispatch.product_operands import as_plain
 
 #: Module of transformers, which is never imported here, and its implementation.
@@ -26,10 +26,10 @@ class TransformersExperts:
     """The replacement of transformers' implementation, active from :meth:`install` to :meth:`remove`.
 
     Args:
-        count: called with True and the number of products that kernels of this package computed.
+        count: called for each layer with the number of products that kernels of this package computed.
     """
 
-    def __init__(self, count: Callable[[bool, int], None]) -> None:
+    def __init__(self, count: Callable[[int], None]) -> None:
         self._count = count
         self._theirs: Any = None
         self._forward: Any = None
@@ -70,10 +70,7 @@ class TransformersExperts:
             return None
         transposed = getattr(layer, "is_transposed", False)
         gate_up, down = (as_plain(w).transpose(-2, -1) if transposed else as_plain(w) for w in weights)
-        result = our_moe_mlp(x, gate_up, down, experts, scores, *biases)
-        if result is not None:
-            self._count(True, PRODUCTS)
-        return result
+        return our_moe_mlp(x, gate_up, down, experts, scores, biases[0], biases[1], count=self._count)
 
 
 def _is_swiglu(layer: Any, usual_gate: Any) -> bool:
