@@ -86,7 +86,7 @@ def test_all_legal_candidates_are_taken_if_they_are_fewer() -> None:
     assert set(found) == set(some) and list(found.values()).count("random") == 5
 
 
-@pytest.mark.parametrize(("rounds", "near"), [(-1, 0.03), (11, -0.1), (11, float("nan"))])
+@pytest.mark.parametrize(("rounds", "near"), [(-1, 0.03), (32_768, 0.03), (11, -0.1), (11, float("nan"))])
 def test_impossible_rounds_are_refused(rounds: int, near: float) -> None:
     with pytest.raises(UsageError, match="--rounds-near-best"):
         RecordSettings(None, rounds, near)
@@ -295,9 +295,13 @@ def test_a_wrong_list_of_problems_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "mine.txt"
     with pytest.raises(RecordError, match="cannot be read"):
         listed_problems(path, "tn", "fp16", "fp32")
-    for text, error in (("", UsageError), ("1_2_3\n1x2x3", UsageError), ("1_2", ProblemError)):
+    for text, error, words in (
+        ("", UsageError, "no problem"),
+        ("1_2_3\n1x2x3", UsageError, "twice"),
+        ("# a\n1_2", ProblemError, "line 2 is '1_2'"),
+    ):
         path.write_text(text)
-        with pytest.raises(error):
+        with pytest.raises(error, match=words):
             listed_problems(path, "tn", "fp16", "fp32")
     path.write_text("# two\n\n64_64_64  # square\n64,128,64\n")
     assert [p.key for p in listed_problems(path, "nn", "bf16", "fp32")] == [

@@ -43,6 +43,8 @@ from outblas_lab.recordings.recording_files import CELLS, CHOICE_CODES, STATUS_C
 
 #: Interleaved rounds per cell; of a problem whose calls are long (``roofline.repeats`` is 1).
 ROUNDS, LONG_ROUNDS = 5, 3
+#: Rounds that a recording can count (int16).
+MOST_ROUNDS = 2**15 - 1
 #: Cells predicted slower than this x the best prediction of their launch option are left out. On problems that
 #: the model was not fitted on, 1.27 would have lost no measured best (``checks`` in its file).
 LEAVE_OUT_BEYOND = 1.35
@@ -69,7 +71,7 @@ class RecordSettings:
         near: a candidate is near if it is slower by at most this share, e.g. 0.03.
 
     Raises:
-        UsageError: a number is negative.
+        UsageError: a number is negative, or there are more rounds than a recording can count.
     """
 
     draw: CandidateDraw | None = None
@@ -77,9 +79,9 @@ class RecordSettings:
     near: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.near_rounds < 0 or not 0 <= self.near < math.inf:
+        if not 0 <= self.near_rounds <= MOST_ROUNDS or not 0 <= self.near < math.inf:
             wrong = f"--rounds-near-best is {self.near_rounds} and --near is {self.near:g}"
-            raise UsageError(wrong, "0 or more for both", "correct --rounds-near-best or --near")
+            raise UsageError(wrong, f"0 to {MOST_ROUNDS}, and 0 or more", "correct --rounds-near-best or --near")
 
     def to_json(self) -> dict[str, Any]:
         """Return what differs from the defaults, for the journal and the provenance."""
