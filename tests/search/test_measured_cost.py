@@ -124,25 +124,26 @@ def test_few_rounds_are_drawn_around_the_recorded_median() -> None:
     recording = made((3,))
     task, replay = task_of(recording), ReplayEvaluator(recording)
     (passed,) = replay.evaluate([(task.problem, recording.catalogue[4])])
-    one = of_few_rounds(recording, passed, 1, ())
-    assert one == of_few_rounds(recording, passed, 1, ()) and one.timing is not None
+    one = of_few_rounds(recording, passed, 1, (), 0)
+    assert one == of_few_rounds(recording, passed, 1, (), 0) and one.timing is not None
+    assert one != of_few_rounds(recording, passed, 1, (), 1), "each seed has samples of its own"
     assert one.timing.median_us != 5.0 and one.timing.median_us == pytest.approx(5.0, rel=0.05)
-    more = of_few_rounds(recording, passed, 1000, one.timing.samples_us)
+    more = of_few_rounds(recording, passed, 1000, one.timing.samples_us, 0)
     assert more.timing is not None and more.timing.samples_us[:1] == one.timing.samples_us
     assert len(more.timing.samples_us) == 1001 and np.median(more.timing.samples_us) == pytest.approx(5.0, rel=0.002)
-    seen = [of_few_rounds(recording, passed, n, one.timing.samples_us).timing for n in (3, 4)]
+    seen = [of_few_rounds(recording, passed, n, one.timing.samples_us, 0).timing for n in (3, 4)]
     assert [t is not None and t.median_us == 5.0 for t in seen] == [False, True], "5 rounds show what others see"
     assert one.speedup is not None and passed.speedup is not None
     assert one.speedup.ratio * one.timing.median_us == pytest.approx(passed.speedup.ratio * 5.0)
     (failed,) = replay.evaluate([(task.problem, recording.catalogue[3])])
-    assert of_few_rounds(recording, failed, 1, ()) is failed
+    assert of_few_rounds(recording, failed, 1, (), 0) is failed
 
 
 def test_a_cell_of_one_round_takes_the_spread_of_the_others() -> None:
     recording = made()
     recording.rounds[0, 4], recording.spread[0, 4] = 1, 0.0
     (passed,) = ReplayEvaluator(recording).evaluate([(recording.problems[0], recording.catalogue[4])])
-    drawn = of_few_rounds(recording, passed, 200, ()).timing
+    drawn = of_few_rounds(recording, passed, 200, (), 0).timing
     assert drawn is not None and 0.005 < np.std(np.log(drawn.samples_us)) < 0.01  # 0.01 / 1.349
 
 

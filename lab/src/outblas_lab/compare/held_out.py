@@ -247,7 +247,7 @@ def _search(
             raise UsageError(wrong, f"{number} offered, untried candidate(s) per call", "correct the agent")
         answers = []
         for config in proposed:
-            evaluation, us, cost = _measure(task, config, evaluator, rounds_of, history, measured)
+            evaluation, us, cost = _measure(task, config, evaluator, rounds_of, agent.seed, history, measured)
             answers.append(evaluation)
             measured.append(_Measured(config, evaluation.timing.median_us if evaluation.timing else us, us))
             ends.append((ends[-1] if ends else 0.0) + cost)
@@ -258,7 +258,7 @@ def _search(
 
 def _measure(
     task: HeldOutTask, config: KernelConfig, evaluator: ReplayEvaluator, rounds_of: Callable[..., int] | None,
-    history: Sequence[Evaluation], measured: Sequence[_Measured],
+    seed: int, history: Sequence[Evaluation], measured: Sequence[_Measured],
 ) -> tuple[Evaluation, float | None, float]:  # fmt: skip
     """Return the evaluation of a candidate, its recorded time in microseconds, and the GPU milliseconds it took."""
     evaluation, us = _answer(task, config, evaluator)
@@ -270,7 +270,7 @@ def _measure(
     if rounds_of is not None:
         rounds = rounds_of(task.problem, config, tuple(history))
         earlier = before[-1].timing.samples_us if before and before[-1].timing is not None else ()
-        evaluation = of_few_rounds(evaluator.recording, evaluation, rounds, earlier)
+        evaluation = of_few_rounds(evaluator.recording, evaluation, rounds, earlier, seed)
     return evaluation, us, measurement_ms(task.problem, evaluator.gpu, us, rounds, bool(before))
 
 

@@ -69,22 +69,25 @@ def failure_ms(worst_us: float) -> float:
     return worst_us * _CALLS_BEFORE / 1000
 
 
-def of_few_rounds(recording: Recording, evaluation: Evaluation, rounds: int, before: Sequence[float]) -> Evaluation:
+def of_few_rounds(
+    recording: Recording, evaluation: Evaluation, rounds: int, before: Sequence[float], seed: int
+) -> Evaluation:
     """Return an evaluation as fewer rounds than the recorded ones would have given it, with samples.
 
     A sample is drawn around the recorded median: its log time is normal, with the deviation that follows from the
     spread. A cell of a single round has no spread; it takes the median one of its problem. The draw depends on the
-    kernel and its number of samples alone, so a resumed comparison repeats it. With as many samples as a search
-    usually takes, the recorded median counts: other agents see it after as many rounds.
+    kernel, its number of samples and the agent's seed alone, so a resumed comparison repeats it. With as many samples
+    as a search usually takes, the recorded median counts: other agents see it after as many rounds.
 
     Args:
         evaluation: a passed cell of the recording, or a failed one, which is returned as it is.
         before: microseconds of the kernel's earlier samples, which count, too.
+        seed: the agent's; its runs with other seeds see other samples.
     """
     if evaluation.timing is None:
         return evaluation
     problem, us = evaluation.problem, evaluation.timing.median_us
-    rng = np.random.default_rng([*f"{problem.key}/{evaluation.config.name}/{len(before)}".encode()])
+    rng = np.random.default_rng([*f"{seed}/{problem.key}/{evaluation.config.name}/{len(before)}".encode()])
     drawn = us * np.exp(_spread(recording, evaluation) / IQR_SIGMAS * rng.standard_normal(rounds))
     samples = (*before, *drawn.tolist())
     median = us if len(samples) >= usual_rounds(problem, recording.gpu) else float(np.median(samples))
