@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from outblas.core.config import KernelConfig, launch_of
+from outblas.core.config import KernelConfig, kernel_kind, launch_of
 from outblas.core.errors import ProblemError, RecordError, UsageError
 from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
@@ -86,7 +86,7 @@ def test_all_legal_candidates_are_taken_if_they_are_fewer() -> None:
     assert set(found) == set(some) and list(found.values()).count("random") == 5
 
 
-@pytest.mark.parametrize(("rounds", "near"), [(-1, 0.03), (11, -0.1), (11, float("nan"))])
+@pytest.mark.parametrize(("rounds", "near"), [(-1, 0.03), (32_768, 0.03), (11, -0.1), (11, float("nan"))])
 def test_impossible_rounds_are_refused(rounds: int, near: float) -> None:
     with pytest.raises(UsageError, match="--rounds-near-best"):
         RecordSettings(None, rounds, near)
@@ -260,6 +260,31 @@ def test_a_recording_of_a_grid_measures_each_cell_and_names_its_choice(gpu: Fake
     }  # fmt: skip
 
 
+def test_a_grid_that_does_not_fit_a_later_problem_is_refused_before_the_first(gpu: FakeGpu, tmp_path: Path) -> None:
+    problems = [Problem(64, 64, 64 * i) for i in (1, 2, 3)] + [Problem(4096, 4096, 4096)]
+    how = RecordSettings(CandidateDraw(99, 0, 1, grid=True))
+    with pytest.raises(UsageError, match="100 kernels of the grid can run 4096_4096_4096"):
+        record_suite.run_record(problems, "grid", grid_kernels(), tmp_path, how=how)
+    assert not gpu.asked and not list(tmp_path.iterdir())
+
+
+def test_a_kernel_that_costs_the_worker_is_not_tried_on_later_problems(gpu: FakeGpu, tmp_path: Path) -> None:
+    """Also after a stop: a loss costs up to a minute, and problems share kernels."""
+    draw = RecordSettings(CandidateDraw(30, 30, 7, drawn_from=30))
+    kernels = [c for c in POOL if all(why_illegal(p, c, H200) is None for p in PROBLEMS)][:30]
+    gpu.statuses |= {(PROBLEMS[0], kernels[0]): Status.HANG, (PROBLEMS[0], kernels[1]): Status.WRONG}
+    gpu.statuses |= {(PROBLEMS[1], kernels[2]): Status.FAULT}
+    gpu.interrupt[PROBLEMS[2]] = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        record_suite.run_record(PROBLEMS, "lost", kernels, tmp_path, how=draw)
+    gpu.interrupt.clear()
+    found = Recording.load(record_suite.run_record(PROBLEMS, "lost", kernels, tmp_path, how=draw))
+    missing = [set(kernels) - set(configs) for _, _, configs in gpu.asked]
+    assert missing == [set(), {kernels[0]}, {kernels[0], kernels[2]}, {kernels[0], kernels[2]}]
+    assert (found.chosen == CHOICE_CODES["none"]).sum(axis=1).tolist() == [0, 1, 2]
+    assert set(gpu.trusted) == {kernel_kind(PROBLEMS[0], c) for c in kernels[1:]}
+
+
 def test_the_listed_problems_are_a_hundred_with_rows_of_all_kinds() -> None:
     found = listed_problems(Path(__file__).parents[2] / "benchmarks" / "shapes" / "uncut.txt", "tn", "fp16", "fp32")
     assert len(found) == 100 and sum(not p.rows_aligned for p in found) == 20
@@ -270,9 +295,13 @@ def test_a_wrong_list_of_problems_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "mine.txt"
     with pytest.raises(RecordError, match="cannot be read"):
         listed_problems(path, "tn", "fp16", "fp32")
-    for text, error in (("", UsageError), ("1_2_3\n1x2x3", UsageError), ("1_2", ProblemError)):
+    for text, error, words in (
+        ("", UsageError, "no problem"),
+        ("1_2_3\n1x2x3", UsageError, "twice"),
+        ("# a\n1_2", ProblemError, "line 2 is '1_2'"),
+    ):
         path.write_text(text)
-        with pytest.raises(error):
+        with pytest.raises(error, match=words):
             listed_problems(path, "tn", "fp16", "fp32")
     path.write_text("# two\n\n64_64_64  # square\n64,128,64\n")
     assert [p.key for p in listed_problems(path, "nn", "bf16", "fp32")] == [

@@ -26,6 +26,7 @@ from outblas.core.problem import Problem  # noqa: E402
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig  # noqa: E402
 from outblas_lab.agents.ppo import Ppo  # noqa: E402
 from outblas_lab.agents.surrogate import Surrogate  # noqa: E402
+from outblas_lab.recipe.recipe import blank_regressor  # noqa: E402
 from outblas_lab.recordings.recording import Recording  # noqa: E402
 from outblas_lab.recordings.recording_files import CHOICE_CODES, STATUS_CODES  # noqa: E402
 from outblas_lab.recordings.replay import ReplayEvaluator  # noqa: E402
@@ -267,6 +268,18 @@ def test_problems_with_candidates_of_their_own_are_learned_from(recording: Recor
     policy = train(part(drawn, learn), replace(SMALL, steps=64))
     quality = search_qualities(policy, recorded_searches(policy, drawn, held), 1)
     assert np.exp(np.log(quality).mean()) > 0.9, "a random choice is at 0.77"
+
+
+def test_episodes_are_of_all_problems_that_have_candidates_of_their_own(recording: Recording) -> None:
+    """Such a recording has problems beyond grid1000, and is too small to leave them out."""
+    problems = (*recording.problems[:4], Problem(64, 100, 512), Problem(63, 65, 67))
+    some = replace(recording.restricted_to(recording.problems[:6]), problems=problems)
+    chosen = np.full(some.status.shape, CHOICE_CODES["random"])
+    some.status[:, 0], some.median_us[:, 0], chosen[:, 0] = STATUS_CODES[Status.LEFT_OUT], np.nan, CHOICE_CODES["none"]
+    for known, expected in ((some, problems[:4]), (replace(some, chosen=chosen), problems)):
+        model, _ = train_ppo.make_learner(part(known, problems), SMALL, Policy(blank_regressor(), {}), TrainingRun())
+        env = model.get_env().envs[0].unwrapped
+        assert {env.reset(seed=seed)[1]["problem"] for seed in range(60)} == {p.key for p in expected}
 
 
 def test_what_is_logged(recording: Recording, tmp_path: Path) -> None:

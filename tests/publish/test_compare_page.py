@@ -262,3 +262,9 @@ def test_a_page_names_the_unit_of_its_budgets(tmp_path: Path) -> None:
     by_time = render_comparison(replace(made, meta={**made.meta, "unit": "gpu-ms"}))
     assert "by budget b (measurements)" in by_count and "modelled from the recorded times" not in by_count
     assert "by budget b (ms of the GPU)" in by_time and "modelled from the recorded times" in by_time
+
+
+def test_a_page_of_a_recording_without_pdl_claims_none(tmp_path: Path) -> None:
+    made = write_made(tmp_path / "c.parquet", LEVEL)
+    assert "splits, with and without PDL, " in render_comparison(made)
+    assert "splits, without PDL, " in render_comparison(replace(made, launches=("plain",)))

@@ -16,6 +16,7 @@ from outblas.core.evaluation import Status
 from outblas.core.problem import Problem
 from outblas.core.suites import suite
 from outblas.kernels.families.sm80_mma_gemm import Sm80MmaConfig
+from outblas_lab.pool.record_candidates import wide_kernels
 from outblas_lab.recordings import recording as places
 from outblas_lab.recordings.recording import Recording
 from outblas_lab.recordings.recording_files import STATUS_CODES
@@ -65,6 +66,15 @@ def test_the_files_have_the_published_layout(tmp_path: Path) -> None:
     assert (np.array([v is not None for v in table["median_us"].to_pylist()]) == passed).all()
     metadata = json.loads(table.schema.metadata[b"outblas"])
     assert (metadata["format"], metadata["kind"], len(metadata["problems"])) == (1, "recording-cells", 12)
+
+
+def test_more_candidates_than_int16_counts_are_read_back(tmp_path: Path) -> None:
+    few, kernels = synthetic_recording(), wide_kernels()[:33_000]
+    many = np.arange(len(kernels)) % len(few.catalogue)
+    arrays = {name: getattr(few, name)[:, many] for name in (*ARRAYS, "chosen")}
+    recording = dataclasses.replace(few, catalogue=kernels, **arrays)
+    recording.write(tmp_path)
+    same(Recording.load(tmp_path), recording)
 
 
 def test_a_packaged_recording_is_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

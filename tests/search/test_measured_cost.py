@@ -18,8 +18,8 @@ from outblas.core.problem import Problem
 from outblas.tune.agents.base import Agent, unexplored
 from outblas_lab.agents.agent_file import FileAgent
 from outblas_lab.compare.compare_result import read_comparison, seed_half_widths
-from outblas_lab.compare.held_out import HeldOutTask, search_task, tasks_of
-from outblas_lab.compare.measured_cost import finished, measurement_ms, of_few_rounds, rounds_of_search
+from outblas_lab.compare.held_out import HeldOutTask, _search, search_task, tasks_of
+from outblas_lab.compare.measured_cost import failure_ms, finished, measurement_ms, of_few_rounds, rounds_of_search
 from outblas_lab.recordings.recording import Recording
 from outblas_lab.recordings.recording_files import STATUS_CODES
 from outblas_lab.recordings.replay import ReplayEvaluator
@@ -103,27 +103,47 @@ def test_a_search_in_which_all_fail_ends_within_any_gpu_time() -> None:
     assert search_task(Backwards(0, H200), task, replay, (1, 10), "gpu-ms") == ([1.0, 1.0], [False, False])
 
 
+def test_failed_kernels_use_up_gpu_time() -> None:
+    """Else an agent could try kernels that fail without end, and the measurements of the others would cost it more."""
+    recording = made((2, 4))
+    task, replay = task_of(recording), ReplayEvaluator(recording)
+
+    class FailsFirst(Listed):
+        def propose(self, problem: Any, candidates: Any, history: Any, n: int) -> list[KernelConfig]:
+            failing = [c for c in task.candidates if replay.evaluate([(task.problem, c)])[0].timing is None]
+            return unexplored([*failing, *candidates], history)[:n]
+
+    right = measurement_ms(task.problem, H200, 1.0, 5)
+    assert failure_ms(task.worst_us) == pytest.approx(3 * 9e-3)
+    agent, waited = FailsFirst(0, H200), 2 * failure_ms(task.worst_us)
+    _, ends = _search(agent, task, replay, 1000, "gpu-ms")
+    assert ends[:3] == pytest.approx([waited / 2, waited, waited + right])
+
+
 def test_few_rounds_are_drawn_around_the_recorded_median() -> None:
     recording = made((3,))
     task, replay = task_of(recording), ReplayEvaluator(recording)
     (passed,) = replay.evaluate([(task.problem, recording.catalogue[4])])
-    one = of_few_rounds(recording, passed, 1, ())
-    assert one == of_few_rounds(recording, passed, 1, ()) and one.timing is not None
+    one = of_few_rounds(recording, passed, 1, (), 0)
+    assert one == of_few_rounds(recording, passed, 1, (), 0) and one.timing is not None
+    assert one != of_few_rounds(recording, passed, 1, (), 1), "each seed has samples of its own"
     assert one.timing.median_us != 5.0 and one.timing.median_us == pytest.approx(5.0, rel=0.05)
-    more = of_few_rounds(recording, passed, 1000, one.timing.samples_us)
+    more = of_few_rounds(recording, passed, 1000, one.timing.samples_us, 0)
     assert more.timing is not None and more.timing.samples_us[:1] == one.timing.samples_us
-    assert len(more.timing.samples_us) == 1001 and more.timing.median_us == pytest.approx(5.0, rel=0.002)
+    assert len(more.timing.samples_us) == 1001 and np.median(more.timing.samples_us) == pytest.approx(5.0, rel=0.002)
+    seen = [of_few_rounds(recording, passed, n, one.timing.samples_us, 0).timing for n in (3, 4)]
+    assert [t is not None and t.median_us == 5.0 for t in seen] == [False, True], "5 rounds show what others see"
     assert one.speedup is not None and passed.speedup is not None
     assert one.speedup.ratio * one.timing.median_us == pytest.approx(passed.speedup.ratio * 5.0)
     (failed,) = replay.evaluate([(task.problem, recording.catalogue[3])])
-    assert of_few_rounds(recording, failed, 1, ()) is failed
+    assert of_few_rounds(recording, failed, 1, (), 0) is failed
 
 
 def test_a_cell_of_one_round_takes_the_spread_of_the_others() -> None:
     recording = made()
     recording.rounds[0, 4], recording.spread[0, 4] = 1, 0.0
     (passed,) = ReplayEvaluator(recording).evaluate([(recording.problems[0], recording.catalogue[4])])
-    drawn = of_few_rounds(recording, passed, 200, ()).timing
+    drawn = of_few_rounds(recording, passed, 200, (), 0).timing
     assert drawn is not None and 0.005 < np.std(np.log(drawn.samples_us)) < 0.01  # 0.01 / 1.349
 
 

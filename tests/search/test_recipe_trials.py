@@ -87,6 +87,16 @@ def test_a_stopped_study_goes_on_after_its_last_finished_trial(request_: RecipeR
     assert tuned_settings(request_, part, stopped.train, stopped.score) == expected, "nothing is left to train"
 
 
+def test_a_study_goes_on_after_a_line_that_a_crash_cut_short(request_: RecipeRequest) -> None:
+    part, fakes = recipe_problems(request_).part, Fakes()
+    expected = tuned_settings(request_, part, fakes.train, fakes.score)
+    path = request_.run / JOURNAL
+    path.write_bytes(path.read_bytes()[:-8])
+    rest = Fakes()
+    assert tuned_settings(request_, part, rest.train, rest.score) == expected and len(rest.trained) == 1
+    assert tuned_settings(request_, part, rest.train, rest.score) == expected and len(rest.trained) == 1
+
+
 def test_a_damaged_journal_and_too_few_problems_are_refused(request_: RecipeRequest) -> None:
     part, fakes = recipe_problems(request_).part, Fakes()
     with pytest.raises(UsageError, match="--trials needs more than 4"):

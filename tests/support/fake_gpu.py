@@ -54,6 +54,7 @@ class FakeGpu:
         listed_ahead: problems of every call of ``list_ahead``.
         fallbacks: problem -> algorithm of every call of ``time_fallbacks``.
         compiled: (gpu index, pairs) of every call of ``compile_soon``.
+        trusted: kinds of every call of ``trust``.
     """
 
     def __init__(self) -> None:
@@ -67,6 +68,7 @@ class FakeGpu:
         self.listed_ahead: list[tuple[Problem, ...]] = []
         self.fallbacks: dict[Problem, str] = {}
         self.compiled: list[tuple[int, tuple[tuple[Problem, KernelConfig], ...]]] = []
+        self.trusted: list[Any] = []
 
     def evaluator(
         self, gpu_index: int = 0, options: Options | None = None,
@@ -103,7 +105,7 @@ class FakeEvaluator:
         self._state.expected.append((self._index, tuple(problems)))
 
     def trust(self, kinds: Iterable[Any]) -> None:
-        """It proves nothing."""
+        self._state.trusted += kinds
 
     def time_fallbacks(self, fallbacks: Mapping[Problem, str]) -> None:
         self._fallbacks.update(fallbacks)

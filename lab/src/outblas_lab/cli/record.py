@@ -10,7 +10,7 @@ import typer
 
 from outblas.cli import common
 from outblas.cli.common import AccOption, DtypeOption, GpuOption, LayoutOption, SuiteOption, out
-from outblas.core.errors import RecordError, UsageError
+from outblas.core.errors import ProblemError, RecordError, UsageError
 from outblas.core.plain_files import read_plain_file
 from outblas.core.problem import Problem
 
@@ -147,7 +147,13 @@ def listed_problems(path: Path, layout: str, dtype: str, acc: str) -> list[Probl
     except (OSError, UnicodeDecodeError) as error:
         wrong, expected = f"--problems {path} cannot be read ({error})", "a text file with one M_N_K per line"
         raise RecordError(wrong, expected, "correct the path") from error
-    found = [Problem.from_mnk(line, layout, dtype, acc) for line in lines if line]
+    found = []
+    for number, line in enumerate(lines, 1):
+        try:
+            found += [Problem.from_mnk(line, layout, dtype, acc)] if line else []
+        except ProblemError as error:
+            wrong = f"--problems {path}, line {number} is {line!r} ({error.wrong})"
+            raise ProblemError(wrong, error.expected, "correct the line") from error
     if not found or len(set(found)) != len(found):
         wrong = f"--problems {path} lists {'a problem twice' if found else 'no problem'}"
         raise UsageError(wrong, "distinct problems, one M_N_K per line", "correct the file")

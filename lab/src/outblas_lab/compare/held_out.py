@@ -29,7 +29,7 @@ from outblas.core.suites import sample
 from outblas.tune.agents.agent_registry import check_agent, make_agent
 from outblas.tune.agents.base import Agent
 from outblas_lab.agents.agent_file import FileAgent, check_agent_file, is_agent_file
-from outblas_lab.compare.measured_cost import finished, measurement_ms, of_few_rounds, rounds_of_search
+from outblas_lab.compare.measured_cost import failure_ms, finished, measurement_ms, of_few_rounds, rounds_of_search
 from outblas_lab.compare.splits import Split, arm_parts, make_split, parts_of
 from outblas_lab.pool.record_suite import left_out_beyond
 from outblas_lab.recordings.recording import Recording
@@ -247,7 +247,7 @@ def _search(
             raise UsageError(wrong, f"{number} offered, untried candidate(s) per call", "correct the agent")
         answers = []
         for config in proposed:
-            evaluation, us, cost = _measure(task, config, evaluator, rounds_of, history, measured)
+            evaluation, us, cost = _measure(task, config, evaluator, rounds_of, agent.seed, history, measured)
             answers.append(evaluation)
             measured.append(_Measured(config, evaluation.timing.median_us if evaluation.timing else us, us))
             ends.append((ends[-1] if ends else 0.0) + cost)
@@ -258,18 +258,20 @@ def _search(
 
 def _measure(
     task: HeldOutTask, config: KernelConfig, evaluator: ReplayEvaluator, rounds_of: Callable[..., int] | None,
-    history: Sequence[Evaluation], measured: Sequence[_Measured],
+    seed: int, history: Sequence[Evaluation], measured: Sequence[_Measured],
 ) -> tuple[Evaluation, float | None, float]:  # fmt: skip
     """Return the evaluation of a candidate, its recorded time in microseconds, and the GPU milliseconds it took."""
     evaluation, us = _answer(task, config, evaluator)
+    if us is None:
+        return evaluation, None, failure_ms(task.worst_us)
     before = [e for e in history if e.config == config]
     best_us = min((m.us for m in measured if m.us is not None), default=math.inf)
-    rounds = rounds_of_search(task.problem, evaluator.gpu, us or math.inf, best_us)
-    if rounds_of is not None and us is not None:
+    rounds = rounds_of_search(task.problem, evaluator.gpu, us, best_us)
+    if rounds_of is not None:
         rounds = rounds_of(task.problem, config, tuple(history))
         earlier = before[-1].timing.samples_us if before and before[-1].timing is not None else ()
-        evaluation = of_few_rounds(evaluator.recording, evaluation, rounds, earlier)
-    return evaluation, us, measurement_ms(task.problem, evaluator.gpu, us or 0.0, rounds, bool(before))
+        evaluation = of_few_rounds(evaluator.recording, evaluation, rounds, earlier, seed)
+    return evaluation, us, measurement_ms(task.problem, evaluator.gpu, us, rounds, bool(before))
 
 
 def _answer(task: HeldOutTask, config: KernelConfig, evaluator: ReplayEvaluator) -> tuple[Evaluation, float | None]:

@@ -10,8 +10,8 @@ or three if calls are long. One that is 1.25 times as slow as the best so far ha
 adds near the best are not counted.
 
 Three parts are left out, because they do not depend on the kernel's speed. They are the compilation on the host, the
-proof on other problems (about 0.15 s, once per kernel) and the baselines. A failed kernel has no recorded time and
-counts as 0.
+proof on other problems (about 0.15 s, once per kernel) and the baselines. A failed kernel has no recorded time. It
+counts with its three calls, each as long as one of the slowest kernel that passed.
 """
 
 from __future__ import annotations
@@ -60,24 +60,37 @@ def measurement_ms(problem: Problem, gpu: Gpu, us: float, rounds: int, again: bo
     return us * ((0 if again else _CALLS_BEFORE) + repeats(floor_us(problem, gpu)) * (1 + rounds)) / 1000
 
 
-def of_few_rounds(recording: Recording, evaluation: Evaluation, rounds: int, before: Sequence[float]) -> Evaluation:
+def failure_ms(worst_us: float) -> float:
+    """Return the modelled GPU time of a kernel that fails, milliseconds.
+
+    Args:
+        worst_us: time per call of the problem's slowest kernel that passed, microseconds.
+    """
+    return worst_us * _CALLS_BEFORE / 1000
+
+
+def of_few_rounds(
+    recording: Recording, evaluation: Evaluation, rounds: int, before: Sequence[float], seed: int
+) -> Evaluation:
     """Return an evaluation as fewer rounds than the recorded ones would have given it, with samples.
 
     A sample is drawn around the recorded median: its log time is normal, with the deviation that follows from the
     spread. A cell of a single round has no spread; it takes the median one of its problem. The draw depends on the
-    kernel and its number of samples alone, so a resumed comparison repeats it.
+    kernel, its number of samples and the agent's seed alone, so a resumed comparison repeats it. With as many samples
+    as a search usually takes, the recorded median counts: other agents see it after as many rounds.
 
     Args:
         evaluation: a passed cell of the recording, or a failed one, which is returned as it is.
         before: microseconds of the kernel's earlier samples, which count, too.
+        seed: the agent's; its runs with other seeds see other samples.
     """
     if evaluation.timing is None:
         return evaluation
     problem, us = evaluation.problem, evaluation.timing.median_us
-    rng = np.random.default_rng([*f"{problem.key}/{evaluation.config.name}/{len(before)}".encode()])
+    rng = np.random.default_rng([*f"{seed}/{problem.key}/{evaluation.config.name}/{len(before)}".encode()])
     drawn = us * np.exp(_spread(recording, evaluation) / IQR_SIGMAS * rng.standard_normal(rounds))
     samples = (*before, *drawn.tolist())
-    median = float(np.median(samples))
+    median = us if len(samples) >= usual_rounds(problem, recording.gpu) else float(np.median(samples))
     speedup = evaluation.speedup
     if speedup is not None:
         shift = us / median

@@ -19,10 +19,8 @@ import numpy as np
 
 from outblas.core.config import LAUNCHES, KernelConfig, knob_schema, launch_of
 from outblas.core.errors import UsageError
-from outblas.core.gpu_records import reference_gpu
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
-from outblas.kernels.catalogue import catalogue, without_launch
 from outblas.kernels.cost.cost_model import predict_many
 from outblas.kernels.families.registry import FAMILIES
 from outblas.kernels.families.sm90_oddrows_gemm import Sm90OddrowsConfig
@@ -91,7 +89,7 @@ def choose_candidates(
     Raises:
         UsageError: no kernel of the grid is legal, or more of them than ``draw.count``.
     """
-    points = _grid_of(problem, gpu, draw) if draw.grid else []
+    points = grid_of(problem, gpu, draw) if draw.grid else []
     known, most = set(points), draw.drawn_from or len(listed)
     ordered = random.Random(str(draw.seed)).sample(listed, len(listed)) if draw.drawn_from else listed
     found = (c for c in ordered if c not in known and why_illegal(problem, c, gpu) is None)
@@ -106,7 +104,12 @@ def choose_candidates(
     return chosen | dict.fromkeys(ranked, "model")
 
 
-def _grid_of(problem: Problem, gpu: Gpu, draw: CandidateDraw) -> list[KernelConfig]:
+def grid_of(problem: Problem, gpu: Gpu, draw: CandidateDraw) -> list[KernelConfig]:
+    """Return the kernels of the grid that are legal for a problem.
+
+    Raises:
+        UsageError: no kernel is legal, or more than ``draw.count`` are.
+    """
     own = [c for c in grid_kernels() if FAMILIES[c.family].for_unaligned_rows != problem.rows_aligned]
     points = [c for c in own if why_illegal(problem, c, gpu) is None]
     if not points:
@@ -147,12 +150,11 @@ def _consumers(bm: int) -> int:
 def wide_kernels() -> tuple[KernelConfig, ...]:
     """Return a space of kernels that no model and no measurement chose, in a fixed order, launched plainly.
 
-    It has each kernel of the pools and of the reference GPU's catalogue, and those that differ from one of them in one
-    knob. :func:`outblas_lab.pool.knobs.all_knobs` has the values. The grids are in it, too. Of its about 111,000
-    kernels, the H200 can run 25,000 on most problems with aligned rows, and over 1,000 on others.
+    It has each kernel of the pools, and those that differ from one of them in one knob. No GPU's catalogue is in it, as
+    measurements chose that. :func:`outblas_lab.pool.knobs.all_knobs` has the values. The grids are in it, too. Of its
+    about 100,000 kernels, the H200 can run 14,000 to 28,000 on a problem with aligned rows, and 500 to 2,200 on others.
     """
-    listed = (*pool(), *unaligned_pool(), *catalogue(reference_gpu().name))
-    near = (each for config in dict.fromkeys(map(without_launch, listed)) for each in (config, *_one_knob_away(config)))
+    near = (each for config in (*pool(), *unaligned_pool()) for each in (config, *_one_knob_away(config)))
     return tuple(dict.fromkeys((*grid_kernels(), *near)))
 
 

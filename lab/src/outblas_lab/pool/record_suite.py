@@ -6,7 +6,8 @@ over :data:`LEAVE_OUT_BEYOND` x the best are marked as left out. Problems whose 
 rounds, of fewer cells.
 
 A recording for learning gives each problem candidates of its own (:mod:`outblas_lab.pool.record_candidates`). None of
-them is left out by a prediction, and each that passes has one round at least.
+them is left out by a prediction, and each that passes has one round at least. One that hung or ended the worker is not
+tried on later problems.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from outblas.core.config import KernelConfig, config_name
+from outblas.core.config import KernelConfig, config_name, kernel_kind
 from outblas.core.errors import UsageError
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.gpu_records import packaged_records
@@ -36,12 +37,14 @@ from outblas.records.parquet import check_parquet
 from outblas.records.provenance import collect_provenance
 from outblas.runtime.device import gpu_of_device, record_of_device
 from outblas.tune.live_evaluator import LiveEvaluator
-from outblas_lab.pool.record_candidates import CandidateDraw, choose_candidates
+from outblas_lab.pool.record_candidates import CandidateDraw, choose_candidates, grid_of
 from outblas_lab.recordings.recording import Recording, stem_of
 from outblas_lab.recordings.recording_files import CELLS, CHOICE_CODES, STATUS_CODES
 
 #: Interleaved rounds per cell; of a problem whose calls are long (``roofline.repeats`` is 1).
 ROUNDS, LONG_ROUNDS = 5, 3
+#: Rounds that a recording can count (int16).
+MOST_ROUNDS = 2**15 - 1
 #: Cells predicted slower than this x the best prediction of their launch option are left out. On problems that
 #: the model was not fitted on, 1.27 would have lost no measured best (``checks`` in its file).
 LEAVE_OUT_BEYOND = 1.35
@@ -50,6 +53,8 @@ LEAVE_OUT_BEYOND = 1.35
 LONG_LEAVE_OUT_BEYOND = 1.2
 #: A cell over this x the fastest of its launch option, or the fastest baseline, has the first round's sample only.
 SINGLE_SAMPLE_BEYOND = 1.25
+#: Failures that cost a worker. Such a kernel of a draw is not tried on later problems.
+_LOSSES = (Status.HANG.value, Status.FAULT.value, Status.EXITED.value)
 Progress = Callable[..., None]
 #: Returns candidate -> how it was chosen, of a problem.
 Chooser = Callable[[Problem], dict[KernelConfig, str]]
@@ -66,7 +71,7 @@ class RecordSettings:
         near: a candidate is near if it is slower by at most this share, e.g. 0.03.
 
     Raises:
-        UsageError: a number is negative.
+        UsageError: a number is negative, or there are more rounds than a recording can count.
     """
 
     draw: CandidateDraw | None = None
@@ -74,9 +79,9 @@ class RecordSettings:
     near: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.near_rounds < 0 or not 0 <= self.near < math.inf:
+        if not 0 <= self.near_rounds <= MOST_ROUNDS or not 0 <= self.near < math.inf:
             wrong = f"--rounds-near-best is {self.near_rounds} and --near is {self.near:g}"
-            raise UsageError(wrong, "0 or more for both", "correct --rounds-near-best or --near")
+            raise UsageError(wrong, f"0 to {MOST_ROUNDS}, and 0 or more", "correct --rounds-near-best or --near")
 
     def to_json(self) -> dict[str, Any]:
         """Return what differs from the defaults, for the journal and the provenance."""
@@ -116,6 +121,9 @@ def run_record(
         "gpu": gpu.name,
         **how.to_json(),
     }
+    if how.draw is not None and how.draw.grid:  # it has to fit every problem: hours later is too late to say so
+        for problem in problems:
+            grid_of(problem, gpu, how.draw)
     stem = stem_of(suite, problems)
     path = out_dir / f"{stem}_record.jsonl"
     if (out_dir / f"{stem}{CELLS}").exists() and not path.exists():
@@ -144,7 +152,7 @@ def run_record(
             for index, problem in enumerate(todo):
                 if choose is not None:  # most kernels are new to the run: those of the next problem compile meanwhile
                     evaluator.compile_soon((p, config) for p in todo[index : index + 2] for config in choose(p))
-                journal.append(_measure(evaluator, problem, catalogue, choose))
+                journal.append(_measure(evaluator, problem, catalogue, choose, _lost(journal.entries)))
                 if progress is not None:
                     progress(len(journal.entries), len(problems))
     finally:
@@ -165,11 +173,12 @@ def left_out_beyond(problem: Problem, gpu: Gpu) -> float:
 
 
 def _measure(
-    evaluator: LiveEvaluator, problem: Problem, catalogue: Sequence[KernelConfig], choose: Chooser | None
-) -> dict[str, Any]:
+    evaluator: LiveEvaluator, problem: Problem, catalogue: Sequence[KernelConfig], choose: Chooser | None,
+    lost: Container[str],
+) -> dict[str, Any]:  # fmt: skip
     """Measure a problem; return its journal entry, as :func:`matrix_of` reads it."""
     if choose is not None:
-        chosen = choose(problem)
+        chosen = {config: how for config, how in choose(problem).items() if config_name(config) not in lost}
         cells, baselines = _measured(evaluator, problem, list(chosen))
         names = [config_name(config) for config in chosen]
         return {
@@ -183,6 +192,12 @@ def _measure(
     cells, baselines = _measured(evaluator, problem, [config for config in catalogue if config not in known])
     cells |= {config: [status.value, None, None, 0] for config, status in known.items()}
     return {"problem": problem.key, "cells": [cells[config] for config in catalogue], "baselines": baselines}
+
+
+def _lost(entries: Sequence[Mapping[str, Any]]) -> set[str]:
+    """Return the names of a draw's kernels that hung or ended the worker: a loss takes up to a minute."""
+    cells = ((name, cell[0]) for e in entries for name, cell in zip(e.get("candidates", ()), e["cells"], strict=False))
+    return {name for name, status in cells if status in _LOSSES}
 
 
 def _untried(problem: Problem, catalogue: Sequence[KernelConfig], gpu: Gpu) -> dict[KernelConfig, Status]:
@@ -202,7 +217,10 @@ def _measured(
     evaluator: LiveEvaluator, problem: Problem, wanted: Sequence[KernelConfig]
 ) -> tuple[dict[KernelConfig, list[Any]], dict[str, list[Any]]]:
     """Measure candidates; return their cells, and name -> (median, spread, detail) of the baselines."""
-    cells = {e.template: _cell(e) for e in evaluator.evaluate([(problem, config) for config in wanted])}
+    evaluations = list(evaluator.evaluate([(problem, config) for config in wanted]))
+    # so that the next worker, if this one is lost, proves none of them in full again
+    evaluator.trust(kernel_kind(problem, e.template) for e in evaluations if e.timing is not None)
+    cells = {e.template: _cell(e) for e in evaluations}
     report = evaluator.baseline_report(problem)
     if not report.timings:
         raise report.none_timed(problem)

@@ -6,6 +6,7 @@ sees a judged problem. Studies are in a journal of Optuna, and a killed run goes
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -112,8 +113,9 @@ def _sampler(optuna: Any, done: int) -> Any:
 def _study(optuna: Any, path: Path, preset: str) -> Any:
     from optuna.storages.journal import JournalFileBackend
 
-    path.parent.mkdir(parents=True, exist_ok=True)
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _drop_partial_line(path)
         storage = optuna.storages.JournalStorage(JournalFileBackend(str(path)))
         return optuna.create_study(
             study_name=preset, storage=storage, direction="maximize", load_if_exists=True, sampler=_sampler(optuna, 0)
@@ -121,6 +123,13 @@ def _study(optuna: Any, path: Path, preset: str) -> Any:
     except (OSError, ValueError, KeyError) as error:
         wrong, do = f"the journal {path} cannot be used ({error})", "remove it to start over, or pass another --run"
         raise RecordError(wrong, "a journal of Optuna", do) from error
+
+
+def _drop_partial_line(path: Path) -> None:
+    """Drop a last line that a crash cut short: Optuna would append to it, and could then read no more."""
+    data = path.read_bytes() if path.exists() else b""
+    if not data.endswith(b"\n") and (whole := data.rfind(b"\n") + 1):
+        os.truncate(path, whole)
 
 
 def _finished(optuna: Any, study: Any) -> list[Any]:

@@ -46,6 +46,8 @@ from outblas_lab.recordings.recording_files import (
 if TYPE_CHECKING:
     import pyarrow as pa
 
+#: Candidates whose indices fit into int16.
+MOST_INT16 = 2**15
 _NOT_OFFERED = (STATUS_CODES[Status.LEFT_OUT], STATUS_CODES[Status.ILLEGAL])
 
 
@@ -122,7 +124,7 @@ class Recording:
         words = pa.array([s.value for s in STATUSES])
         cells: list[pa.Array] = [
             pa.array(rows.astype(np.int32)),
-            pa.array(columns.astype(np.int16)),
+            pa.array(columns.astype(np.int16 if len(self.catalogue) <= MOST_INT16 else np.int32)),
             pa.DictionaryArray.from_arrays(pa.array(self.status.ravel()), words),
             pa.array(self.median_us.ravel(), mask=~passed),
             pa.array(self.spread.ravel(), mask=~passed),

@@ -139,8 +139,9 @@ def train(
     torch has one thread meanwhile. The result is the same for the same seed.
 
     Args:
-        parts: recorded problems of one GPU or several, 10 or more in all. The layout, dtype and accumulator of a part's
-            first problem apply to its drawn problems.
+        parts: recorded problems of one GPU or several, 10 or more in all. Episodes are of those in grid1000 with the
+            layout, dtype and accumulator of a part's first problem. They are of all problems if grid1000 has none of
+            them, or if problems have candidates of their own.
         run: place of checkpoints and logs. A folder with a training of the same settings is resumed. None: keep
             nothing.
 
@@ -194,8 +195,8 @@ def make_learner(
 
     def make(part: TrainingPart) -> Any:
         first, known = part.problems[0], set(part.problems)
-        # of one kind in the order of the grid, if the grid has any
-        grid = suite("grid1000", first.layout, first.dtype, first.acc)
+        # of one kind in the order of the grid, if the grid has any; with candidates of their own, all count
+        grid = suite("grid1000", first.layout, first.dtype, first.acc) if places is None else ()
         problems = [p for p in grid if p in known] or part.problems
         evaluator = evaluator_of(part.recording)
         return TuningEnv(evaluator, catalogue, problems, begun, settings.budget, LAUNCHES[:2], settings.preset, places)
