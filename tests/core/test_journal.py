@@ -108,7 +108,7 @@ def test_settings_are_compared_as_json(path: Path) -> None:
 def test_a_journal_of_other_settings_is_refused_and_left_as_it_is(path: Path) -> None:
     written(path)
     before = path.read_bytes()
-    with pytest.raises(UsageError, match="other settings.*--no-resume"):
+    with pytest.raises(UsageError, match="other settings.*move the file"):
         Journal(path, {**SETTINGS, "rounds": 7})
     assert path.read_bytes() == before
 
