@@ -141,7 +141,9 @@ class Journal:
             raise RecordError(wrong, "one JSON object per line", do) from error
         if found != json.loads(json.dumps(settings)):
             wrong, expected = f"{self.path} belongs to a run with other settings", "the original settings to resume it"
-            raise UsageError(wrong, expected, "finish that run, pass another output path, or move the file to start over")
+            raise UsageError(
+                wrong, expected, "finish that run, pass another output path, or move the file to start over"
+            )
         self.entries = entries
         return sum(len(line) for line in lines)
 

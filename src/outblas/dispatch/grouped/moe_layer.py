@@ -18,19 +18,20 @@ from outblas.runtime.moe_rows import VECTOR
 
 def our_moe_mlp(
     x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, experts: torch.Tensor, scores: torch.Tensor,
-    gate_up_bias: torch.Tensor | None = None, down_bias: torch.Tensor | None = None, whole: bool = False,
+    biases: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None), whole: bool = False,
     count: Callable[[int], None] | None = None,
 ) -> torch.Tensor | None:  # fmt: skip
     """Compute :func:`outblas.moe_mlp` by kernels of this package; return None if torch must.
 
     Args:
+        biases: those of gate and up, and of down.
         whole: return None, too, if torch would have to compute one of the products; choose kernels for both.
         count: called with the number of products that kernels computed, unless the result is None.
 
     Raises:
         DeviceError: the driver refused a launch.
     """
-    index, biases = x.device.index, (gate_up_bias, down_bias)
+    index = x.device.index
     if x.device.type != device_registry.DEVICE_TYPE or is_recorded(x, gate_up, down, scores, *biases):
         return None
     if torch_must_see(x, gate_up, down, experts, scores, *biases):
@@ -41,7 +42,7 @@ def our_moe_mlp(
     if state is None:
         return None
     first, second = gate_up.transpose(-2, -1), down.transpose(-2, -1)
-    problems = problem_of_weights(first, gate_up_bias, gated=True), problem_of_weights(second, down_bias, gated=False)
+    problems = problem_of_weights(first, biases[0], gated=True), problem_of_weights(second, biases[1], gated=False)
     names = ("bf16" if x.dtype == torch.bfloat16 else "fp16", _name(experts.dtype), _name(scores.dtype))
     with device_registry.device_state(index).make_current(index):
         row_kernels = state.rows(*names, may_load=not torch.cuda.is_current_stream_capturing())

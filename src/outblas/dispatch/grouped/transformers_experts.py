@@ -70,7 +70,7 @@ class TransformersExperts:
             return None
         transposed = getattr(layer, "is_transposed", False)
         gate_up, down = (as_plain(w).transpose(-2, -1) if transposed else as_plain(w) for w in weights)
-        return our_moe_mlp(x, gate_up, down, experts, scores, biases[0], biases[1], count=self._count)
+        return our_moe_mlp(x, gate_up, down, experts, scores, biases, count=self._count)
 
 
 def _is_swiglu(layer: Any, usual_gate: Any) -> bool:
