@@ -186,7 +186,7 @@ def test_torch_computes_the_products_of_a_layer_that_lack_a_kernel(
     kernels.lacking = lacking
     given["gate_up"], given["down"] = given["gate_up"] / 8, given["down"] / 8
     operands = [given[name] for name in ("x", "gate_up", "down", "experts", "scores")]
-    want = moe_layer.by_torch(*(t.float() if t.is_floating_point() else t for t in operands), None, None)
+    want = moe_layer.by_torch(*(t.float() if t.is_floating_point() else t for t in operands))
     found = outblas.moe_mlp(*operands)
     torch.testing.assert_close(found.float(), want, atol=0.05, rtol=0.05)
     whole = moe_layer.our_moe_mlp(*operands, whole=True)
@@ -225,7 +225,7 @@ def test_a_compiled_layer_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     kernels, given = grouped_stand_in(monkeypatch), layer_operands()
     x, *others = (given[name] for name in ("x", "gate_up", "down", "experts", "scores"))
     compiled = torch.compile(lambda x: outblas.moe_mlp(x, *others), backend="eager", fullgraph=True)
-    torch.testing.assert_close(compiled(x), moe_layer.by_torch(x, *others, None, None))
+    torch.testing.assert_close(compiled(x), moe_layer.by_torch(x, *others))
     kernels.asked.clear()
     compiled(x)
     assert not kernels.asked

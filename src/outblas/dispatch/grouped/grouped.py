@@ -108,9 +108,9 @@ def moe_mlp(
         raise TensorError(wrong, "(groups, 2H, K), (groups, K, H) and (tokens, K)", "pass the weights of one layer")
     from outblas.dispatch.grouped.moe_layer import by_torch, our_moe_mlp
 
-    operands, biases = (x, gate_up, down, experts, scores), (gate_up_bias, down_bias)
-    result = our_moe_mlp(*operands, biases)
-    return by_torch(*operands, *biases) if result is None else result
+    operands = (x, gate_up, down, experts, scores, (gate_up_bias, down_bias))
+    result = our_moe_mlp(*operands)
+    return by_torch(*operands) if result is None else result
 
 
 def _check_out(a: Any, w: Any, bias: Any, gated: bool, out: Any) -> None:

@@ -72,7 +72,7 @@ def our_moe_mlp(
 
 def by_torch(
     x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, experts: torch.Tensor, scores: torch.Tensor,
-    gate_up_bias: torch.Tensor | None, down_bias: torch.Tensor | None,
+    biases: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None),
 ) -> torch.Tensor:  # fmt: skip
     """Compute :func:`outblas.moe_mlp` by torch's operations, with gradients."""
     if not experts.numel():
@@ -82,8 +82,8 @@ def by_torch(
     numbers = torch.arange(gate_up.shape[0], device=x.device, dtype=chosen.dtype)
     ends = torch.searchsorted(chosen, numbers, right=True).to(torch.int32)
     first, second = gate_up.transpose(-2, -1), down.transpose(-2, -1)
-    inner = grouped_product.by_torch(x[order // top], first, ends, gate_up_bias, gated=True)
-    outer = grouped_product.by_torch(inner, second, ends, down_bias)
+    inner = grouped_product.by_torch(x[order // top], first, ends, biases[0], gated=True)
+    outer = grouped_product.by_torch(inner, second, ends, biases[1])
     back = torch.empty_like(order).scatter_(0, order, torch.arange(tokens * top, device=x.device))
     each = outer[back].view(tokens, top, -1).float() * scores.float().unsqueeze(-1)
     return each.sum(dim=1).to(x.dtype)
