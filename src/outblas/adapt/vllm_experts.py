@@ -29,7 +29,7 @@ from outblas.dispatch.grouped.grouped_product import is_recorded
 from outblas.dispatch.grouped.grouped_state import grouped_state
 from outblas.dispatch.grouped.moe_layer import our_moe_mlp
 from outblas.dispatch.guarantees.guarantee import process_guarantee
-from outblas.dispatch.product_operands import as_plain
+from outblas.dispatch.product_operands import as_plain, dtype_name
 
 #: vLLM's modules of custom operators and of the class, and the class.
 _OPERATORS = "vllm.model_executor.custom_op"
@@ -52,7 +52,6 @@ METHOD: dict[str, Any] = {
     "mk_can_overlap_shared_experts": False,  # shared experts within vLLM's kernels
 }
 LAYER: dict[str, Any] = {"activation.name": "SILU", "expert_map": None, "apply_router_weight_on_input": False}
-_DTYPES = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
 def serve_experts() -> str:
@@ -115,7 +114,7 @@ def _result(
     state = grouped_state(x.device.index) if x.device.type == device_registry.DEVICE_TYPE else None
     if state is not None:
         extents = " x ".join(map(str, gate_up.shape[1:]))  # of any rank: backends have layouts of their own
-        name = f"{len(gate_up)} experts of {extents} {_DTYPES.get(gate_up.dtype, gate_up.dtype)}"
+        name = f"{len(gate_up)} experts of {extents} {dtype_name(gate_up.dtype)}"
         state.note_layer(name, len(x), "engine" if result is None else "outblas")
     return result
 

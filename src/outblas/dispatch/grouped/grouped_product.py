@@ -13,7 +13,7 @@ from outblas.dispatch import device_registry
 from outblas.dispatch.aten_products import HALF_DTYPES
 from outblas.dispatch.grouped.grouped_state import GroupedState, grouped_state
 from outblas.dispatch.guarantees.guarantee import process_guarantee
-from outblas.dispatch.product_operands import as_plain, why_left_to_torch
+from outblas.dispatch.product_operands import as_plain, dtype_name, why_left_to_torch
 from outblas.kernels.grouped.grouped_problem import GroupedProblem
 from outblas.runtime.grouped_launch import GroupedKernel
 
@@ -134,7 +134,7 @@ def problem_of_weights(w: torch.Tensor, bias: torch.Tensor | None, gated: bool) 
     layout: Any = "TN" if w.transpose(-2, -1).is_contiguous() else "NN" if w.is_contiguous() else None
     if layout is None:
         return None
-    dtype: Any = "fp16" if w.dtype == torch.float16 else "bf16"
+    dtype: Any = dtype_name(w.dtype)
     try:
         return GroupedProblem(w.shape[0], w.shape[2], w.shape[1], layout, dtype, gated, bias is not None)
     except ProblemError:

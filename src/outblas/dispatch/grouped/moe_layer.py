@@ -11,6 +11,7 @@ from outblas.dispatch.aten_products import HALF_DTYPES
 from outblas.dispatch.grouped import grouped_product
 from outblas.dispatch.grouped.grouped_product import is_recorded, problem_of_weights, ready_kernel, torch_must_see
 from outblas.dispatch.grouped.grouped_state import grouped_state
+from outblas.dispatch.product_operands import dtype_name
 from outblas.kernels.grouped.grouped_problem import MOST_GROUPS
 from outblas.kernels.grouped.rows_source import EXPERTS, SCORES
 from outblas.runtime.moe_rows import VECTOR
@@ -43,7 +44,7 @@ def our_moe_mlp(
         return None
     first, second = gate_up.transpose(-2, -1), down.transpose(-2, -1)
     problems = problem_of_weights(first, biases[0], gated=True), problem_of_weights(second, biases[1], gated=False)
-    names = ("bf16" if x.dtype == torch.bfloat16 else "fp16", _name(experts.dtype), _name(scores.dtype))
+    names = (dtype_name(x.dtype), _name(experts.dtype), _name(scores.dtype))
     with device_registry.device_state(index).make_current(index):
         row_kernels = state.rows(*names, may_load=not torch.cuda.is_current_stream_capturing())
         kernels = [
