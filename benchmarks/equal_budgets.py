@@ -27,7 +27,6 @@ from __future__ import annotations
 import argparse
 import math
 import random
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -48,9 +47,10 @@ from learners.knob_questions import (
     NoAnswer,
     Transcript,
 )
+from learners.resumable import resumable
 
 from outblas.core.config import launch_of
-from outblas.core.errors import OutblasError, UsageError, unknown_name
+from outblas.core.errors import UsageError, unknown_name
 from outblas.core.evaluation import Status
 from outblas.core.files import write_json
 from outblas.core.journal import Journal
@@ -330,9 +330,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
+    with resumable("finished searches and answers are in the journal"):
         main()
-    except OutblasError as error:
-        sys.exit(str(error))
-    except KeyboardInterrupt:
-        sys.exit("interrupted; finished searches and answers are in the journal, and the same command goes on")

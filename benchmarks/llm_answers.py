@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -52,8 +51,9 @@ from learners.answers import (
     sha_of_file,
     shown_kernels,
 )
+from learners.resumable import resumable
 
-from outblas.core.errors import OutblasError, RecordError
+from outblas.core.errors import RecordError
 from outblas.core.gpu_records import packaged_gpu
 from outblas.core.problem import Problem
 from outblas.records.provenance import collect_provenance, script_command
@@ -243,9 +243,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
+    with resumable("finished answers are in the result file"):
         main()
-    except OutblasError as error:
-        sys.exit(str(error))
-    except KeyboardInterrupt:
-        sys.exit("interrupted; finished answers are in the result file, and the same command goes on")

@@ -49,9 +49,10 @@ from typing import Any
 from engine.ended_groups import interrupted, run_and_end_group
 from engine.figures import summarised
 from engine.vllm_process import MODELS
+from learners.resumable import resumable
 
 from outblas.cli.command_group import interrupted_by_signals
-from outblas.core.errors import OutblasError, RecordError
+from outblas.core.errors import RecordError
 from outblas.core.files import write_json
 from outblas.core.plain_files import read_object
 from outblas.kernels.kernel_hash import kernels_sha
@@ -268,10 +269,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        with interrupted_by_signals():
-            main()
-    except OutblasError as error:
-        sys.exit(str(error))
-    except KeyboardInterrupt:
-        sys.exit("interrupted; finished processes are in the result file, and the same command goes on")
+    with resumable("finished processes are in the result file"), interrupted_by_signals():
+        main()
