@@ -218,7 +218,7 @@ def test_a_process_with_other_cells_than_the_file_is_refused(
     ("freedom", "t"), [(1, 12.7062), (2, 4.3027), (3, 3.1824), (6, 2.4469), (7, 2.3646), (30, 2.0423), (1000, 1.9623)]
 )
 def test_intervals_have_students_t_for_any_number_of_pairs(code: Any, freedom: int, t: float) -> None:
-    from engine.figures import student_t  # type: ignore[import-not-found]
+    from outblas_lab.compare.student_t import student_t
 
     assert student_t(freedom) == pytest.approx(t, abs=1e-4)
 

@@ -24,6 +24,7 @@ from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu, regime
 from outblas.records.parquet import column_schema, read_table, write_table
 from outblas.records.results import FORMAT, PROVENANCE_FIELDS, read_meta
+from outblas_lab.compare.student_t import student_t
 from outblas_lab.pool.averages import regime_order
 
 KIND = "compare"
@@ -198,8 +199,6 @@ def _coded(column: Any, known: list[str], what: str, path: Path) -> tuple[tuple[
 
 
 RESAMPLES = 2000
-#: Student's t of a two-sided 95% interval, by degrees of freedom from 1. The last serves all beyond.
-_T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 #: An agent's overall regret is the mean over the budgets within these.
 OVERALL_BUDGETS = (1, 16)
 
@@ -322,8 +321,9 @@ def seed_half_widths(comparison: Comparison, split: str) -> dict[tuple[str, int]
             at = mine & (comparison.budget == j)
             each = [float(np.exp(np.log(comparison.quality[at & (comparison.seed == s)]).mean())) for s in seeds]
             if len(each) > 1:
-                factor = _T95[min(len(each) - 1, len(_T95)) - 1]
-                found[agent, budget] = round(factor * float(np.std(each, ddof=1)) / math.sqrt(len(each)), 6)
+                found[agent, budget] = round(
+                    student_t(len(each) - 1) * float(np.std(each, ddof=1)) / math.sqrt(len(each)), 6
+                )
     return found
 
 
