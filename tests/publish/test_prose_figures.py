@@ -85,6 +85,26 @@ def memory(model: str) -> float:
     return (used["outblas"] - used["torch"]) / 1e9
 
 
+def experts_in_vllm() -> list[tuple[str, str]]:
+    """Kernel time of a step over that with OutBLAS; steps are counted by the calls of attention."""
+    ratios = [row["ratio"] for cells in vllm("qwen3-30b-a3b")["cells"].values() for row in cells.values()]
+    profiles = {one["variant"]: one["profiles"] for one in vllm("qwen3-30b-a3b")["processes"]}
+    assert len(profiles) == 2, "more than one pair: write the sentences anew"
+    kernel_us = {
+        variant: [
+            each["kernel_us"] / next(calls for name, calls, _ in each["kernels"] if "Flash" in name)
+            for each in of_batches.values()
+        ]
+        for variant, of_batches in profiles.items()
+    }
+    less = [100 * (1 - ours / theirs) for theirs, ours in zip(kernel_us["torch"], kernel_us["outblas"], strict=True)]
+    page = "docs/use/engines.md"
+    return [
+        (page, f"single ratios lie between {min(ratios):.3f} and {max(ratios):.3f}"),
+        (page, f"the kernels of a step take {min(less):.0f}% to {max(less):.0f}% less time"),
+    ]
+
+
 def engines() -> list[tuple[str, str]]:
     means = {model: vllm(model)["geomean"] for model in ("llama-3-8b", "qwen2.5-7b")}
     llama, qwen = means.values()
@@ -253,7 +273,7 @@ def bounds() -> list[tuple[str, str]]:
     ]
 
 
-@pytest.mark.parametrize("figures", [engines, transformers, same_bits, accuracy, from_tables, bounds])
+@pytest.mark.parametrize("figures", [engines, experts_in_vllm, transformers, same_bits, accuracy, from_tables, bounds])
 def test_a_sentence_has_the_figures_of_its_file(figures: Any) -> None:
     found = figures()
     texts = {page: re.sub(r"\s+", " ", (ROOT / page).read_text()) for page, _ in found}

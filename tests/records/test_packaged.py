@@ -37,7 +37,7 @@ from outblas.records.results import PROVENANCE_FIELDS, bench_files, read_result,
 from outblas_lab.build.library_tables import kernels_since
 from outblas_lab.pool.averages import table_label
 from outblas_lab.recordings.recording import Recording, packaged
-from outblas_lab.recordings.recording_files import STATUS_CODES
+from outblas_lab.recordings.recording_files import CHOICE_CODES, STATUS_CODES
 from outblas_lab.train.policy import Policy
 from outblas_lab.train.policy_quality import recorded_searches, search_qualities
 from support.helpers import ROOT
@@ -58,6 +58,12 @@ def recording() -> Recording:
 @pytest.fixture(scope="module", params=packaged())
 def each_recording(request: pytest.FixtureRequest) -> Recording:
     """Every packaged recording in turn."""
+    return Recording.load(request.param)
+
+
+@pytest.fixture(scope="module", params=sorted(set(packaged()) & set(packaged_records())))
+def of_a_catalogue(request: pytest.FixtureRequest) -> Recording:
+    """Every packaged recording that is named after its GPU."""
     return Recording.load(request.param)
 
 
@@ -112,21 +118,31 @@ def test_every_family_of_the_catalogue_was_measured(recording: Recording) -> Non
     assert {Sm90WgmmaConfig, Sm80MmaConfig} <= measured and Sm80GemvConfig not in measured
 
 
-def test_every_cell_passed_or_was_not_tried(each_recording: Recording) -> None:
+def test_every_cell_passed_or_was_not_tried(of_a_catalogue: Recording) -> None:
     """The catalogue holds proven kernels only: a wrong, faulty or slow-to-die cell is a bug that ships."""
     fine = [STATUS_CODES[s] for s in (Status.PASSED, Status.LEFT_OUT, Status.ILLEGAL)]
-    assert np.isin(each_recording.status, fine).all()
-    passed = each_recording.status == STATUS_CODES[Status.PASSED]
+    assert np.isin(of_a_catalogue.status, fine).all()
+    passed = of_a_catalogue.status == STATUS_CODES[Status.PASSED]
     assert passed.any(axis=1).all(), "every problem has a kernel"
-    assert (each_recording.median_us[passed] > 0).all() and (each_recording.rounds[passed] > 0).all()
-    assert np.isnan(each_recording.median_us[~passed]).all()
+    assert (of_a_catalogue.median_us[passed] > 0).all() and (of_a_catalogue.rounds[passed] > 0).all()
+    assert np.isnan(of_a_catalogue.median_us[~passed]).all()
 
 
-def test_the_recordings_verdict_of_legality_is_the_predicates(each_recording: Recording) -> None:
-    gpu, kernels = each_recording.gpu, each_recording.catalogue
-    for problem, status in list(zip(each_recording.problems, each_recording.status, strict=True))[::37]:
+def test_the_recordings_verdict_of_legality_is_the_predicates(of_a_catalogue: Recording) -> None:
+    gpu, kernels = of_a_catalogue.gpu, of_a_catalogue.catalogue
+    for problem, status in list(zip(of_a_catalogue.problems, of_a_catalogue.status, strict=True))[::37]:
         illegal = [why_illegal(problem, config, gpu) is not None for config in kernels]
         assert illegal == (status == STATUS_CODES[Status.ILLEGAL]).tolist(), problem.key
+
+
+def test_no_model_chose_a_cell_of_the_recording_without_a_model() -> None:
+    """300 kernels on each of 100 problems: a grid, and the rest at random; the few that failed are recorded, too."""
+    uncut = Recording.load("uncut")
+    chosen = np.isin(uncut.chosen, [CHOICE_CODES[name] for name in ("grid", "random")])
+    assert len(uncut.problems) == 100 and (chosen.sum(axis=1) == 300).all()
+    assert (uncut.status[~chosen] == STATUS_CODES[Status.LEFT_OUT]).all()
+    passed = uncut.status == STATUS_CODES[Status.PASSED]
+    assert passed.sum() >= 28_000 and (uncut.median_us[passed] > 0).all() and (uncut.rounds[passed] > 0).all()
 
 
 def test_every_problem_has_its_baselines(each_recording: Recording) -> None:

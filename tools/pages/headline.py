@@ -84,15 +84,17 @@ def headline_rows(folder: Path, results: Sequence[Result]) -> list[HeadlineRow]:
 def short_rows(folder: Path, results: Sequence[Result]) -> list[HeadlineRow]:
     """Return the rows of one GPU for README.md, without the range of the starts: engines and models, then products.
 
-    ``optimize()`` is compared with torch that has merged weights and fused norms, too, and not with plain torch.
+    ``optimize()`` is compared with torch that has merged weights and fused norms, too, and not with plain torch. Of an
+    engine there are the decode steps; end to end, the page of results has more.
 
     Raises:
         RecordError: a file is there and cannot be read.
     """
     products = [row for row in _listed(results) if row.use != SPLIT_LAYERS]
+    engines = [row for row in _engine(folder) if row.use.startswith("decode")]
     eager = _whole_models(folder / WHOLE_MODELS, (_OF_MODELS[0], _OF_MODELS[2]))
     compiled = _whole_models(folder / COMPILED_MODELS, _OF_COMPILED)
-    rows = [*_engine(folder), *compiled, *eager, *products, *_cuda_l2(folder)]
+    rows = [*engines, *compiled, *eager, *products, *_cuda_l2(folder)]
     return [replace(row, interval=None) for row in rows]
 
 
