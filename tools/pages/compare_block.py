@@ -6,7 +6,7 @@ problems.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from outblas_lab.compare.compare_result import (
@@ -19,6 +19,7 @@ from outblas_lab.compare.compare_result import (
     paired_gains,
     read_comparison,
 )
+from outblas_lab.compare.measured_cost import UNITS
 from outblas_lab.compare.splits import SOURCES, arm_parts
 from outblas_lab.publish.words import split_words
 from outblas_lab.recipe.recipe_table import read_recipe, recipe_notes, recipe_rows
@@ -26,6 +27,8 @@ from pages.table_words import table_lines
 
 #: Beside the bench files; without it nothing is published of a comparison.
 COMPARISON, PICTURE = "compare.parquet", "compare.svg"
+#: Of the recording that no model chose, by measurements and by time of the GPU.
+UNCUT = ("compare_uncut.parquet", "compare_uncut_ms.parquet")
 #: The split whose table is the first; the others follow in the order of the file.
 FIRST = "families"
 #: (agent, the same agent without one part, that part in words).
@@ -33,29 +36,63 @@ ABLATIONS = (
     ("ppo", "regressor", "reinforcement learning"),
     ("random", "random-legal", "the ranking model's cut of the recording"),
 )
+#: The same where nothing was cut: each method over what it could be left out for.
+UNCUT_ABLATIONS = (
+    ("regressor", "nearest", "a network over the nearest shape's winners"),
+    ("regressor", "heuristic", "a network over the fitted cost model"),
+    ("ppo", "regressor", "reinforcement learning"),
+    ("surrogate", "regressor", "Bayesian optimization on a model of all shapes"),
+    ("kt-bayes", "random", "Bayesian optimization of one shape"),
+    ("tpe", "random", "a tree-structured Parzen estimator"),
+    ("kt-genetic", "random", "a genetic algorithm"),
+    ("evolution", "random", "mutation of the best"),
+    ("examples/successive_halving.py", "random", "successive halving"),
+)
 
 
-def compare_block(comparison: Comparison, picture: str | None) -> str:
+def compare_block(
+    comparison: Comparison, picture: str | None, ablations: Sequence[tuple[str, str, str]] = ABLATIONS
+) -> str:
     """Return, in Markdown, a table of agents and budgets for every split, the best agent, and the source.
 
     Args:
         picture: address of the picture, seen from the page; None leaves it out.
+        ablations: as :data:`ABLATIONS`; those whose agents were compared are shown.
     """
     lines = [
         "Each figure is the best recorded time over the time of the agent's choice, so 1 is perfect.",
-        "A column is a number of measurements per problem. Column 0 is the choice before any measurement, column 1 the "
-        "choice after one: that kernel if it passed, else the next proposal.",
+        _columns(comparison.unit),
         "It is a geometric mean over problems, launch options and seeds, with half of its 95% interval over problems.",
         "Bold marks the best of each column, and every agent whose interval overlaps the best one's.",
     ]
     for split in sorted(comparison.splits, key=lambda name: name != FIRST):
         lines += ["", f"Split *{split}*: {split_words(comparison, split)}.", "", *quality_table(comparison, split)]
     lines += [
-        "", *_overall(comparison), *_ablations(comparison),
+        "", *_overall(comparison), *_ablations(comparison, ablations),
         *(["", f"![Quality of every agent by measurements]({picture})"] if picture else []),
         "", _source(comparison),
     ]  # fmt: skip
     return "\n".join(lines)
+
+
+def _columns(unit: str) -> str:
+    if unit != "measurements":
+        return f"A column is a budget for each problem in {UNITS[unit]}: what its measurements would take, by a model."
+    return (
+        "A column is a number of measurements per problem. Column 0 is the choice before any measurement, column 1 the "
+        "choice after one: that kernel if it passed, else the next proposal."
+    )
+
+
+def uncut_block(folder: Path) -> str:
+    """Return the comparisons on the recording that no model chose; one line if there is none.
+
+    Raises:
+        RecordError: a file cannot be read.
+    """
+    found = [path for path in (folder / name for name in UNCUT) if path.exists()]
+    made = [f"{compare_block(read_comparison(path), None, UNCUT_ABLATIONS)}\n\n(`{path.as_posix()}`)" for path in found]
+    return "\n\n".join(made) or "No figures are published yet."
 
 
 def _overall(comparison: Comparison) -> list[str]:
@@ -76,9 +113,9 @@ def _overall(comparison: Comparison) -> list[str]:
     return lines
 
 
-def _ablations(comparison: Comparison) -> list[str]:
+def _ablations(comparison: Comparison, ablations: Sequence[tuple[str, str, str]]) -> list[str]:
     """Return a table of what single methods add, each over the agent without it; empty without such pairs."""
-    pairs = [found for found in ABLATIONS if {found[0], found[1]} <= set(comparison.agents)]
+    pairs = [found for found in ablations if {found[0], found[1]} <= set(comparison.agents)]
     if not pairs:
         return []
     lines = [

@@ -41,6 +41,7 @@ from pages.compare_block import (
     compare_block,
     comparison_of,
     recipe_block,
+    uncut_block,
 )
 from pages.compare_picture import compare_svg
 from pages.engine_rows import VLLM, engine_rows
@@ -165,6 +166,7 @@ def generated_blocks(measured: Measured, *beside: Measured) -> dict[tuple[str, s
         ),
         ("docs/search/agents.md", "agents"): agent_table,
         ("docs/search/agents.md", "budgets"): lambda: budgets_block(folder / BUDGETS),
+        ("docs/search/environments.md", "uncut"): lambda: uncut_block(folder),
         ("docs/llm/train.md", "knobs"): lambda: knobs_block(folder / KNOBS),
         ("docs/search/ppo.md", "recipe"): lambda: recipe_block(folder / RECIPE),
     }
