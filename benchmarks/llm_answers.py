@@ -12,6 +12,7 @@ Result file: results/h200/llm_answers.jsonl. Its first line has the model's SHA-
 each prompt, and one for each answer with its text, so ``judge`` and ``table`` need no model. ``ask`` needs the extra
 ``gguf`` and no GPU. It reads and compiles each answer at once. An interrupted run resumes, and ``--seconds`` ends it.
 ``judge`` proves and times the compiled ones on a GPU.
+``table`` writes the rates to results/h200/llm_answers.json.
 
 Problems are drawn from grid1000 in TN. On each, every mode is asked with and without aids, with the same temperature
 and seeds:
@@ -29,7 +30,6 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import sqrt
@@ -62,7 +62,7 @@ from outblas_lab.llm.evaluators import WithTemplates
 from outblas_lab.llm.evolve import EvolveSettings
 from outblas_lab.llm.gguf_server import serving_gguf
 
-FORMAT = "outblas-llm-answers-1"
+FORMAT, TABLE_FORMAT = "outblas-llm-answers-1", "outblas-llm-answers-table-1"
 TEMPERATURE = 0.7
 #: Stages of an answer, each of which includes those before.
 STAGES = ("parses", "compiles", "proven", "faster")
@@ -187,7 +187,10 @@ def judge(arguments: argparse.Namespace) -> None:
 
     out = Transcript(arguments.out)
     known = {place_of(row) for row in out.of_kind("verdict")}
-    with open_chosen_evaluator(parse_evaluator(arguments.device)) as evaluator:
+    device = parse_evaluator(arguments.device)
+    with open_chosen_evaluator(device) as evaluator:
+        made = collect_provenance(script_command("benchmarks/llm_answers.py"), device.gpu_index)
+        out.add({"row": "judge", "provenance": made})
         for row, candidate in list(own_answers(out)):
             place = place_of(row)
             if place in known:
@@ -199,29 +202,54 @@ def judge(arguments: argparse.Namespace) -> None:
             print(*place, found.status.value, speedup, flush=True)
 
 
-def table(arguments: argparse.Namespace) -> None:
-    """Print rates of each mode and aid, with Wilson intervals of 95%."""
-    out = Transcript(arguments.out)
-    answers = [row for row in out.of_kind("answer") if row["last"]]
+def rates(out: Transcript) -> list[dict[str, Any]]:
+    """Return what became of the answers of each mode with and without aids, turns of repair included.
+
+    ``stages`` has (count, low, high) of each of :data:`STAGES` with Wilson's intervals of 95%. ``best`` is the largest
+    speed-up over the fastest cuBLASLt, None if no kernel was proven. ``unjudged`` own kernels have no verdict yet.
+    """
     verdicts = {place_of(row): row for row in out.of_kind("verdict")}
     own = {place_of(row) for row, _ in own_answers(out)}
-    groups = sorted({group_of(row) for row in answers})
-    for group in groups:
-        mine = [row for row in answers if group_of(row) == group]
-        found = Counter[str]()
-        for row in mine:
-            verdict = verdicts.get(place_of(row), {})
-            parsed = row["outcome"] not in ("malformed", "cut", "empty", "refusal")
-            speedup = verdict.get("speedup")
-            reached = (parsed, place_of(row) in own, speedup is not None, speedup is not None and speedup[1] > 1)
-            for stage, is_reached in zip(STAGES, reached, strict=True):
-                found[stage] += is_reached
-        seconds = sum(row["seconds"] for row in out.of_kind("answer") if group_of(row) == group)
-        parts = []
-        for stage in STAGES:
-            low, high = wilson_interval(found[stage], len(mine))
-            parts.append(f"{stage} {found[stage]} ({low:.0%} to {high:.0%})")
-        print(" ".join(group), f"{len(mine)} answers:", ", ".join(parts), f"{seconds / len(mine):.0f} s an answer")
+    turns = out.of_kind("answer")
+    found = []
+    for group in sorted({group_of(row) for row in turns if row["last"]}):
+        mine = [row for row in turns if group_of(row) == group]
+        ends = [row for row in mine if row["last"]]
+        places = [place_of(row) for row in ends]
+        speedups = [verdicts.get(place, {}).get("speedup") for place in places]
+        reached = {
+            "parses": [row["outcome"] not in ("malformed", "cut", "empty", "refusal") for row in ends],
+            "compiles": [place in own for place in places],
+            "proven": [speedup is not None for speedup in speedups],
+            "faster": [speedup is not None and speedup[1] > 1 for speedup in speedups],
+        }
+        counts = {stage: sum(each) for stage, each in reached.items()}
+        found.append({
+            "mode": group[0], "aids": group[1], "answers": len(ends),
+            "stages": {name: [count, *wilson_interval(count, len(ends))] for name, count in counts.items()},
+            "seconds": sum(row["seconds"] for row in mine), "tokens": sum(row["written"] for row in mine),
+            "best": max((speedup[0] for speedup in speedups if speedup is not None), default=None),
+            "unjudged": sum(place in own and place not in verdicts for place in places),
+        })  # fmt: skip
+    return found
+
+
+def table(arguments: argparse.Namespace) -> None:
+    """Write the rates of each mode and aid to the JSON file beside the transcript, and print them."""
+    out = Transcript(arguments.out)
+    run, judged_by = out.rows[0], out.of_kind("judge")
+    made = {
+        "format": TABLE_FORMAT, "settings": run["settings"], "asked": run["provenance"],
+        "judged": judged_by[-1]["provenance"] if judged_by else None, "rows": rates(out),
+        "provenance": collect_provenance(script_command("benchmarks/llm_answers.py"), None),
+    }  # fmt: skip
+    path = arguments.out.with_suffix(".json")
+    path.write_text(json.dumps(made, indent=1) + "\n")
+    for row in made["rows"]:
+        parts = [f"{stage} {n} ({low:.0%} to {high:.0%})" for stage, (n, low, high) in row["stages"].items()]
+        each = row["seconds"] / row["answers"]
+        print(f"{row['mode']} {row['aids']} {row['answers']} answers: {', '.join(parts)}; {each:.0f} s an answer")
+    print(f"table: {path}")
 
 
 def main() -> None:

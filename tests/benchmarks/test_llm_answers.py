@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pages.study_blocks import answers_block
 
 from outblas.core.errors import RecordError
 from outblas.core.gpu_records import packaged_gpu
@@ -139,9 +141,19 @@ def test_an_aided_answer_gets_a_second_turn_and_the_transcript_says_so(
         {"row": "verdict", "prompt": f"{problem.key}/holes/aided", "seed": 0, "turn": 1, "speedup": [2, 1.9, 2.1]}
     )
     bench.table(type("Arguments", (), {"out": out.path}))
-    aided, bare = capsys.readouterr().out.splitlines()
+    aided, bare, _ = capsys.readouterr().out.splitlines()
     assert aided.startswith("holes aided 1 answers: parses 1 (21% to 100%), compiles 1") and "faster 1" in aided
     assert bare.startswith("holes bare 1 answers: parses 0 (0% to 79%), compiles 0")
+    first, second = json.loads(out.path.with_suffix(".json").read_text())["rows"]
+    assert (first["best"], first["tokens"], first["unjudged"]) == (2, 10, 0) and second["best"] is None
+    again.add(
+        {"row": "judge", "provenance": {"gpu": "NVIDIA H200", "driver": "1", "date": "2026-01-01", "commit": "c"}}
+    )
+    again.rows[0]["settings"] |= {"model": "m", "problems": 1, "temperature": 0.7}
+    again.path.write_text("".join(json.dumps(row) + "\n" for row in again.rows))
+    bench.table(type("Arguments", (), {"out": out.path}))
+    block = answers_block(out.path.with_suffix(".json"))
+    assert "| three parts of a kernel | all | 1 | 1 (21% to 100%) |" in block and "| 2× | 0 | 10 |" in block
 
 
 def test_an_interval_of_a_rate_is_wilsons(bench: Any) -> None:

@@ -36,7 +36,7 @@ ABLATIONS = (
     ("ppo", "regressor", "reinforcement learning"),
     ("random", "random-legal", "the ranking model's cut of the recording"),
 )
-#: The same where nothing was cut: each method over what it could be left out for.
+#: The same where nothing was cut: each method over a simpler one.
 UNCUT_ABLATIONS = (
     ("regressor", "nearest", "a network over the nearest shape's winners"),
     ("regressor", "heuristic", "a network over the fitted cost model"),
@@ -85,7 +85,7 @@ def _columns(unit: str) -> str:
 
 
 def uncut_block(folder: Path) -> str:
-    """Return the comparisons on the recording that no model chose; one line if there is none.
+    """Return the comparisons on the recording that no model chose; one line without them.
 
     Raises:
         RecordError: a file cannot be read.

@@ -59,8 +59,10 @@ from pages.rival_tables import (
 )
 from pages.speedup_picture import speedup_svg
 from pages.study_blocks import (
+    ANSWERS,
     BUDGETS,
     KNOBS,
+    answers_block,
     budgets_block,
     counters_text,
     draws_block,
@@ -166,6 +168,7 @@ def generated_blocks(measured: Measured, *beside: Measured) -> dict[tuple[str, s
         ),
         ("docs/search/agents.md", "agents"): agent_table,
         ("docs/search/agents.md", "budgets"): lambda: budgets_block(folder / BUDGETS),
+        ("docs/llm/evolve.md", "answers"): lambda: answers_block(folder / ANSWERS),
         ("docs/search/environments.md", "uncut"): lambda: uncut_block(folder),
         ("docs/llm/train.md", "knobs"): lambda: knobs_block(folder / KNOBS),
         ("docs/search/ppo.md", "recipe"): lambda: recipe_block(folder / RECIPE),

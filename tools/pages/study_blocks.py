@@ -1,4 +1,4 @@
-"""Tables of single studies: random shapes, several GPUs, equal budgets, a model that learns knobs, and counters."""
+"""Tables of single studies: random shapes, several GPUs, language models at work and in training, and counters."""
 
 from __future__ import annotations
 
@@ -156,6 +156,41 @@ def knobs_block(path: Path) -> str:
         return "\n".join([*table_lines(head, 1, rows), "", about])
 
     return use_json(path, "benchmarks/knob_training.py", text)
+
+
+#: Of ``benchmarks/llm_answers.py``, beside the bench files, and what each mode demands.
+ANSWERS = "llm_answers.json"
+_ASKED = {"knobs": "knobs as JSON", "holes": "three parts of a kernel", "free": "a whole kernel"}
+
+
+def answers_block(path: Path) -> str:
+    """Return the table of what a language model wrote, with its source; one line if the file is missing.
+
+    Raises:
+        RecordError: the file is there and cannot be used.
+    """
+    if not path.exists():
+        return "No figures are published yet."
+
+    def text(data: dict[str, Any]) -> str:
+        rows = []
+        for row in sorted(data["rows"], key=lambda row: (list(_ASKED).index(row["mode"]), row["aids"] == "aided")):
+            aids, each = "all" if row["aids"] == "aided" else "none", row["answers"]
+            rates = [f"{count} ({low:.0%} to {high:.0%})" for count, low, high in row["stages"].values()]
+            best = "–" if row["best"] is None else f"{row['best']:.3g}×"
+            cost = [f"{row['seconds'] / each:.0f}", f"{row['tokens'] / each:.0f}"]
+            rows.append([_ASKED[row["mode"]], aids, each, *rates, best, *cost])
+        head = ["asked for", "aids", "answers", *data["rows"][0]["stages"], "best", "s", "tokens"]
+        where, asked, settings = data["judged"], data["asked"], data["settings"]
+        by = f"{where['gpu']}, driver {where['driver']}, {where['date'][:10]}, commit {where['commit'][:8]}"
+        about = (
+            f"{sum(row['answers'] for row in data['rows'])} answers of `{settings['model']}` (SHA-256 "
+            f"{settings['weights'][:16]}) on {settings['problems']} problems, temperature {settings['temperature']}. "
+            f"Asked on a CPU from {asked['date'][:10]} on; proved and timed by {by}; `{path.as_posix()}`."
+        )
+        return "\n".join([*table_lines(head, 2, rows), "", about])
+
+    return use_json(path, "benchmarks/llm_answers.py", text, "outblas-llm-answers-table-1")
 
 
 _HEAD = (
