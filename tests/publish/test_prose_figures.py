@@ -16,6 +16,7 @@ from outblas.core.stats import flop_weighted, geomean
 from outblas.predict.answer_choice import AnswerModel
 from outblas.predict.any_shape import AnyShapeModel
 from outblas.records.results import read_result
+from outblas_lab.compare.compare_result import paired_gains, read_comparison
 from outblas_lab.train import fit_answers, fit_any_shape
 
 ROOT = Path(__file__).parents[2]
@@ -302,3 +303,34 @@ def test_sentences_on_vllm_say_which_intervals_include_one() -> None:
         slower == [("qwen2.5-7b", "4x2048")]
         and f"{vllm('qwen2.5-7b')['cells']['prefill']['4x2048']['ratio']:.2f}" == "0.98"
     )
+
+
+#: (file, agent, the agent without the method) -> at each budget: + gains, - loses, = is level.
+EARNED = {
+    ("", "regressor", "nearest"): "++++===",
+    ("", "regressor", "heuristic"): "=======",
+    ("", "ppo", "regressor"): "=======",
+    ("", "surrogate", "regressor"): "=======",
+    ("", "kt-bayes", "random"): "====-==",
+    ("", "tpe", "random"): "=======",
+    ("", "kt-genetic", "random"): "===--==",
+    ("", "evolution", "random"): "==----=",
+    ("", "examples/successive_halving.py", "random"): "====---",
+    ("_ms", "regressor", "heuristic"): "=====",
+    ("_ms", "ppo", "regressor"): "=====",
+    ("_ms", "surrogate", "regressor"): "=====",
+    ("_ms", "tpe", "random"): "=====",
+    ("_ms", "kt-genetic", "random"): "=====",
+    ("_ms", "evolution", "random"): "===--",
+    ("_ms", "examples/successive_halving.py", "random"): "++++=",
+}
+
+
+def test_sentences_on_the_uncut_recording_say_what_each_method_earns() -> None:
+    """The list of docs/search/environments.md says the same in words."""
+    made = {kind: read_comparison(H200 / f"compare_uncut{kind}.parquet") for kind in ("", "_ms")}
+    found = {key: paired_gains(made[key[0]], "shapes", *key[1:]) for key in EARNED}
+    signs = {
+        key: "".join("+" if g.low > 0 else "-" if g.high < 0 else "=" for g in each) for key, each in found.items()
+    }
+    assert signs == EARNED
