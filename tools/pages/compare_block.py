@@ -253,6 +253,8 @@ def _gains(comparison: Comparison, split: str) -> list[str]:
 
 #: The result file, beside the bench files.
 RECIPE = "recipe.json"
+#: The same at the published size, on the recording that no model chose.
+FULL_RECIPE = "recipe_uncut.json"
 #: Columns of the table that hold words.
 _WORDS = 2
 

@@ -35,6 +35,7 @@ from pages.blocks import with_block
 from pages.card import current_picture
 from pages.compare_block import PICTURE as COMPARE_PICTURE
 from pages.compare_block import (
+    FULL_RECIPE,
     RECIPE,
     across_block,
     across_files,
@@ -172,6 +173,7 @@ def generated_blocks(measured: Measured, *beside: Measured) -> dict[tuple[str, s
         ("docs/search/environments.md", "uncut"): lambda: uncut_block(folder),
         ("docs/llm/train.md", "knobs"): lambda: knobs_block(folder / KNOBS),
         ("docs/search/ppo.md", "recipe"): lambda: recipe_block(folder / RECIPE),
+        ("docs/search/ppo.md", "full-recipe"): lambda: recipe_block(folder / FULL_RECIPE),
     }
     across = across_files(folder.parent)
     if (folder.parent / DRAWS).exists():
