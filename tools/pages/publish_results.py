@@ -33,7 +33,6 @@ from pages.all_rows_table import markdown_table, notes_of_rows
 from pages.any_shape_block import NOT_MEASURED, any_shape_text
 from pages.blocks import with_block
 from pages.card import current_picture
-from pages.compare_block import PICTURE as COMPARE_PICTURE
 from pages.compare_block import (
     FULL_RECIPE,
     RECIPE,
@@ -44,6 +43,7 @@ from pages.compare_block import (
     recipe_block,
     uncut_block,
 )
+from pages.compare_block import PICTURE as COMPARE_PICTURE
 from pages.compare_picture import compare_svg
 from pages.engine_rows import VLLM, engine_rows
 from pages.expert_tables import LAYERS, MODEL, PRODUCTS, expert_rows, layers_block, model_block, products_block
