@@ -54,6 +54,7 @@ from learners.answers import (
 from learners.resumable import resumable
 
 from outblas.core.errors import RecordError
+from outblas.core.files import write_json
 from outblas.core.gpu_records import packaged_gpu
 from outblas.core.problem import Problem
 from outblas.records.provenance import collect_provenance, script_command
@@ -64,8 +65,6 @@ from outblas_lab.llm.gguf_server import serving_gguf
 
 FORMAT, TABLE_FORMAT = "outblas-llm-answers-1", "outblas-llm-answers-table-1"
 TEMPERATURE = 0.7
-#: Stages of an answer, each of which includes those before.
-STAGES = ("parses", "compiles", "proven", "faster")
 
 
 def wilson_interval(count: int, of: int) -> tuple[float, float]:
@@ -187,14 +186,15 @@ def judge(arguments: argparse.Namespace) -> None:
 
     out = Transcript(arguments.out)
     known = {place_of(row) for row in out.of_kind("verdict")}
+    pending = [(row, candidate) for row, candidate in own_answers(out) if place_of(row) not in known]
+    if not pending:
+        return  # the provenance of the last judge is that of the verdicts
     device = parse_evaluator(arguments.device)
     with open_chosen_evaluator(device) as evaluator:
         made = collect_provenance(script_command("benchmarks/llm_answers.py"), device.gpu_index)
         out.add({"row": "judge", "provenance": made})
-        for row, candidate in list(own_answers(out)):
+        for row, candidate in pending:
             place = place_of(row)
-            if place in known:
-                continue
             (found,) = evaluator.evaluate([(Problem.from_key(row["prompt"].split("/")[0]), candidate)])
             verdict = {"row": "verdict", **dict(zip(("prompt", "seed", "turn"), place, strict=True))}
             speedup = None if found.speedup is None else [found.speedup.ratio, found.speedup.low, found.speedup.high]
@@ -205,8 +205,9 @@ def judge(arguments: argparse.Namespace) -> None:
 def rates(out: Transcript) -> list[dict[str, Any]]:
     """Return what became of the answers of each mode with and without aids, turns of repair included.
 
-    ``stages`` has (count, low, high) of each of :data:`STAGES` with Wilson's intervals of 95%. ``best`` is the largest
-    speed-up over the fastest cuBLASLt, None if no kernel was proven. ``unjudged`` own kernels have no verdict yet.
+    ``stages`` has (count, low, high) of each stage, with Wilson's intervals of 95%. A stage includes those before.
+    ``best`` is the largest speed-up over the fastest cuBLASLt, None if no kernel was proven. ``unjudged`` own kernels
+    have no verdict yet.
     """
     verdicts = {place_of(row): row for row in out.of_kind("verdict")}
     own = {place_of(row) for row, _ in own_answers(out)}
@@ -244,7 +245,7 @@ def table(arguments: argparse.Namespace) -> None:
         "provenance": collect_provenance(script_command("benchmarks/llm_answers.py"), None),
     }  # fmt: skip
     path = arguments.out.with_suffix(".json")
-    path.write_text(json.dumps(made, indent=1) + "\n")
+    write_json(path, made)
     for row in made["rows"]:
         parts = [f"{stage} {n} ({low:.0%} to {high:.0%})" for stage, (n, low, high) in row["stages"].items()]
         each = row["seconds"] / row["answers"]

@@ -23,7 +23,7 @@ from outblas_lab.compare.measured_cost import UNITS
 from outblas_lab.compare.splits import SOURCES, arm_parts
 from outblas_lab.publish.words import split_words
 from outblas_lab.recipe.recipe_table import read_recipe, recipe_notes, recipe_rows
-from pages.table_words import table_lines
+from pages.table_words import NOT_PUBLISHED, table_lines
 
 #: Beside the bench files; without it nothing is published of a comparison.
 COMPARISON, PICTURE = "compare.parquet", "compare.svg"
@@ -92,7 +92,7 @@ def uncut_block(folder: Path) -> str:
     """
     found = [path for path in (folder / name for name in UNCUT) if path.exists()]
     made = [f"{compare_block(read_comparison(path), None, UNCUT_ABLATIONS)}\n\n(`{path.as_posix()}`)" for path in found]
-    return "\n\n".join(made) or "No figures are published yet."
+    return "\n\n".join(made) or NOT_PUBLISHED
 
 
 def _overall(comparison: Comparison) -> list[str]:

@@ -91,10 +91,9 @@ def short_rows(folder: Path, results: Sequence[Result]) -> list[HeadlineRow]:
         RecordError: a file is there and cannot be read.
     """
     products = [row for row in _listed(results) if row.use != SPLIT_LAYERS]
-    engines = [row for row in _engine(folder) if row.use.startswith("decode")]
     eager = _whole_models(folder / WHOLE_MODELS, (_OF_MODELS[0], _OF_MODELS[2]))
     compiled = _whole_models(folder / COMPILED_MODELS, _OF_COMPILED)
-    rows = [*engines, *compiled, *eager, *products, *_cuda_l2(folder)]
+    rows = [*_engine(folder, ("decode",)), *compiled, *eager, *products, *_cuda_l2(folder)]
     return [replace(row, interval=None) for row in rows]
 
 
@@ -110,19 +109,22 @@ def _cuda_l2(folder: Path) -> Iterator[HeadlineRow]:
     )
 
 
-def _engine(folder: Path) -> Iterator[HeadlineRow]:
-    """Yield two rows for each model in vLLM with the packaged library: a decode step, and whole requests."""
+#: Modes of an engine's figures -> the workload in words.
+_OF_ENGINES = {"decode": "decode steps of {} in vLLM, bf16", "end_to_end": "{} in vLLM, 64 tokens in, 256 out, bf16"}
+
+
+def _engine(folder: Path, modes: Sequence[str] = tuple(_OF_ENGINES)) -> Iterator[HeadlineRow]:
+    """Yield a row for each model in vLLM with the packaged library and each mode: decode steps, and whole requests."""
     if not engine_rows(folder):  # which checks the fields
         return
     data = read_json(folder / VLLM)
     for model, entry in data["models"].items():
-        uses = {"decode": "decode steps of {} in vLLM, bf16", "end_to_end": "{} in vLLM, 64 tokens in, 256 out, bf16"}
-        for mode, use in uses.items():
+        for mode in modes:
             ratios = [cell["ratio"] for cell in entry["cells"].get(mode, {}).values()]
             if ratios:
                 page = "use/engines/#vllm-results"
                 made = engine_provenance(data, entry)
-                yield _of_ratios(made, use.format(model_words(model)), ratios, "vLLM alone", page)
+                yield _of_ratios(made, _OF_ENGINES[mode].format(model_words(model)), ratios, "vLLM alone", page)
 
 
 def headline_table(rows: Sequence[HeadlineRow], folders: Sequence[Path] = (), linked: bool = True) -> str:

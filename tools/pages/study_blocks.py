@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean
@@ -20,7 +20,7 @@ from outblas_lab.pool.averages import FAR_BELOW
 from outblas_lab.pool.counter_file import OURS, read_counters
 from outblas_lab.publish.words import short_config
 from pages.json_files import use_json
-from pages.table_words import mean_in_words, table_lines
+from pages.table_words import NOT_PUBLISHED, mean_in_words, table_lines
 
 #: Number of draws of a protocol that are also counted together.
 POOLED = 3
@@ -91,6 +91,11 @@ def _scale_row(path: Path, words: str) -> list[object]:
     return use_json(path, "benchmarks/scale_out.py", cells)
 
 
+def _if_published(path: Path, made_by: str, text: Callable[[dict[str, Any]], str], form: str) -> str:
+    """Return the text of a result file, by :func:`use_json`; one line if the file is missing."""
+    return use_json(path, made_by, text, form) if path.exists() else NOT_PUBLISHED
+
+
 #: Of ``benchmarks/equal_budgets.py``, beside the bench files.
 BUDGETS = "equal_budgets.json"
 
@@ -101,8 +106,6 @@ def budgets_block(path: Path) -> str:
     Raises:
         RecordError: the file is there and cannot be used.
     """
-    if not path.exists():
-        return "No figures are published yet."
 
     def text(data: dict[str, Any]) -> str:
         about, where = data["recording"], data["provenance"]
@@ -111,7 +114,7 @@ def budgets_block(path: Path) -> str:
         source = f"Recording {about['sha256'][:16]}{weights}; {where['date'][:10]}, commit {where['commit']}."
         return "\n".join([f"{count}:", "", *budget_lines(data), "", source])
 
-    return use_json(path, "benchmarks/equal_budgets.py", text, BUDGET_FORMAT)
+    return _if_published(path, "benchmarks/equal_budgets.py", text, BUDGET_FORMAT)
 
 
 #: Of ``benchmarks/knob_training.py``, beside the bench files, and the names of its rows.
@@ -169,8 +172,6 @@ def answers_block(path: Path) -> str:
     Raises:
         RecordError: the file is there and cannot be used.
     """
-    if not path.exists():
-        return "No figures are published yet."
 
     def text(data: dict[str, Any]) -> str:
         rows = []
@@ -190,7 +191,7 @@ def answers_block(path: Path) -> str:
         )
         return "\n".join([*table_lines(head, 2, rows), "", about])
 
-    return use_json(path, "benchmarks/llm_answers.py", text, "outblas-llm-answers-table-1")
+    return _if_published(path, "benchmarks/llm_answers.py", text, "outblas-llm-answers-table-1")
 
 
 _HEAD = (

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+#: In place of a table whose result file is missing.
+NOT_PUBLISHED = "No figures are published yet."
+
 
 def mean_in_words(geomean: float, starts: Sequence[float] | None, bootstrap: Sequence[float] | None = None) -> str:
     """Return a mean with what its brackets hold, e.g. ``1.126× (starts 1.125–1.127)`` or ``1.22× (95% 1.18–1.26)``.
