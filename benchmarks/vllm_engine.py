@@ -15,8 +15,8 @@ A pair is two fresh processes, ``torch`` (vLLM's default compilation and capture
 downloaded. ``uncompiled`` is vLLM's mode 0 without OutBLAS, for log probabilities. ``tuned`` is ``outblas`` with the
 library that ``outblas tune --model`` makes within ``--tune`` seconds. Folder ``--caches`` keeps it. ``--untuned`` draws
 two models for which the package was not tuned: one with tied embeddings, another with biases. ``qwen3-30b-a3b`` is a
-mixture of experts, cut to 12 of its 48 layers. ``triton_tables`` of its processes says whether vLLM had a tuned table
-for its own kernels. vLLM looks for it in its package and in the folder VLLM_TUNED_CONFIG_FOLDER.
+mixture of experts. ``triton_tables`` of its processes says whether vLLM had a tuned table for its own kernels. vLLM
+looks for it in its package and in the folder VLLM_TUNED_CONFIG_FOLDER.
 
 - *decode*: milliseconds a step, by the engine's own clock. Of the request that began last it is the time from the first
   to the last of 256 new tokens, over 255. Prompts have 64 tokens.

@@ -36,10 +36,9 @@ MODELS: dict[str, dict[str, Any]] = {
         "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28,
         "num_key_value_heads": 4, "vocab_size": 152064,
     },
-    # 12 of its 48 layers.
     "qwen3-30b-a3b": _QWEN | {
         "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 2048, "head_dim": 128,
-        "num_hidden_layers": 12, "num_attention_heads": 32, "num_key_value_heads": 4, "vocab_size": 151936,
+        "num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4, "vocab_size": 151936,
         "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": True,
         "intermediate_size": 6144, "decoder_sparse_step": 1, "mlp_only_layers": [],
     },

@@ -37,6 +37,7 @@ pytest.importorskip("openai")
 PROBLEM = synthetic_problems()[0]
 CANDIDATES = synthetic_catalogue(40)
 KNOBS = '{"family": "sm80_mma_gemm", "bm": 64, "bn": 64}'
+OTHER = '{"family": "sm80_mma_gemm", "bm": 32, "bn": 64}'
 
 
 @pytest.fixture(autouse=True)
@@ -202,6 +203,8 @@ def test_a_budget_and_a_server_that_refuses_are_errors(monkeypatch: pytest.Monke
         ('```json\n["x", 3, null, {"family": "sm80_mma_gemm", "bm": 64}]\n```', []),
         (f"```json\n[1]\n```\n```json\n{KNOBS}\n```", [Sm80MmaConfig(64, 64)]),
         (f"```json\n[{KNOBS}, {KNOBS}]\n```", [Sm80MmaConfig(64, 64)]),
+        (f"```json\n{KNOBS}\n{OTHER},\n{KNOBS}\n```", [Sm80MmaConfig(64, 64), Sm80MmaConfig(32, 64)]),
+        (f"```json\n[{OTHER}, {KNOBS}, {{\n```", [Sm80MmaConfig(32, 64), Sm80MmaConfig(64, 64)]),
     ],
 )
 def test_what_cannot_be_read_is_left_out(text: str, found: list[Any]) -> None:

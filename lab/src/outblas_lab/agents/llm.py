@@ -15,7 +15,7 @@ import asyncio
 import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 #: Tried candidates that a prompt lists: the best, and the last.
 _BEST, _LAST = 8, 8
 _MAX_TOKENS = 4096
+#: What may stand around the objects of a list.
+_AROUND = "[], \t\r\n"
 
 #: (conversation, seed) -> the answer's text.
 Ask = Callable[[Sequence["Message"], int], str]
@@ -123,9 +125,9 @@ def shared_knobs(candidates: Sequence[KernelConfig]) -> dict[str, dict[str, Any]
 def read_choices(text: str, shared: Mapping[str, Mapping[str, Any]] | None = None) -> list[KernelConfig]:
     """Return the configs of an answer in its order, each once, without unreadable ones.
 
-    Only the last fenced block of language ``json`` counts: a list of objects, or one object. An object is
-    ``{"family": ..., knob: value}``; knobs with a default may be missing. The result is ``[]`` if there is no such
-    block or it is no JSON. The configs need not be legal or offered.
+    Only the last fenced block of language ``json`` counts: a list of objects, or objects one after another, since small
+    models often forget the brackets. An object is ``{"family": ..., knob: value}``; knobs with a default may be
+    missing. What follows the first text that is no JSON is not read. The configs need not be legal or offered.
 
     Args:
         text: the answer.
@@ -135,18 +137,26 @@ def read_choices(text: str, shared: Mapping[str, Mapping[str, Any]] | None = Non
     from outblas_lab.llm.compact import read_config
 
     blocks = [body for language, body in fenced(text) if language == "json"]
-    try:
-        data = json.loads(blocks[-1]) if blocks else []
-    except (ValueError, RecursionError):
-        return []
     found: dict[KernelConfig, None] = {}
-    for one in data if isinstance(data, list) else [data]:
+    for one in _values(blocks[-1]) if blocks else ():
         try:
             known = (shared or {}).get(str(one.get("family")), {}) if isinstance(one, dict) else {}
             found[read_config({**known, **one} if known else one)] = None
         except ConfigError:
             continue
     return list(found)
+
+
+def _values(text: str) -> Iterator[Any]:
+    """Yield the JSON values of a list, with or without its brackets and commas, up to what is no JSON."""
+    rest = text.lstrip(_AROUND)
+    while rest:
+        try:
+            value, end = json.JSONDecoder().raw_decode(rest)
+        except (ValueError, RecursionError):
+            return
+        yield value
+        rest = rest[end:].lstrip(_AROUND)
 
 
 def connect() -> Ask:
