@@ -53,11 +53,13 @@ from learners.answers import (
 )
 from learners.resumable import resumable
 
+from outblas.core.config import KernelConfig
 from outblas.core.errors import RecordError
 from outblas.core.files import write_json
 from outblas.core.gpu_records import packaged_gpu
 from outblas.core.problem import Problem
 from outblas.records.provenance import collect_provenance, script_command
+from outblas_lab.agents.evolution import knob_distance
 from outblas_lab.jail.offline_evaluators import CompileOnlyEvaluator
 from outblas_lab.llm.evaluators import WithTemplates
 from outblas_lab.llm.evolve import EvolveSettings
@@ -71,7 +73,7 @@ def wilson_interval(count: int, of: int) -> tuple[float, float]:
     """Return the 95% interval of a rate (Wilson, Probable inference, JASA 1927)."""
     z2, rate = 1.96**2, count / of
     middle, width = rate + z2 / (2 * of), 1.96 * sqrt(rate * (1 - rate) / of + z2 / (4 * of * of))
-    return (middle - width) / (1 + z2 / of), (middle + width) / (1 + z2 / of)
+    return max(0.0, (middle - width) / (1 + z2 / of)), min(1.0, (middle + width) / (1 + z2 / of))
 
 
 class Transcript:
@@ -105,8 +107,8 @@ class Transcript:
             raise RecordError(f"{self.path} has the settings {known}", f"{settings}", "pass the same, or another --out")
 
 
-def own_answers(out: Transcript) -> Iterator[tuple[dict[str, Any], Any]]:
-    """Yield (row, candidate) of each answer that compiled and is no copy of a kernel in its prompt."""
+def own_answers(out: Transcript) -> Iterator[tuple[dict[str, Any], Any, dict[str, Any]]]:
+    """Yield (row, candidate, shown) of each answer that compiled and is no copy of a kernel that its prompt shows."""
     gpu = packaged_gpu("h200")
     prompts = {row["prompt"]: row["messages"] for row in out.of_kind("prompt")}
     for row in out.of_kind("answer"):
@@ -114,8 +116,17 @@ def own_answers(out: Transcript) -> Iterator[tuple[dict[str, Any], Any]]:
         problem = Problem.from_key(key)
         if row["outcome"] == "compiled":
             candidate = read(Question(problem, mode, aid, ()), row["text"], row["finish"], gpu).candidate
-            if candidate is not None and candidate.name not in shown_kernels(prompts[row["prompt"]], problem, gpu):
-                yield row, candidate
+            shown = shown_kernels(prompts[row["prompt"]], problem, gpu)
+            if candidate is not None and candidate.name not in shown:
+                yield row, candidate, shown
+
+
+def knobs_changed(candidate: Any, shown: dict[str, Any]) -> int | None:
+    """Return how many knobs differ from the nearest config of a prompt; None if there is none, or for CUDA."""
+    configs = [one for one in shown.values() if isinstance(one, KernelConfig)]
+    if not configs or not isinstance(candidate, KernelConfig):
+        return None
+    return min(knob_distance(candidate, one) for one in configs)
 
 
 def place_of(row: dict[str, Any]) -> tuple[str, int, int]:
@@ -186,7 +197,7 @@ def judge(arguments: argparse.Namespace) -> None:
 
     out = Transcript(arguments.out)
     known = {place_of(row) for row in out.of_kind("verdict")}
-    pending = [(row, candidate) for row, candidate in own_answers(out) if place_of(row) not in known]
+    pending = [(row, candidate) for row, candidate, _ in own_answers(out) if place_of(row) not in known]
     if not pending:
         return  # the provenance of the last judge is that of the verdicts
     device = parse_evaluator(arguments.device)
@@ -206,11 +217,12 @@ def rates(out: Transcript) -> list[dict[str, Any]]:
     """Return what became of the answers of each mode with and without aids, turns of repair included.
 
     ``stages`` has (count, low, high) of each stage, with Wilson's intervals of 95%. A stage includes those before.
-    ``best`` is the largest speed-up over the fastest cuBLASLt, None if no kernel was proven. ``unjudged`` own kernels
-    have no verdict yet.
+    ``best`` is the largest speed-up over the fastest cuBLASLt, None if no kernel was proven. ``knobs_changed`` has, for
+    each proven choice of knobs, how many differ from the nearest kernel of its prompt, the smallest number first.
+    ``unjudged`` own kernels have no verdict yet.
     """
     verdicts = {place_of(row): row for row in out.of_kind("verdict")}
-    own = {place_of(row) for row, _ in own_answers(out)}
+    own = {place_of(row): knobs_changed(candidate, shown) for row, candidate, shown in own_answers(out)}
     turns = out.of_kind("answer")
     found = []
     for group in sorted({group_of(row) for row in turns if row["last"]}):
@@ -218,6 +230,7 @@ def rates(out: Transcript) -> list[dict[str, Any]]:
         ends = [row for row in mine if row["last"]]
         places = [place_of(row) for row in ends]
         speedups = [verdicts.get(place, {}).get("speedup") for place in places]
+        changed = [own[place] for place, speedup in zip(places, speedups, strict=True) if speedup is not None]
         reached = {
             "parses": [row["outcome"] not in ("malformed", "cut", "empty", "refusal") for row in ends],
             "compiles": [place in own for place in places],
@@ -230,6 +243,7 @@ def rates(out: Transcript) -> list[dict[str, Any]]:
             "stages": {name: [count, *wilson_interval(count, len(ends))] for name, count in counts.items()},
             "seconds": sum(row["seconds"] for row in mine), "tokens": sum(row["written"] for row in mine),
             "best": max((speedup[0] for speedup in speedups if speedup is not None), default=None),
+            "knobs_changed": sorted(n for n in changed if n is not None),
             "unjudged": sum(place in own and place not in verdicts for place in places),
         })  # fmt: skip
     return found

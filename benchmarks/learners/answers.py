@@ -142,11 +142,11 @@ def read(question: Question, text: str, finish: str, gpu: Gpu) -> Answer:
     return answer
 
 
-def shown_kernels(messages: Sequence[Message], problem: Problem, gpu: Gpu) -> set[str]:
-    """Return the names of the kernels that a prompt shows. A copy of one is no kernel of the model's own."""
+def shown_kernels(messages: Sequence[Message], problem: Problem, gpu: Gpu) -> dict[str, Any]:
+    """Return the kernels that a prompt shows, by name. A copy of one is no kernel of the model's own."""
     blocks = [block for message in messages for block in fenced(message["content"])]
     answers = [read_answer(f"```{language}\n{body}\n```", "stop", problem, gpu) for language, body in blocks]
-    return {answer.candidate.name for answer in answers if answer.candidate is not None}
+    return {answer.candidate.name: answer.candidate for answer in answers if answer.candidate is not None}
 
 
 def judged(question: Question, answer: Answer, evaluator: Any) -> tuple[str, str]:

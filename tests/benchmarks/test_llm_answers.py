@@ -104,7 +104,15 @@ def test_a_copy_of_a_kernel_in_the_prompt_is_not_the_models_own(bench: Any, prom
         bench.one_answer(question, 0, Scripted(copied), evaluator, prompts, out)
         if mode == "free":
             bench.one_answer(question, 1, Scripted(own), evaluator, prompts, out)
-    assert [(row["prompt"].split("/")[1], row["seed"]) for row, _ in bench.own_answers(out)] == [("free", 1)]
+            continue
+        changed = copied.replace('"group": 8', '"group": 4')
+        assert changed != copied
+        bench.one_answer(question, 1, Scripted(changed), evaluator, prompts, out)
+    found = [
+        (row["prompt"].split("/")[1], row["seed"], bench.knobs_changed(candidate, shown))
+        for row, candidate, shown in bench.own_answers(out)
+    ]
+    assert found == [("free", 1, None), ("knobs", 1, 1)]
 
 
 class Scripted:

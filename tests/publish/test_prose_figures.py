@@ -87,23 +87,41 @@ def memory(model: str) -> float:
 
 
 def experts_in_vllm() -> list[tuple[str, str]]:
-    """Kernel time of a step over that with OutBLAS; steps are counted by the calls of attention."""
-    ratios = [row["ratio"] for cells in vllm("qwen3-30b-a3b")["cells"].values() for row in cells.values()]
+    """Means, and kernel time of a decode step over that with OutBLAS; steps are counted by the calls of attention."""
+    means = vllm("qwen3-30b-a3b")["geomean"]
     profiles = {one["variant"]: one["profiles"] for one in vllm("qwen3-30b-a3b")["processes"]}
-    assert len(profiles) == 2, "more than one pair: write the sentences anew"
+    assert len(profiles) == len(vllm("qwen3-30b-a3b")["processes"]) == 2, "not one pair: write the sentences anew"
     kernel_us = {
         variant: [
             each["kernel_us"] / next(calls for name, calls, _ in each["kernels"] if "Flash" in name)
-            for each in of_batches.values()
+            for batch, each in of_batches.items()
+            if "x" not in batch
         ]
         for variant, of_batches in profiles.items()
     }
     less = [100 * (1 - ours / theirs) for theirs, ours in zip(kernel_us["torch"], kernel_us["outblas"], strict=True)]
     page = "docs/use/engines.md"
     return [
-        (page, f"single ratios lie between {min(ratios):.3f} and {max(ratios):.3f}"),
-        (page, f"the kernels of a step take {min(less):.0f}% to {max(less):.0f}% less time"),
+        (page, f"{means['decode']:.3f}× as fast in the mean, and prefill throughput is {means['prefill']:.3f}×"),
+        (page, f"the kernels of a decode step take {min(less):.0f}% to {max(less):.0f}% less time"),
     ]
+
+
+def untuned_in_vllm() -> list[tuple[str, str]]:
+    """Of a model for which nothing was tuned; each cell is a median over pairs."""
+    model = vllm("llama-3.2-3b")
+    shipped, tuned = model["cells"], model["tuned"]["cells"]
+    (seconds,) = {round(one["tuning_s"]) for one in model["processes"] if one["variant"] == "tuned"}
+    assert {len(row["pairs"]) for cells in (*shipped.values(), *tuned.values()) for row in cells.values()} == {2}
+    assert min(row["ratio"] for cells in shipped.values() for row in cells.values()) >= 0.99
+    below = {(mode, cell) for mode, cells in tuned.items() for cell, row in cells.items() if row["ratio"] < 0.99}
+    assert below == {("prefill", "1x2048"), ("first_token", "64")}
+    slower = f"{100 * (1 - tuned['prefill']['1x2048']['ratio']):.0f}% slower in both pairs"
+    first = tuned["first_token"]["64"]
+    words = f"is at {first['ratio']:.3f}, between {min(first['pairs']):.3f} and {max(first['pairs']):.3f}"
+    means = f"{model['geomean']['decode']:.3f}× as fast with the packaged library, and "
+    means += f"{model['tuned']['geomean']['decode']:.3f}× after {seconds} s"
+    return [("docs/use/engines.md", text) for text in (means, slower, words)]
 
 
 def engines() -> list[tuple[str, str]]:
@@ -177,6 +195,33 @@ def transformers() -> list[tuple[str, str]]:
         ("docs/use/whole-models.md", f"without `optimize`, they ran {graph[:-1]} times as fast as with"),
         ("docs/use/engines.md", f"cut to eight layers: {graph} over `torch.compile` in its default mode"),
     ]
+
+
+def language_model() -> list[tuple[str, str]]:
+    """What the language model of ``benchmarks/llm_answers.py`` wrote."""
+    rows = read(H200 / "llm_answers.json")["rows"]
+
+    def of(mode: str, stage: str) -> int:
+        return sum(row["stages"][stage][0] for row in rows if row["mode"] == mode)
+
+    def best(mode: str) -> str:
+        return f"{max(row['best'] for row in rows if row['mode'] == mode and row['best']):.3f}"
+
+    asked = {mode: sum(row["answers"] for row in rows if row["mode"] == mode) for mode in ("knobs", "holes", "free")}
+    changed = sorted(n for row in rows for n in row["knobs_changed"])
+    assert changed == [1] * (of("knobs", "proven") - 1) + [2] and of("holes", "proven") == of("free", "faster") == 0
+    assert not any(row["stages"]["compiles"][0] for row in rows if (row["mode"], row["aids"]) == ("knobs", "bare"))
+    front = f"wrote [{of('free', 'proven')} right kernels in {asked['free']} answers]"
+    page, index = "docs/llm/evolve.md", f"[wrote {of('free', 'proven')} right kernels in {asked['free']} answers]"
+    return [
+        ("README.md", front),
+        ("README.md", f"the fastest at {best('free')} of cuBLASLt's speed"),
+        ("docs/index.md", index),
+        ("docs/index.md", f"the fastest at {best('free')} of cuBLASLt's speed"),
+        (page, f"Of {asked['free']} whole kernels {of('free', 'proven')} are right; the fastest has {best('free')} of"),
+        (page, f"Of {asked['knobs']} choices of knobs {of('knobs', 'proven')} are right, and "
+               f"{of('knobs', 'faster')} of these beat cuBLASLt, by up to {best('knobs')}×"),
+    ]  # fmt: skip
 
 
 def same_bits() -> list[tuple[str, str]]:
@@ -274,7 +319,10 @@ def bounds() -> list[tuple[str, str]]:
     ]
 
 
-@pytest.mark.parametrize("figures", [engines, experts_in_vllm, transformers, same_bits, accuracy, from_tables, bounds])
+@pytest.mark.parametrize(
+    "figures",
+    [engines, experts_in_vllm, untuned_in_vllm, language_model, transformers, same_bits, accuracy, from_tables, bounds],
+)
 def test_a_sentence_has_the_figures_of_its_file(figures: Any) -> None:
     found = figures()
     texts = {page: re.sub(r"\s+", " ", (ROOT / page).read_text()) for page, _ in found}

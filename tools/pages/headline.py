@@ -85,7 +85,7 @@ def short_rows(folder: Path, results: Sequence[Result]) -> list[HeadlineRow]:
     """Return the rows of one GPU for README.md, without the range of the starts: engines and models, then products.
 
     ``optimize()`` is compared with torch that has merged weights and fused norms, too, and not with plain torch. Of an
-    engine there are the decode steps; end to end, the page of results has more.
+    engine there are the decode steps of models with three pairs of processes; the page of results has more.
 
     Raises:
         RecordError: a file is there and cannot be read.
@@ -93,7 +93,7 @@ def short_rows(folder: Path, results: Sequence[Result]) -> list[HeadlineRow]:
     products = [row for row in _listed(results) if row.use != SPLIT_LAYERS]
     eager = _whole_models(folder / WHOLE_MODELS, (_OF_MODELS[0], _OF_MODELS[2]))
     compiled = _whole_models(folder / COMPILED_MODELS, _OF_COMPILED)
-    rows = [*_engine(folder, ("decode",)), *compiled, *eager, *products, *_cuda_l2(folder)]
+    rows = [*_engine(folder, ("decode",), pairs=3), *compiled, *eager, *products, *_cuda_l2(folder)]
     return [replace(row, interval=None) for row in rows]
 
 
@@ -113,14 +113,18 @@ def _cuda_l2(folder: Path) -> Iterator[HeadlineRow]:
 _OF_ENGINES = {"decode": "decode steps of {} in vLLM, bf16", "end_to_end": "{} in vLLM, 64 tokens in, 256 out, bf16"}
 
 
-def _engine(folder: Path, modes: Sequence[str] = tuple(_OF_ENGINES)) -> Iterator[HeadlineRow]:
-    """Yield a row for each model in vLLM with the packaged library and each mode: decode steps, and whole requests."""
+def _engine(folder: Path, modes: Sequence[str] = tuple(_OF_ENGINES), pairs: int = 1) -> Iterator[HeadlineRow]:
+    """Yield a row for each model in vLLM with the packaged library and each mode: decode steps, and whole requests.
+
+    Models with fewer pairs of processes are left out.
+    """
     if not engine_rows(folder):  # which checks the fields
         return
     data = read_json(folder / VLLM)
     for model, entry in data["models"].items():
         for mode in modes:
-            ratios = [cell["ratio"] for cell in entry["cells"].get(mode, {}).values()]
+            cells = entry["cells"].get(mode, {}).values()
+            ratios = [cell["ratio"] for cell in cells if len(cell["pairs"]) >= pairs]
             if ratios:
                 page = "use/engines/#vllm-results"
                 made = engine_provenance(data, entry)

@@ -50,7 +50,7 @@ _IF_MEASURED = ("speedup_over_merged", "speedup_over_compile", "speedup_over_def
 _MODELS = {
     **{"llama_8b": "Llama 3 8B", "qwen_7b": "Qwen2.5 7B"},  # of transformers
     **{"llama-3-8b": "Llama 3 8B", "qwen2.5-7b": "Qwen2.5 7B"},  # in vLLM
-    "qwen3-30b-a3b": "Qwen3 30B-A3B, 12 of 48 layers",  # in vLLM
+    **{"qwen3-30b-a3b": "Qwen3 30B-A3B", "llama-3.2-3b": "Llama 3.2 3B"},  # in vLLM
 }
 _GB = 1e9
 
