@@ -122,7 +122,7 @@ def own_answers(out: Transcript) -> Iterator[tuple[dict[str, Any], Any, dict[str
 
 
 def knobs_changed(candidate: Any, shown: dict[str, Any]) -> int | None:
-    """Return how many knobs differ from the nearest config of a prompt; None if there is none, or for CUDA."""
+    """Return how many knobs differ from the nearest config of a prompt; None for CUDA or without a config."""
     configs = [one for one in shown.values() if isinstance(one, KernelConfig)]
     if not configs or not isinstance(candidate, KernelConfig):
         return None
