@@ -224,6 +224,26 @@ def language_model() -> list[tuple[str, str]]:
     ]  # fmt: skip
 
 
+def equal_budgets() -> list[tuple[str, str]]:
+    """The language model of ``benchmarks/equal_budgets.py`` against what fills its answers."""
+    made = read(H200 / "equal_budgets.json")
+    gains = {(gain["learner"], gain["over"]): list(gain["figures"].values()) for gain in made["gains"]}
+    table = {row["learner"]: list(row["figures"].values()) for row in made["table"]}
+    assert all(each["high"] < 1 for each in gains["llm", "fill"][:2]) and gains["llm", "fill"][2]["high"] <= 1
+    assert all(each["low"] > 1 for each in gains["llm", "random-legal"])
+    assert all(a["high"] < b["low"] for a, b in zip(table["llm as written"], table["random-legal"], strict=True))
+    most = max(abs(100 * each["mean"] - 100) for each in gains["llm+list", "regressor"])
+    apart = f"differs from `regressor` by at most {most:.1f}%"
+    counts = made["answers"]["llm"]
+    named, listed = counts["written"] + counts["copied"], made["answers"]["llm+list"]
+    assert listed["copied"] > listed["written"] + counts["copied"]
+    words = f"Of its {4 * counts['answers']} choices {named} are offered kernels by name"
+    lines = map(json.loads, (H200 / "equal_budgets.jsonl").read_text().splitlines())
+    answers = [line["finish"] for line in lines if line.get("kind") == "answer"]
+    cut = f"{answers.count('length')} of the {len(answers)} answers were cut"
+    return [("docs/search/agents.md", text) for text in (words, cut, apart)]
+
+
 def same_bits() -> list[tuple[str, str]]:
     page, files = "docs/use/reproducible-results.md", [folder / "batch_invariance.json" for folder in (H200, H100)]
     means = [read(file)["means"]["speedup_over"] for file in files]
@@ -321,7 +341,18 @@ def bounds() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(
     "figures",
-    [engines, experts_in_vllm, untuned_in_vllm, language_model, transformers, same_bits, accuracy, from_tables, bounds],
+    [
+        engines,
+        experts_in_vllm,
+        untuned_in_vllm,
+        language_model,
+        equal_budgets,
+        transformers,
+        same_bits,
+        accuracy,
+        from_tables,
+        bounds,
+    ],
 )
 def test_a_sentence_has_the_figures_of_its_file(figures: Any) -> None:
     found = figures()

@@ -20,8 +20,8 @@ def result() -> dict[str, Any]:
     means = {"fill": 0.9, "kt-genetic": 0.7, "kt-diffevo": 0.8, "llm": 0.95, "llm as written": 0.5}
     return {
         "format": "outblas-equal-budgets-1", "budgets": [4, 8, 16], "launch": "pdl", "weights": "ab" * 32,
-        "recording": {"sha256": "cd" * 32, "provenance": {"gpu": "NVIDIA H200"}},
-        "provenance": {"date": "2026-12-01T00:00:00", "commit": "c0ffee"},
+        "chosen": "grid", "recording": {"name": "uncut", "sha256": "cd" * 32, "provenance": {"gpu": "NVIDIA H200"}},
+        "provenance": {"date": "2026-12-01T00:00:00", "commit": "c0ffee00c0ffee; beef0000beef"},
         "problems": ["a", "b", "c", "d"], "judged": ["a", "b", "c"],
         "table": [{"learner": name, "seeds": 1, "figures": figures(mean)} for name, mean in means.items()],
         "gains": [{"learner": "llm", "over": "fill", "figures": figures(1.05)}],
@@ -40,6 +40,7 @@ def test_the_best_strategy_of_kernel_tuner_has_a_row_and_each_count_a_place(tmp_
     rows = [line.split(" | ")[0].removeprefix("| ") for line in text.splitlines() if line.startswith("| ")]
     assert rows[2:] == ["fill", "Kernel Tuner, kt-diffevo (best of 2)", "llm", "llm as written"]
     assert "3 problems of NVIDIA H200, launch option pdl" in text and "`llm` lacks 1 of 4 problems" in text
+    assert "cells of choice `grid`" in text and "Recording `uncut`" in text and "commit c0ffee00 and beef0000." in text
     assert "12 answers, 7 parsed, 3 written, 1 copied, 9 nearest, 35 filled" in text
     assert "- `llm` over `fill`: 1.050 (1.040 to 1.060)" in text and "abababababababab;" in text
 

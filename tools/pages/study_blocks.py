@@ -109,9 +109,15 @@ def budgets_block(path: Path) -> str:
 
     def text(data: dict[str, Any]) -> str:
         about, where = data["recording"], data["provenance"]
-        count = f"{len(data['judged'])} problems of {about['provenance']['gpu']}, launch option {data['launch']}"
+        cells = f", cells of choice `{data['chosen']}`" if data["chosen"] else ""
+        count = (
+            f"{len(data['judged'])} problems of {about['provenance']['gpu']}, launch option {data['launch']}{cells}. "
+        )
+        count += "Best recorded time over the best time that was found, with 95% intervals over problems"
         weights = f"; language model of SHA-256 {data['weights'][:16]}" if data["weights"] else ""
-        source = f"Recording {about['sha256'][:16]}{weights}; {where['date'][:10]}, commit {where['commit']}."
+        commits = " and ".join(commit[:8] for commit in where["commit"].split("; "))
+        source = f"Recording `{about['name']}` (SHA-256 {about['sha256'][:16]}){weights}; {where['date'][:10]}, "
+        source += f"commit {commits}."
         return "\n".join([f"{count}:", "", *budget_lines(data), "", source])
 
     return _if_published(path, "benchmarks/equal_budgets.py", text, BUDGET_FORMAT)
