@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
@@ -52,9 +53,22 @@ def model_fixture(code: SimpleNamespace) -> Any:
     return code.llama.random_model(code.llama.llama3_8b(LAYERS, **TINY), "cpu")
 
 
+class AtOnce:
+    """Stands in for the queue in the background: what is submitted is done before the call returns."""
+
+    @staticmethod
+    def submit(do: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        done = Future[Any]()
+        try:
+            done.set_result(do(*arguments))
+        except Exception as error:
+            done.set_exception(error)
+        return done
+
+
 @pytest.fixture(name="ours")
 def ours_fixture(served: Served, host: fused.FusedState, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
-    """``outblas.use()`` is of the CPU, every launch option has a kernel, and every one can be fused."""
+    """``outblas.use()`` is of the CPU, every launch option has a kernel, and every one can be fused at once."""
 
     def lookup(_library: Any, problem: Problem) -> LibraryRow:
         return LibraryRow(
@@ -64,5 +78,6 @@ def ours_fixture(served: Served, host: fused.FusedState, monkeypatch: pytest.Mon
     monkeypatch.setattr(Everything, "lookup", lookup)
     made = Switch("CPU", lambda guarantee: "")
     monkeypatch.setattr(enable, "_switch", made)
+    monkeypatch.setattr(fused, "_compiler", AtOnce)
     yield served
     assert not made.on, "what was switched on is off again"

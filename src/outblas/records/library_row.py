@@ -337,6 +337,11 @@ class IntervalIndex:
         """Return the intervals of a weight in rising order of M, as a new list."""
         return list(self._of.get(_key(weight), ((), ()))[1])
 
+    def last_m(self, n: int, k: int, dtype: str) -> int:
+        """Return the largest M at which an interval of a weight (N, K), summed in fp32, has a kernel; 0: none has."""
+        kept = self._of.get((n, k, "TN", dtype, "fp32"), ((), ()))[1]
+        return next((one.last for one in reversed(kept) if one.has_kernel), 0)
+
 
 def _key(one: Problem | Weight) -> _Key:
     """Return all of a problem but M; a tuple, which a new decision makes faster than a weight."""

@@ -168,6 +168,7 @@ def test_weights_of_an_engine_s_own_class_are_fused(
     kind: Any, calls: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stacked_gate, "_may_fuse", may_fuse)
+    monkeypatch.setattr(stacked_gate, "_last_m", lambda w: 9)
     monkeypatch.setattr(device_registry, "DEVICE_TYPE", "cpu")
     with torch.inference_mode():
         torch.ops.outblas.silu_gated(torch.randn(9, 8), kind(torch.randn(12, 8), requires_grad=False))
@@ -266,6 +267,9 @@ def test_only_a_kernel_that_was_measured_with_its_gate_runs(monkeypatch: pytest.
         return fused_calls.serves(torch.empty(m, 32).bfloat16(), w.t(), STACKED_GATE)
 
     assert serves(1) and serves(16) and not serves(17) and not serves(65)
+    assert may_fuse(torch.empty(16, 32).bfloat16(), w)
+    monkeypatch.setattr(stacked_gate, "why_left_to_torch", None)  # a longer prefill does not ask it
+    assert not may_fuse(torch.empty(17, 32).bfloat16(), w) and not may_fuse(torch.empty(1, 32).half(), w.half())
     assert gate_for_some_m(torch.empty(99, 32).bfloat16(), w)
     assert not gate_for_some_m(torch.empty(1, 32).half(), w.half()), "another dtype was not measured"
     assert not gate_for_some_m(torch.empty(1, 16).bfloat16(), w[:, :16].contiguous())

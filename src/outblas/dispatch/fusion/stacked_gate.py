@@ -27,7 +27,7 @@ from outblas.dispatch.fusion.graph_nodes import (
     weight_input,
 )
 from outblas.dispatch.guarantees.guarantee import process_guarantee
-from outblas.dispatch.product_operands import aligned_operand, as_plain, why_left_to_torch
+from outblas.dispatch.product_operands import aligned_operand, as_plain, dtype_name, why_left_to_torch
 from outblas.dispatch.torch_op import register_behind_autograd
 from outblas.kernels.epilogue import STACKED_GATE
 from outblas.runtime.fused_launch import Extra
@@ -55,7 +55,16 @@ def gate_for_some_m(a: torch.Tensor, w: torch.Tensor) -> bool:
 
 def _may_fuse(a: torch.Tensor, w: torch.Tensor) -> bool:
     on_gpu = a.device.type == device_registry.DEVICE_TYPE and a.device == w.device
-    return on_gpu and not why_left_to_torch(a, w, None)
+    return on_gpu and a.shape[0] <= _last_m(w) and not why_left_to_torch(a, w, None)
+
+
+def _last_m(w: torch.Tensor) -> int:
+    """Return the largest M at which a fused kernel serves ``w`` (2H, K); 0: none does.
+
+    A long prefill runs without CUDA graphs and may wait for the host. This is the cheapest question of all.
+    """
+    index = device_registry.device_state(w.device.index).library.gate_index
+    return index.last_m(w.shape[0], w.shape[1], dtype_name(w.dtype))
 
 
 def silu_times(y: torch.Tensor) -> torch.Tensor:
