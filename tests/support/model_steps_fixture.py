@@ -54,7 +54,7 @@ def model_fixture(code: SimpleNamespace) -> Any:
 
 
 class AtOnce:
-    """Stands in for the queue in the background: what is submitted is done before the call returns."""
+    """Stands in for the queue in the background. A task is done before its call returns."""
 
     @staticmethod
     def submit(do: Callable[..., Any], *arguments: Any) -> Future[Any]:
