@@ -34,8 +34,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llm_answers import wilson_interval
-
 from outblas.core.config import KernelConfig
 from outblas.core.errors import OutblasError
 from outblas.core.evaluation import Status
@@ -43,6 +41,7 @@ from outblas.core.files import write_json
 from outblas.core.journal import check_same_settings
 from outblas.core.plain_files import read_object
 from outblas.core.problem import Problem
+from outblas.core.stats import wilson_interval
 from outblas.records.provenance import collect_provenance, script_command
 from outblas_lab.llm.train.answer_judge import AnswerJudge, JudgedAnswer
 from outblas_lab.llm.train.answer_language import Language
@@ -168,7 +167,7 @@ def speed_of(judged: JudgedAnswer, best_us: float) -> float:
 
 def rate(hits: Sequence[bool]) -> list[float]:
     low, high = wilson_interval(sum(hits), len(hits))
-    return [sum(hits) / len(hits), max(0.0, low), min(1.0, high)]
+    return [sum(hits) / len(hits), low, high]
 
 
 def bootstrap(values: Sequence[float], seed: int) -> list[float]:

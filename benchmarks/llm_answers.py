@@ -32,7 +32,6 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from math import sqrt
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +57,7 @@ from outblas.core.errors import RecordError
 from outblas.core.files import write_json
 from outblas.core.gpu_records import packaged_gpu
 from outblas.core.problem import Problem
+from outblas.core.stats import wilson_interval
 from outblas.records.provenance import collect_provenance, script_command
 from outblas_lab.agents.evolution import knob_distance
 from outblas_lab.jail.offline_evaluators import CompileOnlyEvaluator
@@ -67,13 +67,6 @@ from outblas_lab.llm.gguf_server import serving_gguf
 
 FORMAT, TABLE_FORMAT = "outblas-llm-answers-1", "outblas-llm-answers-table-1"
 TEMPERATURE = 0.7
-
-
-def wilson_interval(count: int, of: int) -> tuple[float, float]:
-    """Return the 95% interval of a rate (Wilson, Probable inference, JASA 1927)."""
-    z2, rate = 1.96**2, count / of
-    middle, width = rate + z2 / (2 * of), 1.96 * sqrt(rate * (1 - rate) / of + z2 / (4 * of * of))
-    return max(0.0, (middle - width) / (1 + z2 / of)), min(1.0, (middle + width) / (1 + z2 / of))
 
 
 class Transcript:

@@ -162,8 +162,3 @@ def test_an_aided_answer_gets_a_second_turn_and_the_transcript_says_so(
     bench.table(type("Arguments", (), {"out": out.path}))
     block = answers_block(out.path.with_suffix(".json"))
     assert "| three parts of a kernel | all | 1 | 1 (21% to 100%) |" in block and "| 2× | 0 | 10 |" in block
-
-
-def test_an_interval_of_a_rate_is_wilsons(bench: Any) -> None:
-    low, high = bench.wilson_interval(3, 10)
-    assert (low, high) == (pytest.approx(0.1078, abs=1e-4), pytest.approx(0.6032, abs=1e-4))

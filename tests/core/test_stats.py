@@ -203,3 +203,11 @@ def test_the_interval_of_a_geometric_mean_holds_it_and_narrows_with_more_values(
     assert stats.bootstrap_geomean([2.0, 2.0, 2.0]) == pytest.approx((2.0, 2.0))
     with pytest.raises(UsageError, match="3 or more values"):
         stats.bootstrap_geomean([1.0, 2.0])
+
+
+@pytest.mark.parametrize(
+    ("hits", "of", "low", "high"),
+    [(0, 0, 0.0, 1.0), (0, 10, 0.0, 0.2775), (8, 10, 0.4902, 0.9433), (3, 10, 0.1078, 0.6032), (5, 5, 0.5655, 1.0)],
+)
+def test_the_interval_of_a_share_is_wilsons(hits: int, of: int, low: float, high: float) -> None:
+    assert stats.wilson_interval(hits, of) == pytest.approx((low, high), abs=5e-5)

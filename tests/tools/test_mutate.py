@@ -248,14 +248,6 @@ def test_a_mutant_that_never_ends_is_timed_out(
     assert runs.run_one(mutant_of(plan, "left = left - 1"), toy).outcome == "timed out"
 
 
-@pytest.mark.parametrize(
-    ("hits", "of", "low", "high"),
-    [(0, 0, 0.0, 1.0), (0, 10, 0.0, 0.2775), (8, 10, 0.4902, 0.9433), (5, 5, 0.5655, 1.0)],
-)
-def test_the_interval_is_wilsons(tool: Any, hits: int, of: int, low: float, high: float) -> None:
-    assert tool.mutant_report.wilson(hits, of) == pytest.approx((low, high), abs=5e-5)
-
-
 def test_the_report_counts_each_mutant_once(tool: Any, plan: Any) -> None:
     first, second, third, fourth, fifth, _ = plan.mutants
     areas = replace(plan, mutants=(replace(first, area="a"), *plan.mutants[1:]))

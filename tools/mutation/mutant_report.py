@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -13,24 +12,13 @@ from mutation.mutant_list import Mutant, Plan
 from mutation.mutant_runs import KILLED, SURVIVED, TIMED_OUT, MutantResult
 
 from outblas.core.errors import RecordError
+from outblas.core.stats import wilson_interval
 
 EQUIVALENT = Path(__file__).with_name("equivalent.json")
 #: Fields of an entry of that file, a mutant's key and why no test can tell it from the original.
 KEY_FIELDS = ("file", "function", "operator", "was", "becomes")
-#: Two-sided 95% of the normal distribution.
-Z95 = 1.959963984540054
 IS_EQUIVALENT, NOT_RUN = "equivalent", "not run"
 OUTCOMES = (KILLED, TIMED_OUT, SURVIVED, IS_EQUIVALENT, NOT_RUN)
-
-
-def wilson(hits: int, of: int) -> tuple[float, float]:
-    """Return the 95% interval of a share (E. B. Wilson, JASA 22, 1927); (0, 1) of nothing."""
-    if not of:
-        return 0.0, 1.0
-    share, z2 = hits / of, Z95 * Z95
-    middle = (share + z2 / (2 * of)) / (1 + z2 / of)
-    half = Z95 / (1 + z2 / of) * math.sqrt(share * (1 - share) / of + z2 / (4 * of * of))
-    return max(0.0, middle - half), min(1.0, middle + half)
 
 
 def read_equivalent(path: Path) -> dict[tuple[str, ...], str]:
@@ -70,7 +58,7 @@ def _rate(outcomes: Iterable[str]) -> dict[str, Any]:
     counts = Counter(outcomes)
     dead = counts[KILLED] + counts[TIMED_OUT]
     of = dead + counts[SURVIVED]
-    low, high = wilson(dead, of)
+    low, high = wilson_interval(dead, of)
     share = dead / of if of else None
     return {**{name: counts[name] for name in OUTCOMES}, "rate": share, "low": low, "high": high}
 

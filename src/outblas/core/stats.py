@@ -18,6 +18,8 @@ from outblas.core.errors import UsageError
 LOSS_BELOW = 0.99
 #: Least number of samples for an interval.
 MIN_ROUNDS = 3
+#: Two-sided 95% of the normal distribution.
+_Z95 = 1.959963984540054
 
 
 def geomean(values: Iterable[float]) -> float:
@@ -115,6 +117,20 @@ def bootstrap_geomean(values: Sequence[float]) -> tuple[float, float]:
     drawn = np.random.default_rng(0).integers(0, logs.size, (2000, logs.size))
     low, high = np.percentile(logs[drawn].mean(axis=1), (2.5, 97.5))
     return math.exp(low), math.exp(high)
+
+
+def wilson_interval(hits: int, of: int) -> tuple[float, float]:
+    """Return the 95% interval of a share, e.g. (0.108, 0.603) for 3 of 10; (0, 1) of nothing.
+
+    Source:
+        E. B. Wilson, Probable inference, the law of succession, and statistical inference, JASA 22, 1927.
+    """
+    if not of:
+        return 0.0, 1.0
+    share, z2 = hits / of, _Z95 * _Z95
+    middle = (share + z2 / (2 * of)) / (1 + z2 / of)
+    half = _Z95 / (1 + z2 / of) * math.sqrt(share * (1 - share) / of + z2 / (4 * of * of))
+    return max(0.0, middle - half), min(1.0, middle + half)
 
 
 def paired_speedup(
