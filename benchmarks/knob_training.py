@@ -26,7 +26,6 @@ import json
 import math
 import random
 import statistics
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,8 +33,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from learners.resumable import resumable
+
 from outblas.core.config import KernelConfig
-from outblas.core.errors import OutblasError
 from outblas.core.evaluation import Status
 from outblas.core.files import write_json
 from outblas.core.journal import check_same_settings
@@ -341,17 +341,13 @@ def main() -> None:
     parser.add_argument("--run", type=Path, default=Path("runs/knob_training"))
     parser.add_argument("--out", type=Path, default=Path("results/h200/knob_training.json"))
     arguments = parser.parse_args()
-    try:
+    with resumable("the last checkpoint is in the run's folder"):
         recording = Recording.load(GPU)
         split = split_problems(recording.problems, arguments.held_out, arguments.seed)
         bench = KnobBench(recording, language_of("config"), split, arguments.samples, arguments.seed)
         arguments.run.mkdir(parents=True, exist_ok=True)
         wanted = claim_run(arguments)
         write_json(arguments.out, run_bench(arguments, bench, wanted))
-    except OutblasError as error:
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
-        sys.exit("interrupted; the same command goes on from the last checkpoint")
     print(f"result: {arguments.out}")
 
 
