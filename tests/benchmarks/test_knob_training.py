@@ -77,7 +77,7 @@ def test_a_whole_run_resumes_where_it_was_interrupted(
 
     with monkeypatch.context() as patch:
         patch.setattr(script, "train", interrupted)
-        with pytest.raises(SystemExit, match="the last checkpoint .* the same command goes on"):
+        with pytest.raises(SystemExit, match="the last checkpoint is in the run's folder, and the same"):
             script.main()
     kept = (tmp_path / "run" / "answers_supervised.json").read_bytes()
     script.main()

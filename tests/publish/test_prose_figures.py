@@ -198,7 +198,7 @@ def transformers() -> list[tuple[str, str]]:
 
 
 def language_model() -> list[tuple[str, str]]:
-    """Counts of the language model of ``benchmarks/llm_answers.py`` wrote."""
+    """Counts of what the language model of ``benchmarks/llm_answers.py`` wrote."""
     rows = read(H200 / "llm_answers.json")["rows"]
 
     def of(mode: str, stage: str) -> int:

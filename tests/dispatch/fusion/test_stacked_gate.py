@@ -168,7 +168,7 @@ def test_weights_of_an_engine_s_own_class_are_fused(
     kind: Any, calls: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stacked_gate, "_may_fuse", may_fuse)
-    monkeypatch.setattr(stacked_gate, "_last_m", lambda w: 9)
+    monkeypatch.setattr(stacked_gate, "_last_m", lambda a, w: 9)
     monkeypatch.setattr(device_registry, "DEVICE_TYPE", "cpu")
     with torch.inference_mode():
         torch.ops.outblas.silu_gated(torch.randn(9, 8), kind(torch.randn(12, 8), requires_grad=False))

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 from outblas.core.switches import is_off
-from outblas.core.weight import Weight
 from outblas.dispatch import device_registry
 from outblas.dispatch.autograd import compute_mm
 from outblas.dispatch.fused import fused_product
@@ -27,7 +26,7 @@ from outblas.dispatch.fusion.graph_nodes import (
     weight_input,
 )
 from outblas.dispatch.guarantees.guarantee import process_guarantee
-from outblas.dispatch.product_operands import aligned_operand, as_plain, dtype_name, why_left_to_torch
+from outblas.dispatch.product_operands import as_plain, dtype_name, why_left_to_torch
 from outblas.dispatch.torch_op import register_behind_autograd
 from outblas.kernels.epilogue import STACKED_GATE
 from outblas.runtime.fused_launch import Extra
@@ -48,22 +47,20 @@ def _silu_gated(a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 def gate_for_some_m(a: torch.Tensor, w: torch.Tensor) -> bool:
     """Return whether a fused kernel serves ``a`` (M, K) and ``w`` (2H, K) at some M; M may be a symbol."""
-    weight = Weight(w.shape[0], w.shape[1], "TN", aligned_operand(w).dtype)  # type: ignore[arg-type]
-    index = device_registry.device_state(a.device.index).library.gate_index
-    return any(one.has_kernel for one in index.of_weight(weight))
+    return _last_m(a, w) > 0
 
 
 def _may_fuse(a: torch.Tensor, w: torch.Tensor) -> bool:
     on_gpu = a.device.type == device_registry.DEVICE_TYPE and a.device == w.device
-    return on_gpu and a.shape[0] <= _last_m(w) and not why_left_to_torch(a, w, None)
+    return on_gpu and a.shape[0] <= _last_m(a, w) and not why_left_to_torch(a, w, None)
 
 
-def _last_m(w: torch.Tensor) -> int:
-    """Return the largest M at which a fused kernel serves ``w`` (2H, K); 0: none does.
+def _last_m(a: torch.Tensor, w: torch.Tensor) -> int:
+    """Return the largest M at which a fused kernel serves ``w`` (2H, K) on the device of ``a``; 0: none does.
 
     A long prefill runs without CUDA graphs and may wait for the host. This is the cheapest question of all.
     """
-    index = device_registry.device_state(w.device.index).library.gate_index
+    index = device_registry.device_state(a.device.index).library.gate_index
     return index.last_m(w.shape[0], w.shape[1], dtype_name(w.dtype))
 
 
