@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("cuda.bindings")
+pytest.importorskip("triton")
 
 import torch  # noqa: E402
 
@@ -18,6 +19,7 @@ from outblas.core.config import KernelConfig  # noqa: E402
 from outblas.core.problem import Problem  # noqa: E402
 from outblas.dispatch import device_registry, fused, fused_layer, linear, native_table  # noqa: E402
 from outblas.dispatch.device_state import DeviceState  # noqa: E402
+from outblas.dispatch.fusion.silu_kernel import launch  # noqa: E402
 from outblas.judge.fused_gates import worst_fused_error  # noqa: E402
 from outblas.kernels.epilogue import ACTIVATIONS, STACKED_GATE, Epilogue  # noqa: E402
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig  # noqa: E402
@@ -249,3 +251,19 @@ def test_a_gate_above_its_up_is_right_at_every_m(m: int) -> None:
         captured = torch.ops.outblas.silu_gated(x, w)
     graph.replay()
     assert torch.equal(captured, found)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("half", [1000, 1024])
+def test_the_pass_behind_a_product_is_right_the_first_time_and_again(half: int, dtype: torch.dtype) -> None:
+    """The second call runs the kernel that Triton compiled at the first. Another compiled one serves odd addresses."""
+    m = 5
+    for offset, out_offset in [(1, 0), (0, 1), (1, 1), (0, 0)] * 2:
+        y = torch.randn(m * 2 * half + 1, device="cuda").to(dtype)[offset:][: m * 2 * half].view(m, 2 * half)
+        out = torch.full((m * half + 2,), -1.0, device="cuda", dtype=dtype)
+        launch(y, out[out_offset:][: m * half].view(m, half))
+        gate, up = y.double().chunk(2, dim=1)
+        exact = torch.nn.functional.silu(gate) * up
+        found = out[out_offset:][: m * half].view(m, half).double()
+        assert ((found - exact).abs() <= torch.finfo(dtype).eps * exact.abs() + 1e-7).all()
+        assert (out[out_offset + m * half :] == -1).all() and (out[:out_offset] == -1).all()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from typing import Any
 
 import torch
 import triton
@@ -10,6 +12,10 @@ import triton.language as tl
 
 #: Outputs of a program, at most and at least, and of a thread: 16 bytes.
 _MOST, _LEAST, _OF_THREAD = 1024, 256, 8
+#: Bytes; Triton compiles another kernel for a pointer that is no multiple.
+_ALIGNED = 16
+#: Device, type, outputs of a row, and whether either pointer is aligned -> the kernel that Triton compiled.
+_compiled: dict[tuple[int, torch.dtype, int, bool, bool], Any] = {}
 
 
 @triton.jit
@@ -28,15 +34,26 @@ def launch(y: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         y: (M, 2H), contiguous, fp16 or bf16, on CUDA; M at least 1.
         out: contiguous tensor for the result; None: a new one.
     """
+    device = y.device.index
+    if device != torch.cuda.current_device():  # Triton launches on the current device
+        with torch.cuda.device(device):
+            return launch(y, out)
     rows, half = y.shape[0], y.shape[1] // 2
     out = y.new_empty((rows, half)) if out is None else out
     block = block_of(half)
-    with torch.cuda.device(y.device):  # Triton launches on the current device
-        grid, warps = (rows, triton.cdiv(half, block)), block // (32 * _OF_THREAD)
-        _silu_times[grid](y, out, half, BLOCK=block, num_warps=warps)
+    grid = (rows, triton.cdiv(half, block), 1)
+    # Triton compiles a kernel for each of these, and takes long to find it. A prefill without graphs may wait for that.
+    key = device, y.dtype, half, y.data_ptr() % _ALIGNED == 0, out.data_ptr() % _ALIGNED == 0
+    ready = _compiled.get(key)
+    if ready is None:
+        warps = block // (32 * _OF_THREAD)
+        _compiled[key] = _silu_times[grid](y, out, half, BLOCK=block, num_warps=warps)
+    else:
+        ready[grid](y, out, half, block)
     return out
 
 
+@functools.cache
 def block_of(half: int) -> int:
     """Return the outputs of a program: a power of two that divides a row, where one of 256 or more does.
 

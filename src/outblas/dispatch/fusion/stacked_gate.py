@@ -38,7 +38,7 @@ _MM, _SLICE, _MUL = _ATEN.mm.default, _ATEN.slice.Tensor, _ATEN.mul.Tensor
 def _silu_gated(a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     """Return ``silu(a @ w[:H].t()) * (a @ w[H:].t())``, (M, H) for ``a`` (M, K) and ``w`` (2H, K)."""
     a, w = as_plain(a), as_plain(w)
-    if not is_off(FUSED_VARIABLE) and process_guarantee() != "batch_invariant" and _may_fuse(a, w):
+    if _may_fuse(a, w) and not is_off(FUSED_VARIABLE) and process_guarantee() != "batch_invariant":
         result = fused_product(a, w.t(), Extra(), STACKED_GATE, wait=not is_captured(a))
         if result is not None:
             return result
