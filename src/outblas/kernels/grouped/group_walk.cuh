@@ -16,33 +16,55 @@ struct GroupTile {
 enum { TILE_END = 0, GROUP_ID = 1, GROUP_BEGIN = 2, GROUP_END = 3 };
 __device__ __forceinline__ int table_place(int field, int groups, int index) { return 1 + field * groups + index; }
 
-// One warp fills the table. `ends`: the groups' ends, of which each group begins at the one before.
-template <int TILE>
-__device__ __forceinline__ void make_group_table(int* table, const int* ends, int groups, int rows, int lane) {
+// One warp fills the table. `ends`: the groups' ends, of which each group begins at the one before. A lane has EACH groups
+// that follow one another. Their loads are in flight together, and a round of scans is enough for 32 * EACH groups.
+template <int TILE, int EACH>
+__device__ __forceinline__ void fill_group_table(int* table, const int* ends, int groups, int rows, int lane) {
   int last_end = 0, tiles_before = 0, filled = 0;
-  for (int base = 0; base < groups; base += 32) {
-    const int group = base + lane;
-    int end = group < groups ? ends[group] : 0;
-    end = end < rows ? end : rows;
-    end = scan_max(end, lane);
-    end = end > last_end ? end : last_end;
-    const int before = __shfl_up_sync(0xFFFFFFFF, end, 1);
-    const int begin = lane ? before : last_end;
-    const int tiles = (end - begin + TILE - 1) / TILE;
-    const int tile_end = tiles_before + scan_sum(tiles, lane);
-    const u32 some = __ballot_sync(0xFFFFFFFF, tiles > 0);
-    if (tiles > 0) {
-      const int place = filled + __popc(some & ((1u << lane) - 1));
-      table[table_place(TILE_END, groups, place)] = tile_end;
-      table[table_place(GROUP_ID, groups, place)] = group;
-      table[table_place(GROUP_BEGIN, groups, place)] = begin;
-      table[table_place(GROUP_END, groups, place)] = end;
+  for (int base = 0; base < groups; base += 32 * EACH) {
+    const int first = base + lane * EACH;
+    int end[EACH];
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) end[i] = first + i < groups ? ends[first + i] : 0;
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) {
+      end[i] = end[i] < rows ? end[i] : rows;
+      if (i && end[i] < end[i - 1]) end[i] = end[i - 1];
     }
-    filled += __popc(some);
-    last_end = __shfl_sync(0xFFFFFFFF, end, 31);
+    const int before = __shfl_up_sync(0xFFFFFFFF, scan_max(end[EACH - 1], lane), 1);
+    const int begin = lane && before > last_end ? before : last_end;
+    int tiles[EACH], all = 0, some = 0;
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) {
+      end[i] = end[i] > begin ? end[i] : begin;
+      tiles[i] = (end[i] - (i ? end[i - 1] : begin) + TILE - 1) / TILE;
+      all += tiles[i], some += tiles[i] > 0;
+    }
+    int tile_end = tiles_before + scan_sum(all, lane) - all, place = filled + scan_sum(some, lane) - some;
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) {
+      tile_end += tiles[i];
+      if (tiles[i] > 0) {
+        table[table_place(TILE_END, groups, place)] = tile_end;
+        table[table_place(GROUP_ID, groups, place)] = first + i;
+        table[table_place(GROUP_BEGIN, groups, place)] = i ? end[i - 1] : begin;
+        table[table_place(GROUP_END, groups, place)] = end[i];
+        ++place;
+      }
+    }
+    filled = __shfl_sync(0xFFFFFFFF, place, 31);
+    last_end = __shfl_sync(0xFFFFFFFF, end[EACH - 1], 31);
     tiles_before = __shfl_sync(0xFFFFFFFF, tile_end, 31);
   }
   if (lane == 0) table[0] = filled;
+}
+
+template <int TILE>
+__device__ __forceinline__ void make_group_table(int* table, const int* ends, int groups, int rows, int lane) {
+  if (groups <= 32)
+    fill_group_table<TILE, 1>(table, ends, groups, rows, lane);
+  else
+    fill_group_table<TILE, 8>(table, ends, groups, rows, lane);
 }
 
 // A warp's walk over the tiles of its cluster. All lanes of the warp call `next` together.
