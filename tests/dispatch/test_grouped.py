@@ -208,6 +208,7 @@ def test_a_layer_waits_for_kernels_and_a_whole_one_takes_those_that_torch_matche
         (True, True, True),
         (False, True, True),
     ]
+    assert kernels.dependent == [True] * 3, "each follows a kernel of the layer"
 
 
 def test_a_layer_whose_weight_wants_a_gradient_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:

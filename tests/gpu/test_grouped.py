@@ -25,7 +25,7 @@ CONFIGS = (
     GroupedConfig(128, 128, 64, 5, 2, pingpong=True),
     GroupedConfig(64, 128, 64, 6, 2, cluster=2),
     GroupedConfig(256, 128, 64, 4, 2, cluster=2),
-    GroupedConfig(160, 128, 64, 4, 2, pingpong=True, cluster=2, pdl=True),
+    GroupedConfig(160, 128, 64, 4, 2, pingpong=True, cluster=2),
 )
 GATED = (GroupedConfig(16, 128, 64, 6), GroupedConfig(128, 256, 64, 4, 2), GroupedConfig(64, 256, 64, 4, 2, cluster=2))
 

@@ -37,6 +37,7 @@ class StandIn(GroupedState):
 
     Attributes:
         asked: (problem, must, waits) of each kernel, in order.
+        dependent: whether each launch may begin before the kernel before it ends.
         lacking: kinds without a kernel: True, products with a gate; False, those without.
         with_rows: whether the kernels of rows are loaded.
         torch_is_faster: no kernel is chosen unless one must be.
@@ -45,6 +46,7 @@ class StandIn(GroupedState):
     def __init__(self) -> None:
         super().__init__("sm_90a")
         self.asked: list[tuple[Any, bool, bool]] = []
+        self.dependent: list[bool] = []
         self.lacking: set[bool] = set()
         self.with_rows, self.torch_is_faster = True, False
 
@@ -55,7 +57,10 @@ class StandIn(GroupedState):
         self.asked.append((problem, config.must, wait))
         return None if problem.gated in self.lacking else SimpleNamespace(problem=problem)
 
-    def run(self, kernel: Any, a: Any, w: Any, ends: Any, c: Any, bias: Any, stream: int) -> None:
+    def run(
+        self, kernel: Any, a: Any, w: Any, ends: Any, c: Any, bias: Any, stream: int, dependent: bool = False
+    ) -> None:
+        self.dependent.append(dependent)
         w = w.transpose(-2, -1) if kernel.problem.layout == "TN" else w
         for group, (begin, end) in enumerate(itertools.pairwise([0, *ends.tolist()])):
             y = a[begin:end].float() @ w[group].float()  # in fp32, which no override of half precision sees

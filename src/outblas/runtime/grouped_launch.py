@@ -58,8 +58,9 @@ class GroupedKernel:
         return made
 
     def bind(
-        self, a: torch.Tensor, w: torch.Tensor, ends: torch.Tensor, c: torch.Tensor, bias: torch.Tensor | None = None
-    ) -> KernelCall:
+        self, a: torch.Tensor, w: torch.Tensor, ends: torch.Tensor, c: torch.Tensor, bias: torch.Tensor | None = None,
+        dependent: bool = False,
+    ) -> KernelCall:  # fmt: skip
         """Return a call that computes the rows of all groups of ``c``. Rows behind the last end are not written.
 
         Args:
@@ -69,6 +70,8 @@ class GroupedKernel:
                 last row are clamped.
             c: (rows, columns), overwritten.
             bias: (groups, N) if the problem has one.
+            dependent: launch it while the kernel before ends (programmatic dependent launch). It reads and writes
+                nothing before that one has ended.
 
         Raises:
             TensorError: wrong shape, dtype, device or strides; misaligned; or c overlaps another operand.
@@ -84,7 +87,7 @@ class GroupedKernel:
         grid = (ctas(p, config, rows, gpu.sms), 1, 1)
         cluster = (config.cluster, 1, 1) if config.cluster > 1 else None
         smem = config.smem_bytes(p.groups)
-        configs = StreamConfigs(lambda: launch_config(grid, (config.threads, 1, 1), smem, cluster, config.pdl))
+        configs = StreamConfigs(lambda: launch_config(grid, (config.threads, 1, 1), smem, cluster, dependent))
         addresses = (ends.data_ptr(), c.data_ptr(), 0 if bias is None else bias.data_ptr())
         params: list[Any] = [map_a.getPtr(), map_w.getPtr(), *(ctypes.c_void_p(each) for each in addresses)]
         params += [ctypes.c_int(each) for each in (rows, p.n, p.k, p.groups)]

@@ -72,7 +72,8 @@ class MoeRows:
     def _launch(
         self, name: str, grid: tuple[int, int, int], threads: int, smem: int, arguments: tuple[Any, ...], stream: int
     ) -> None:
-        configs = StreamConfigs(lambda: launch_config(grid, (threads, 1, 1), smem, None))
+        dependent = name != "moe_route"  # the first of a layer follows kernels of others
+        configs = StreamConfigs(lambda: launch_config(grid, (threads, 1, 1), smem, None, dependent))
         params: list[Any] = [
             ctypes.c_int(each) if isinstance(each, int) else ctypes.c_void_p(each.data_ptr()) for each in arguments
         ]

@@ -23,7 +23,7 @@ PINGPONG = GroupedConfig(128, 128, 64, 5, 2, pingpong=True)
     [
         (PROBLEM, DECODE),
         (PROBLEM, PREFILL),
-        (PROBLEM, replace(PINGPONG, pdl=True)),
+        (PROBLEM, PINGPONG),
         (replace(PROBLEM, gated=True, bias=True), GroupedConfig(128, 256, 64, 4, 2)),
         (replace(PROBLEM, layout="NN", dtype="fp16"), GroupedConfig(64, 128, 64, 6, 2)),
     ],

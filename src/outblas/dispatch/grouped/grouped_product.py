@@ -77,16 +77,18 @@ def ready_kernel(
 
 def launch(
     state: GroupedState, kernel: GroupedKernel, a: torch.Tensor, w: torch.Tensor, ends: torch.Tensor,
-    bias: torch.Tensor | None, out: torch.Tensor | None = None,
+    bias: torch.Tensor | None, out: torch.Tensor | None = None, dependent: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     """Enqueue a kernel on the current stream and return its output; the operands are those of :func:`our_grouped_mm`.
+
+    ``dependent`` is that of :meth:`outblas.runtime.grouped_launch.GroupedKernel.bind`.
 
     Raises:
         DeviceError: the driver refused the launch.
     """
     c = torch.empty((a.shape[0], kernel.problem.columns), dtype=a.dtype, device=a.device) if out is None else out
     stored = w.transpose(-2, -1) if kernel.problem.layout == "TN" else w
-    state.run(kernel, a, stored, ends, c, bias, torch._C._cuda_getCurrentRawStream(a.device.index))
+    state.run(kernel, a, stored, ends, c, bias, torch._C._cuda_getCurrentRawStream(a.device.index), dependent)
     return c
 
 

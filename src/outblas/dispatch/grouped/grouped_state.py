@@ -124,15 +124,15 @@ class GroupedState:
 
     def run(
         self, kernel: GroupedKernel, a: torch.Tensor, w: torch.Tensor, ends: torch.Tensor, c: torch.Tensor,
-        bias: torch.Tensor | None, stream: int,
+        bias: torch.Tensor | None, stream: int, dependent: bool = False,
     ) -> None:  # fmt: skip
         """Enqueue a kernel; the arguments are those of :meth:`GroupedKernel.bind`, whose calls are kept by address."""
         addresses = tuple(None if t is None else t.data_ptr() for t in (a, w, ends, c, bias))
-        key = (kernel.problem, kernel.config, addresses, a.shape[0])
+        key = (kernel.problem, kernel.config, addresses, a.shape[0], dependent)
         with self._lock:
             call = self._calls.pop(key, None)
             if call is None:
-                call = kernel.bind(a, w, ends, c, bias)
+                call = kernel.bind(a, w, ends, c, bias, dependent)
                 call.release()  # kept by address, it must not keep the memory
             keep(self._calls, key, call, KEPT)
             call(stream)

@@ -63,7 +63,7 @@ def our_moe_mlp(
             if kernel is None:
                 rows = grouped_product.by_torch(rows, w, ends, bias, gated)
             else:
-                rows = grouped_product.launch(state, kernel, rows, w, ends, bias)
+                rows = grouped_product.launch(state, kernel, rows, w, ends, bias, dependent=True)
         out = torch.empty_like(x)
         row_kernels.combine(rows, integers[1], scores, out, stream)
     if count is not None:

@@ -36,7 +36,6 @@ class GroupedConfig:
         min_blocks: CTAs per SM that registers and shared memory allow.
         group: tiles of A that are walked before the next rows of W.
         stream: W streams through L2, since it is read once.
-        pdl: launch option, programmatic dependent launch.
     """
 
     bn: int
@@ -49,7 +48,6 @@ class GroupedConfig:
     min_blocks: int = 1
     group: int = 8
     stream: bool = False
-    pdl: bool = False
 
     @property
     def threads(self) -> int:
@@ -107,7 +105,7 @@ def make_source(problem: GroupedProblem, c: GroupedConfig) -> Source:
         "GROUP": c.group,
     }  # fmt: skip
     switches = {
-        "PINGPONG": c.pingpong, "STREAM_W": c.stream, "PDL": c.pdl, "GATED": problem.gated, "BIAS": problem.bias,
+        "PINGPONG": c.pingpong, "STREAM_W": c.stream, "GATED": problem.gated, "BIAS": problem.bias,
         "BF16": problem.dtype == "bf16", "W_K_MAJOR": problem.layout == "TN",
     }  # fmt: skip
     lines = ["#define ACC_FP16 0", *(f"constexpr int {name} = {value};" for name, value in integers.items())]
@@ -130,7 +128,7 @@ def ctas(problem: GroupedProblem, c: GroupedConfig, rows: int, sms: int) -> int:
 
 
 def candidates(problem: GroupedProblem) -> Iterator[GroupedConfig]:
-    """Yield legal configs from few rows of A per group to many, without PDL, each with as many stages as fit."""
+    """Yield legal configs from few rows of A per group to many, each with as many stages as fit."""
     small = product((8, 16, 24, 32, 48, 64), (64, 128), (64, 128), (1,), (False,), (1,), (1, 2, 3))
     large = product((64, 96, 128, 160, 192, 256), (128, 192, 256), (64,), (2,), (False, True), (1, 2), (1,))
     for bn, rows, bk, consumers, pingpong, cluster, min_blocks in (*small, *large):

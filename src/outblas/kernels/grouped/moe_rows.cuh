@@ -1,7 +1,9 @@
 // The rows of a mixture of experts: sort them by expert, gather the tokens, and combine the experts' results.
 //
+// A kernel of the layer starts while the one before ends, and waits for it before it reads anything.
 // EXPERT, SCORE: types of the router's choice and of its weights. BF16: dtype of tokens and results.
 #pragma once
+#include "ptx/sync.cuh"
 #include "ptx/types.cuh"
 #include "warp_scan.cuh"
 
@@ -41,6 +43,7 @@ __device__ __forceinline__ int take_place(int* counts, int key, int lane) {
 extern "C" __global__ void __launch_bounds__(1024) moe_route(
     const EXPERT* experts, int choices, int top, int groups, int* ends, int* tokens, int* places) {
   extern __shared__ int counts[];
+  pdl_launch_dependents();
   const int thread = threadIdx.x, lane = thread % 32;
   for (int group = thread; group < groups; group += 1024) counts[group] = 0;
   __syncthreads();
@@ -75,6 +78,8 @@ extern "C" __global__ void __launch_bounds__(1024) moe_route(
 
 // One CTA for each row: rows[r] = x[tokens[r]].
 extern "C" __global__ void moe_gather(const Vector* x, const int* tokens, int vectors, Vector* rows) {
+  pdl_launch_dependents();
+  pdl_wait();
   const u64 to = static_cast<u64>(blockIdx.x) * vectors, from = static_cast<u64>(tokens[blockIdx.x]) * vectors;
   for (int i = threadIdx.x; i < vectors; i += blockDim.x) rows[to + i] = x[from + i];
 }
@@ -82,6 +87,7 @@ extern "C" __global__ void moe_gather(const Vector* x, const int* tokens, int ve
 // out[t] = sum over j of scores[t, j] * y[places[t, j]], in fp32. blockIdx.x: the token, blockIdx.y: its columns.
 extern "C" __global__ void moe_combine(
     const Vector* y, const int* places, const SCORE* scores, int top, int vectors, Vector* out) {
+  pdl_wait();
   const int column = blockIdx.y * blockDim.x + threadIdx.x;
   if (column >= vectors) return;
   float sums[VECTOR] = {};

@@ -265,7 +265,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
   const int wg_thread = threadIdx.x % 128;
   const bool producer_warp = threadIdx.x / 32 == 4 * CONSUMERS;
   const int rank = CLUSTER > 1 ? static_cast<int>(cluster_rank()) : 0;
-  if (PDL) pdl_launch_dependents();
+  pdl_launch_dependents();
   if (threadIdx.x == 128 * CONSUMERS) {
     constexpr int READERS = (PINGPONG ? 1 : CONSUMERS) * CLUSTER;
     for (int s = 0; s < STAGES; ++s) {
@@ -277,7 +277,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     tma_prefetch(&map_w);
   }
   int* const table = reinterpret_cast<int*>(smem_base + TABLE_OFFSET);
-  if constexpr (PDL) pdl_wait();  // a predecessor may write what follows
+  pdl_wait();  // a predecessor may write what follows
   if (threadIdx.x < 32) make_group_table<BN>(table, ends, groups, rows, static_cast<int>(threadIdx.x));
   __syncthreads();
   if constexpr (CLUSTER > 1) cluster_arrive(), cluster_wait();  // the peer's barriers are there
