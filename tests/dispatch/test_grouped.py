@@ -208,7 +208,19 @@ def test_a_layer_waits_for_kernels_and_a_whole_one_takes_those_that_torch_matche
         (True, True, True),
         (False, True, True),
     ]
-    assert kernels.dependent == [True] * 3, "each follows a kernel of the layer"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "groups", "overlap"), [(8, 32, True), (9, 32, False), (8, 31, False), (1, 64, True)]
+)
+def test_the_launches_of_a_short_layer_of_many_experts_overlap(
+    tokens: int, groups: int, overlap: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels = grouped_stand_in(monkeypatch)
+    gate_up, down = torch.randn(groups, 64, 64).bfloat16(), torch.randn(groups, 64, 32).bfloat16()
+    scores, experts = torch.rand(tokens, groups).topk(2)
+    outblas.moe_mlp(torch.randn(tokens, 64).bfloat16(), gate_up, down, experts, scores)
+    assert kernels.dependent == [overlap] * 4, "gather, both products, and the weighted sum"
 
 
 def test_a_layer_whose_weight_wants_a_gradient_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:

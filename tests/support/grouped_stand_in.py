@@ -15,7 +15,10 @@ from outblas.dispatch.grouped.grouped_state import GroupedState
 
 
 class RowKernels:
-    """Stand in for :class:`outblas.runtime.moe_rows.MoeRows`."""
+    """Stand in for :class:`outblas.runtime.moe_rows.MoeRows`; ``dependent`` learns how each launch was asked for."""
+
+    def __init__(self, dependent: list[bool]) -> None:
+        self.dependent = dependent
 
     def route(self, experts: Any, ends: Any, tokens: Any, places: Any, stream: int) -> None:
         flat = experts.flatten().long()
@@ -24,10 +27,12 @@ class RowKernels:
         tokens.copy_(order // experts.shape[1])
         places[order] = torch.arange(len(flat), dtype=torch.int32)
 
-    def gather(self, x: Any, tokens: Any, rows: Any, stream: int) -> None:
+    def gather(self, x: Any, tokens: Any, rows: Any, stream: int, dependent: bool) -> None:
+        self.dependent.append(dependent)
         rows.copy_(x[tokens.long()])
 
-    def combine(self, y: Any, places: Any, scores: Any, out: Any, stream: int) -> None:
+    def combine(self, y: Any, places: Any, scores: Any, out: Any, stream: int, dependent: bool) -> None:
+        self.dependent.append(dependent)
         each = y[places.long()].view(*scores.shape, -1).float() * scores.float().unsqueeze(-1)
         out.copy_(each.sum(1))
 
@@ -37,7 +42,7 @@ class StandIn(GroupedState):
 
     Attributes:
         asked: (problem, must, waits) of each kernel, in order.
-        dependent: whether each launch may begin before the kernel before it ends.
+        dependent: whether each launch, that of rows too, may begin before the kernel before it ends.
         lacking: kinds without a kernel: True, products with a gate; False, those without.
         with_rows: whether the kernels of rows are loaded.
         torch_is_faster: no kernel is chosen unless one must be.
@@ -71,7 +76,7 @@ class StandIn(GroupedState):
             c[begin:end] = y
 
     def rows(self, dtype: str, experts: str, scores: str, may_load: bool) -> Any:
-        return RowKernels() if self.with_rows else None
+        return RowKernels(self.dependent) if self.with_rows else None
 
 
 def grouped_stand_in(monkeypatch: pytest.MonkeyPatch, *modules: Any) -> StandIn:

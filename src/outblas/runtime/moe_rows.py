@@ -22,6 +22,7 @@ _SORTING = 1024
 class MoeRows:
     """The kernels of ``moe_rows`` in the current context. Each method enqueues one on a raw stream.
 
+    A ``dependent`` one starts while the kernel before it ends, and waits for that before it reads or writes.
     Operands are contiguous, on the device of the context, and rows begin at multiples of 16 bytes.
 
     Args:
@@ -55,24 +56,27 @@ class MoeRows:
         numbers = (experts.numel(), experts.shape[1], groups)
         self._launch("moe_route", (1, 1, 1), _SORTING, 4 * groups, (experts, *numbers, ends, tokens, places), stream)
 
-    def gather(self, x: torch.Tensor, tokens: torch.Tensor, rows: torch.Tensor, stream: int) -> None:
+    def gather(self, x: torch.Tensor, tokens: torch.Tensor, rows: torch.Tensor, stream: int, dependent: bool) -> None:
         """Write ``rows[r] = x[tokens[r]]``, both (..., K)."""
         vectors = x.shape[1] // VECTOR
-        self._launch("moe_gather", (len(rows), 1, 1), _threads(vectors), 0, (x, tokens, vectors, rows), stream)
+        arguments = (x, tokens, vectors, rows)
+        self._launch("moe_gather", (len(rows), 1, 1), _threads(vectors), 0, arguments, stream, dependent)
 
     def combine(
-        self, y: torch.Tensor, places: torch.Tensor, scores: torch.Tensor, out: torch.Tensor, stream: int
-    ) -> None:
+        self, y: torch.Tensor, places: torch.Tensor, scores: torch.Tensor, out: torch.Tensor, stream: int,
+        dependent: bool,
+    ) -> None:  # fmt: skip
         """Write ``out[t]``, the sum over j of ``scores[t, j] * y[places[t, j]]`` in fp32; out is (tokens, K)."""
         tokens, vectors = out.shape[0], out.shape[1] // VECTOR
         threads = _threads(vectors)
         grid = (tokens, ceil_div(vectors, threads), 1)
-        self._launch("moe_combine", grid, threads, 0, (y, places, scores, scores.shape[1], vectors, out), stream)
+        arguments = (y, places, scores, scores.shape[1], vectors, out)
+        self._launch("moe_combine", grid, threads, 0, arguments, stream, dependent)
 
     def _launch(
-        self, name: str, grid: tuple[int, int, int], threads: int, smem: int, arguments: tuple[Any, ...], stream: int
-    ) -> None:
-        dependent = name != "moe_route"  # the first of a layer follows kernels of others
+        self, name: str, grid: tuple[int, int, int], threads: int, smem: int, arguments: tuple[Any, ...], stream: int,
+        dependent: bool = False,
+    ) -> None:  # fmt: skip
         configs = StreamConfigs(lambda: launch_config(grid, (threads, 1, 1), smem, None, dependent))
         params: list[Any] = [
             ctypes.c_int(each) if isinstance(each, int) else ctypes.c_void_p(each.data_ptr()) for each in arguments

@@ -16,6 +16,10 @@ from outblas.kernels.grouped.grouped_problem import MOST_GROUPS
 from outblas.kernels.grouped.rows_source import EXPERTS, SCORES
 from outblas.runtime.moe_rows import VECTOR
 
+#: Tokens at most, and experts at least, of a layer whose launches overlap. Measured layers of this kind gain 3% to 24%.
+#: Layers of thousands of tokens, or of 8 experts, took up to 17% longer (journal 0129).
+_OVERLAP_TOKENS, _OVERLAP_EXPERTS = 8, 32
+
 
 def our_moe_mlp(
     x: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, experts: torch.Tensor, scores: torch.Tensor,
@@ -53,19 +57,20 @@ def our_moe_mlp(
         ]
         if row_kernels is None or (whole and None in kernels):
             return None
+        overlap = len(x) <= _OVERLAP_TOKENS and len(gate_up) >= _OVERLAP_EXPERTS
         stream = torch._C._cuda_getCurrentRawStream(index)
         integers = torch.empty((2, experts.numel()), dtype=torch.int32, device=x.device)
         ends = torch.empty(gate_up.shape[0], dtype=torch.int32, device=x.device)
         row_kernels.route(experts, ends, integers[0], integers[1], stream)
         rows = torch.empty((experts.numel(), x.shape[1]), dtype=x.dtype, device=x.device)
-        row_kernels.gather(x, integers[0], rows, stream)
+        row_kernels.gather(x, integers[0], rows, stream, overlap)
         for kernel, w, bias, gated in zip(kernels, (first, second), biases, (True, False), strict=True):
             if kernel is None:
                 rows = grouped_product.by_torch(rows, w, ends, bias, gated)
             else:
-                rows = grouped_product.launch(state, kernel, rows, w, ends, bias, dependent=True)
+                rows = grouped_product.launch(state, kernel, rows, w, ends, bias, dependent=overlap)
         out = torch.empty_like(x)
-        row_kernels.combine(rows, integers[1], scores, out, stream)
+        row_kernels.combine(rows, integers[1], scores, out, stream, overlap)
     if count is not None:
         count(sum(kernel is not None for kernel in kernels))
     return out
