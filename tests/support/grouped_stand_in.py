@@ -15,7 +15,7 @@ from outblas.dispatch.grouped.grouped_state import GroupedState
 
 
 class RowKernels:
-    """Stand in for :class:`outblas.runtime.moe_rows.MoeRows`; ``dependent`` learns how each launch was asked for."""
+    """Stand in for :class:`outblas.runtime.moe_rows.MoeRows`; ``dependent`` learns it of each launch."""
 
     def __init__(self, dependent: list[bool]) -> None:
         self.dependent = dependent
