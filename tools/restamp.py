@@ -3,7 +3,7 @@ code.
 
 ::
 
-    python tools/restamp.py --since e8eefce
+    python tools/restamp.py --since e8eefce [--proved FILE.parquet]
     python tools/restamp.py --rehash
     python tools/restamp.py --new
 
@@ -12,6 +12,9 @@ That commit and the present one make its source. If a compiler reads different t
 cubins have to be the same, at least in their code sections. Then the libraries, and results that name their kernels,
 get the present hash (:func:`outblas.kernels.kernel_hash.kernels_sha`). A record beside it has the old hash, the date
 and the counts. The table of equal kernels (:mod:`outblas.records.user_library`) keeps users' libraries valid.
+
+``--proved`` names a bench of the present kernels. Kernels that it proved and timed may differ, and the record names
+them. Published figures of these problems stay those of the earlier kernels, so look at the times first.
 
 The stamp says that proofs and figures from the older commit on belong to kernels that compile to the shipped code. That
 commit must have the kernels that the library names, if it names any.
@@ -232,6 +235,30 @@ def stamped(provenance: Mapping[str, Any], record: Mapping[str, Any], kernels: s
     return {**renamed, HASH: kernels, RECORDS: [*provenance.get(RECORDS, ()), said]}
 
 
+def proved_anew(path: Path, kernels: str) -> dict[str, Any]:
+    """Return what a bench of the present kernels proved and timed, for the record; a row without a config fell back.
+
+    Returns:
+        GPU and date of the bench, and ``rows`` of [problem, config, microseconds].
+
+    Raises:
+        UsageError: the bench is of other kernels.
+    """
+    result = read_result(path)
+    provenance, rows = result.provenance, [row for row in result.rows if row["config"]]
+    if provenance.get(HASH) != kernels:
+        wrong = f"{path.name} is of kernels {str(provenance.get(HASH))[:12]}, the present ones are {kernels[:12]}"
+        raise UsageError(wrong, "a bench of the present kernels", "run it again")
+    return {
+        **{name: provenance.get(name) for name in ("gpu", "date")},
+        "rows": [[_problem(row).key, row["config"], row["ours_us"]] for row in rows],
+    }
+
+
+def _problem(row: Mapping[str, Any]) -> Problem:
+    return Problem(row["m"], row["n"], row["k"], row["layout"], row["dtype"], row["acc"])
+
+
 def restamp(record: Mapping[str, Any], kernels: str, data: Path, results: Path) -> list[Path]:
     """Write the hash and the record into every packaged library, and into the published results that have a hash.
 
@@ -410,6 +437,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     what.add_argument("--rehash", action="store_true", help="the files are the same, the rule of hashing is new")
     what.add_argument("--new", action="store_true", help="the kernels differ and were proved again: forget equal ones")
     parser.add_argument("--jobs", type=int, help="processes (default: one per core)")
+    parser.add_argument("--proved", type=Path, metavar="FILE", help="bench of kernels that may differ")
     parser.add_argument("--check", action="store_true", help="compare only, write nothing")
     options = parser.parse_args(arguments)
     try:
@@ -420,7 +448,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             begin_table([Library.packaged(gpu) for gpu in packaged_libraries()], TABLE_PATH)
             _report([TABLE_PATH])
             return 0
-        pairs = packaged_pairs(offered_before(options.since))
+        anew = proved_anew(options.proved, kernels_sha()) if options.proved else {"rows": []}
+        excused = {source_of(key, name) for key, name, _ in anew["rows"]}
+        pairs = [pair for pair in packaged_pairs(offered_before(options.since)) if source_of(*pair) not in excused]
         past = older(options.since, pairs)
         now = [source_of(key, name) for key, name in pairs]
         sides = iter(("before", "now"))
@@ -434,6 +464,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "compared": len(pairs), "identical_sources": found.source, "identical_cubins": found.whole,
             "identical_code_sections_only": found.code,
             "nvrtc": nvrtc_version(), "architecture": ARCHITECTURE,
+            **({"proved_anew": anew} if anew["rows"] else {}),
         }  # fmt: skip
         print(json.dumps(record))
         if not options.check:

@@ -227,7 +227,6 @@ def test_two_runs_are_bitwise_equal(name: str) -> None:
         assert all(torch.equal(first, b) for b in bits)
 
 
-@pytest.mark.xfail(reason="three or more owners add in different orders (docs/journal/kernels.md, 0125)")
 @pytest.mark.parametrize("split_k", [3, 4, 8])
 @pytest.mark.parametrize("bm, bn, consumers", [(64, 48, 1), (64, 32, 1), (128, 192, 2), (256, 64, 2)])
 def test_a_sum_has_the_same_bits_in_both_tiles_that_have_it(bm: int, bn: int, consumers: int, split_k: int) -> None:

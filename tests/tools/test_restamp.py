@@ -128,6 +128,20 @@ def test_tables_of_the_compared_kernels_are_stamped_too(script: Any) -> None:
     }
 
 
+def test_a_bench_of_the_present_kernels_excuses_what_it_proved(script: Any, tmp_path: Path) -> None:
+    told = read_result(ROOT / "results" / "h200" / "new_shapes_tn_fp16_fp32_offline.parquet")
+    row = next(row for row in told.rows if row["config"])
+    meta = {**told.meta, "provenance": {**told.provenance, "kernels": "now"}}
+    bench = write_result([row, next(row for row in told.rows if not row["config"])], meta, tmp_path / "bench.parquet")
+    found = script.proved_anew(bench, "now")
+    key = Problem(row["m"], row["n"], row["k"]).key
+    assert found == {
+        "gpu": told.provenance["gpu"], "date": told.provenance["date"], "rows": [[key, row["config"], row["ours_us"]]]
+    }  # fmt: skip
+    with pytest.raises(UsageError, match="is of kernels now, the present ones are later"):
+        script.proved_anew(bench, "later")
+
+
 def without_kernels(path: Path) -> Path:
     """Write a published result that names no kernels."""
     told = read_result(ROOT / "results" / "h200" / "new_shapes_tn_fp16_fp32_offline.parquet")

@@ -1,7 +1,8 @@
 // Split-K inside a cluster: the SPLIT CTAs of a tile push their partial sums through distributed shared memory.
 // The tile's 8-column fragments are dealt to OWNERS CTAs. An owner receives the other SPLIT - 1 parts by st.async. Its
-// mbarrier counts the bytes, so no second cluster barrier is needed. The owner adds the parts in rank order (bitwise
-// repeatable) and stores.
+// mbarrier counts the bytes, so no second cluster barrier is needed. The owner adds the others' parts to its own in rank
+// order (bitwise repeatable) and stores. With SHIFT, an element may lie in two tiles and have two owners, and both store
+// it. So they add all parts in rank order. The first two owners do so anyway: a sum of two has one order.
 #pragma once
 #include "epilogue/fragment.cuh"
 #include "ptx/cluster.cuh"
@@ -16,6 +17,7 @@ struct ClusterReduce {
   static constexpr int OWNED = UNITS / OWNERS;
   static constexpr int SLOT_BYTES = WARPGROUPS * OWNED * FRAGMENT_BYTES;
   static constexpr int EXPECTED_BYTES = (SPLIT - 1) * SLOT_BYTES;
+  static constexpr bool IN_ORDER = SHIFT && OWNERS > 2;
 
   // `rank`: this CTA's part of K; peer ranks lie `peer_stride` apart in the cluster from `peer_base`.
   static __device__ __forceinline__ void run(const AccReg (&acc)[MI][ACC_REGS], u32 inbox, u32 bar, int rank,
@@ -62,6 +64,7 @@ struct ClusterReduce {
       if (i > 0 && i % FUSED_BATCH == 0) ask(i);
       if (x0 + 8 * ((rank * OWNED + i) % (BN / 8)) >= n) continue;  // as in fragment.cuh: ptxas would mix all of it
 #endif
+      float sum[IN_ORDER ? 4 : 1] = {};
 #pragma unroll
       for (int slot = 0; slot < SPLIT - 1; ++slot) {
         const u32 from = inbox + slot * SLOT_BYTES + (warpgroup * OWNED + i) * FRAGMENT_BYTES + wg_thread * 16;
@@ -71,7 +74,21 @@ struct ClusterReduce {
                      : "r"(from)
                      : "memory");
 #pragma unroll
-        for (int e = 0; e < 4; ++e) own[i][e] += v[e];
+        for (int e = 0; e < 4; ++e) {
+          if constexpr (IN_ORDER) {
+            if (slot == rank) sum[e] += own[i][e];
+            sum[e] += v[e];
+          } else {
+            own[i][e] += v[e];
+          }
+        }
+      }
+      if constexpr (IN_ORDER) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          if (rank == SPLIT - 1) sum[e] += own[i][e];
+          own[i][e] = sum[e];
+        }
       }
       const int unit = rank * OWNED + i;
       const int row = y0 + (unit / (BN / 8)) * 64 + warp * 16 + lane / 4;
