@@ -13,9 +13,10 @@ from outblas.core.problem import Problem
 from outblas.core.rivals import RIVALS
 from outblas.kernels.catalogue import launch_options
 from outblas.kernels.families.sm90_wgmma.wgmma_config import Sm90WgmmaConfig
+from outblas.records.library import Library
 from outblas.records.library_row import LibraryChoice, LibraryRow
 from outblas_lab.build import finalist_trials as trials
-from outblas_lab.build.finalists import PER_LAUNCH, finalists
+from outblas_lab.build.finalists import PER_LAUNCH, ahead_in_twin, finalists
 from outblas_lab.build.finalists import _of_row as of_row
 from support.build_library_fixture import run, script_fixture, work_fixture  # noqa: F401
 from support.gpus.known import H200
@@ -104,3 +105,45 @@ def test_a_search_after_the_finalists_lets_them_be_chosen_anew(script: Any, work
     assert work.finalists(table).exists() and finalists(work, table) == first
     run(script, work, "borrow")
     assert not work.finalists(table).exists()
+
+
+def test_a_kernel_that_gains_more_in_the_other_type_is_a_finalist() -> None:
+    problem = Problem(64, 4096, 512, "TN", "bf16")
+    twin = replace(problem, dtype="fp16")
+    mine, theirs, with_pdl = Sm90WgmmaConfig(64, 64), Sm90WgmmaConfig(64, 128), Sm90WgmmaConfig(64, 64, pdl=True)
+
+    def found(gain: float, row: LibraryRow) -> list[Any]:
+        other = LibraryRow(
+            twin, plain=LibraryChoice(theirs, gain, 1.0, 2.0), pdl=LibraryChoice(with_pdl, 1.3, 1.0, 2.0)
+        )
+        return ahead_in_twin(row, Library("H200", (other, row), {}), H200)
+
+    row = LibraryRow(problem, plain=LibraryChoice(mine, 1.2, 1.1, 1.3), pdl=LibraryChoice(with_pdl, 1.3, 1.2, 1.4))
+    assert found(1.22, row) == [theirs] and found(1.205, row) == []
+    assert found(1.05, LibraryRow(problem)) == [theirs, with_pdl], "the row falls back"
+    assert ahead_in_twin(row, Library("H200", (row,), {}), H200) == []
+    assert ahead_in_twin(LibraryRow(replace(twin, acc="fp16")), Library("H200", (row,), {}), H200) == []
+
+
+def test_rows_that_trials_chose_are_timed_anew_only_for_a_new_finalist(
+    script: Any, work: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(script, work, "tune", "trial", "choose")
+    table, library = script.TABLES[0], work.load()
+    first = library.provenance["tables"][str(table)]["chosen_from"]
+    work.finalists(table).unlink()
+    work.store(table).unlink()
+    for start in trials.STARTS:
+        trials.trial_path(work, table, start).unlink()
+    old, other = next(row for row in library.rows if row.plain is not None), Sm90WgmmaConfig(64, 64, stages=3)
+    twin = replace(old.problem, dtype="bf16")
+    better = LibraryRow(twin, plain=LibraryChoice(other, old.plain.speedup + 0.5, 1.0, 2.0))
+    replace(library, rows=(*library.rows, better)).save(work.library)
+    assert other in finalists(work, table)[old.problem] and set(finalists(work, table)) == {old.problem}
+    monkeypatch.setattr(trials, "start_of_machine", lambda: "another")
+    run(script, work, "trial", "choose")
+    after = work.load()
+    about = after.provenance["tables"][str(table)]
+    assert about["chosen_before"] == [first] and about["chosen_from"] != first
+    kept = [row for row in library.rows if row.problem != old.problem]
+    assert [after.row_of(row.problem) for row in kept] == kept, "the others keep their choice"

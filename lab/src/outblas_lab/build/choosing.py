@@ -47,6 +47,9 @@ def choose(work: BuildFolder, table: Table) -> None:
     named = ("date", "commit", "machine")  # older trials lack the last
     chosen_from = {start: {key: made[key] for key in named if key in made} for start, made in begun.items()}
     about = {**part.provenance, "chosen_from": chosen_from}
+    before = part.provenance.get("chosen_from")
+    if before not in (None, chosen_from) and len(found) < len(rows):  # rows that no trial timed anew keep their choice
+        about["chosen_before"] = [*part.provenance.get("chosen_before", ()), before]
     replace_rows(library, rows, table, about).save(work.library)
     fall = {launch: sum(row.choice(launch) is None for row in rows) for launch in LAUNCHES}
     others = [name for name in RIVALS if name != "cublas"]

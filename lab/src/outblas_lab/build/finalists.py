@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from outblas.core.config import LAUNCHES, KernelConfig, Launch, config_name, launch_of
@@ -16,6 +17,7 @@ from outblas.core.suites import BLOCK_FLOP, Table
 from outblas.kernels.catalogue import launch_options, with_launch
 from outblas.kernels.config_text import config_from_name
 from outblas.kernels.legality import why_illegal
+from outblas.records.library import Library
 from outblas.records.library_row import LibraryRow
 from outblas.records.store import Store
 from outblas.runtime.device import gpu_of_device
@@ -28,6 +30,9 @@ from outblas_lab.build.refine import tried_by_problem
 PER_LAUNCH, WITHIN = 2, 0.97
 #: Finalists of a problem that blocks time, at most: each takes about a second there.
 PER_BLOCK_PROBLEM = 3
+#: How much more a kernel must gain on the same problem in the other half-precision type to be a finalist here. One
+#: type's search may have missed it.
+TWIN_AHEAD = 0.01
 
 
 def finalists(work: BuildFolder, table: Table) -> dict[Problem, list[KernelConfig]]:
@@ -35,8 +40,11 @@ def finalists(work: BuildFolder, table: Table) -> dict[Problem, list[KernelConfi
 
     For each launch option, these are the two fastest kernels of the table's searches, if they are within 3% of each
     other. Kernels that the library installs are finalists, too. Where no kernel with PDL was searched, the best plain
-    one with PDL is. A product of mode ``block`` has up to three plain ones, within 3% as well. The list is empty if no
-    search found a kernel that passed.
+    one with PDL is. A product of mode ``block`` has up to three plain ones, within 3% as well. Kernels that gain more
+    in the other half-precision type are finalists. The list is empty if no search found a kernel that passed.
+
+    Trials may have chosen the table already, also those of a library with which the work began. Then rows without a new
+    finalist keep their choice and are left out.
 
     The first call writes the lists to ``<stem>_finalists.json``, so that all trials time the same. A later search
     deletes that file.
@@ -48,8 +56,15 @@ def finalists(work: BuildFolder, table: Table) -> dict[Problem, list[KernelConfi
     if path.exists():
         return read_finalists(path)
     gpu, tried = gpu_of_device(work.gpu_index), earlier_searches(work, table, but="")
-    rows = rows_of_table(work.load(), table).rows
-    found = {row.problem: _of_row(row, tried.get(row.problem, []), gpu) for row in rows}
+    library = work.load()
+    part, found = rows_of_table(library, table), {}
+    for row in part.rows:
+        found[row.problem] = _of_row(row, tried.get(row.problem, []), gpu)
+        if row.problem.flops < BLOCK_FLOP:
+            found[row.problem] += [c for c in ahead_in_twin(row, library, gpu) if c not in found[row.problem]]
+    if "chosen_from" in part.provenance:
+        installed = part.installed()
+        found = {p: configs for p, configs in found.items() if not set(configs) <= set(installed[p])}
     write_json(path, names_of_finalists(found))
     return found
 
@@ -78,6 +93,24 @@ def _of_row(row: LibraryRow, tried: Sequence[Evaluation], gpu: Gpu) -> list[Kern
         return near_the_best(ranked, "plain", speed, PER_BLOCK_PROBLEM)
     near = [c for launch in launch_options(row.problem, gpu) for c in near_the_best(ranked, launch, speed)]
     return list(dict.fromkeys((*near, *_with_pdl(row.problem, near, gpu))))
+
+
+def ahead_in_twin(row: LibraryRow, library: Library, gpu: Gpu) -> list[KernelConfig]:
+    """Return the kernels that a library installs for the same problem in fp16 or bf16, the other of the two.
+
+    They are those that gain :data:`TWIN_AHEAD` more there than the row's kernel of the same launch option, or for which
+    the row has none.
+    """
+    problem, found = row.problem, []
+    other = "fp16" if problem.dtype == "bf16" else "bf16"
+    twin = library.row_of(replace(problem, dtype=other)) if problem.acc == "fp32" else None
+    if twin is None:
+        return []
+    for launch in LAUNCHES:
+        theirs, mine = twin.choice(launch), row.choice(launch)
+        if theirs is not None and (mine is None or theirs.speedup > mine.speedup + TWIN_AHEAD):
+            found.append(theirs.config)
+    return [config for config in dict.fromkeys(found) if why_illegal(problem, config, gpu) is None]
 
 
 def _with_pdl(problem: Problem, near: Sequence[KernelConfig], gpu: Gpu) -> list[KernelConfig]:
