@@ -11,7 +11,7 @@ from outblas.core.errors import UsageError
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.files import write_json
 from outblas.core.plain_files import read_object
-from outblas.core.problem import Problem
+from outblas.core.problem import Dtype, Problem
 from outblas.core.roofline import Gpu
 from outblas.core.suites import BLOCK_FLOP, Table
 from outblas.kernels.catalogue import launch_options, with_launch
@@ -101,11 +101,12 @@ def ahead_in_twin(row: LibraryRow, library: Library, gpu: Gpu) -> list[KernelCon
     They are those that gain :data:`TWIN_AHEAD` more there than the row's kernel of the same launch option, or for which
     the row has none.
     """
-    problem, found = row.problem, []
-    other = "fp16" if problem.dtype == "bf16" else "bf16"
+    problem = row.problem
+    other: Dtype = "fp16" if problem.dtype == "bf16" else "bf16"
     twin = library.row_of(replace(problem, dtype=other)) if problem.acc == "fp32" else None
     if twin is None:
         return []
+    found: list[KernelConfig] = []
     for launch in LAUNCHES:
         theirs, mine = twin.choice(launch), row.choice(launch)
         if theirs is not None and (mine is None or theirs.speedup > mine.speedup + TWIN_AHEAD):
