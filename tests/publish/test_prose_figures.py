@@ -128,7 +128,9 @@ def untuned_in_vllm() -> list[tuple[str, str]]:
     waits = (
         f"took {min(took):.0f} to {max(took):.0f} ms, but its kernels take {min(kernels):.1f} to {max(kernels):.1f} ms"
     )
-    return [("docs/use/engines.md", text) for text in (means, host, waits)]
+    surely = [sum(row["low"] > 1 for row in cells["decode"].values()) for cells in (shipped, tuned)]
+    above = f"wholly above 1 in {surely[0]} of 7 batch sizes as shipped, and in {surely[1]} of 7 after tuning"
+    return [("docs/use/engines.md", text) for text in (means, host, waits, above)]
 
 
 def log_probabilities() -> list[tuple[str, str]]:

@@ -137,6 +137,11 @@ def test_rows_that_trials_chose_are_timed_anew_only_for_a_new_finalist(
         trials.trial_path(work, table, start).unlink()
     old, other = next(row for row in library.rows if row.plain is not None), Sm90WgmmaConfig(64, 64, stages=3)
     twin = replace(old.problem, dtype="bf16")
+    assert finalists(work, table) == {}, "nothing is new"
+    run(script, work, "trial", "choose")
+    assert work.load().provenance["tables"][str(table)]["chosen_from"] == first
+    for path in (work.finalists(table), *(trials.trial_path(work, table, start) for start in trials.STARTS)):
+        path.unlink()
     better = LibraryRow(twin, plain=LibraryChoice(other, old.plain.speedup + 0.5, 1.0, 2.0))
     replace(library, rows=(*library.rows, better)).save(work.library)
     assert other in finalists(work, table)[old.problem] and set(finalists(work, table)) == {old.problem}

@@ -99,6 +99,24 @@ def test_reopened_rows_are_chosen_from_three_further_trials(script: Any, work: A
     assert "4 of 4 problems chosen by trials" in capsys.readouterr().out
 
 
+def test_first_trials_that_were_made_anew_count_over_older_reopened_ones(
+    script: Any, work: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = tried_trials(script, work)
+    run(script, work, "reopen")
+    for start in REOPENED_STARTS["reopen"]:
+        trials.run_trial(work, table, start)
+    again = reopened_finalists(work, table, "reopen")
+    made = trials.collect_provenance
+    monkeypatch.setattr(trials, "collect_provenance", lambda *a: {**made(*a), "date": "2999-01-01T00:00:00+00:00"})
+    for start in trials.STARTS:
+        trials.trial_path(work, table, start).unlink()
+        trials.run_trial(work, table, start)
+    found = pooled_trials(work, table)
+    rounds = {len(found[problem].timings["torch"].samples_us) for problem in again}
+    assert rounds == {3 * trials.TRIAL_ROUNDS}, "the latest trials that timed a row"
+
+
 def test_what_a_trial_timed_is_proved(script: Any, work: Any) -> None:
     table = tried_trials(script, work)
     run(script, work, "reopen")

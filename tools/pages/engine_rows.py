@@ -15,8 +15,11 @@ VLLM = "vllm.json"
 
 
 def engine_provenance(data: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the provenance of a model's last process: models of one file may be of different days and commits."""
-    last = entry["processes"][-1].get("provenance", {})
+    """Return the provenance of the last process of a model's ratios.
+
+    Models of one file may be of different days and commits. Variant ``uncompiled`` has log probabilities alone.
+    """
+    last = [one for one in entry["processes"] if one["variant"] != "uncompiled"][-1].get("provenance", {})
     return {**data["provenance"], **{field: value for field, value in last.items() if value is not None}}
 
 

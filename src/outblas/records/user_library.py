@@ -284,7 +284,9 @@ class KernelRelease(NamedTuple):
 
 @dataclass(frozen=True)
 class EqualKernels:
-    """The releases whose kernels compile to the same cubins.
+    """The releases whose kernels compile to the same cubins, but for those that a bench proved anew.
+
+    These few are of one kind, and compute the same within the bound. The packaged libraries' provenance names them.
 
     Attributes:
         now: the kernels for which the table was written. The table says nothing about other kernels.

@@ -53,8 +53,11 @@ def expected(ends: list[int], rows: int, n: int, bn: int, tile: int, cluster: in
 def test_every_tile_of_every_group_comes_once(bn: int, tile: int, cluster: int, group: int, tmp_path: Path) -> None:
     program, draw = built(tmp_path, bn, tile, cluster, group), random.Random(bn)
     cases = []
-    for _ in range(16):
-        groups, rows = draw.choice((1, 2, 31, 32, 33, 128, 256)), draw.choice((0, 1, 7, 129, 512, 2000))
+    for _ in range(24):
+        groups, rows = (
+            draw.choice((1, 2, 31, 32, 33, 128, 256, 257, 300, 513, 1024)),
+            draw.choice((0, 1, 7, 129, 512, 2000)),
+        )
         cases.append(
             (rows, draw.choice((64, 200, 1536)), cluster * draw.choice((1, 3, 66)), ends_of(draw, groups, rows))
         )

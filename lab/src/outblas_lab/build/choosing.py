@@ -46,9 +46,9 @@ def choose(work: BuildFolder, table: Table) -> None:
     begun = {start: lines[-1]["provenance"] for start, lines in trials.items() if len(lines) > 1}
     named = ("date", "commit", "machine")  # older trials lack the last
     chosen_from = {start: {key: made[key] for key in named if key in made} for start, made in begun.items()}
-    about = {**part.provenance, "chosen_from": chosen_from}
+    about = {**part.provenance, "chosen_from": chosen_from} if found else dict(part.provenance)
     before = part.provenance.get("chosen_from")
-    if before not in (None, chosen_from) and len(found) < len(rows):  # rows that no trial timed anew keep their choice
+    if found and before not in (None, chosen_from) and len(found) < len(rows):  # other rows keep their choice
         about["chosen_before"] = [*part.provenance.get("chosen_before", ()), before]
     replace_rows(library, rows, table, about).save(work.library)
     fall = {launch: sum(row.choice(launch) is None for row in rows) for launch in LAUNCHES}
@@ -69,18 +69,25 @@ def choose(work: BuildFolder, table: Table) -> None:
 def pooled_trials(work: BuildFolder, table: Table) -> dict[Problem, TrialEntry]:
     """Return problem -> the rounds of the trials that choose its kernel, one after the other.
 
-    Large products are missing without a trial in blocks.
+    Of several such trials the latest count. Large products are missing without a trial in blocks.
 
     Raises:
         UsageError: a trial is missing, or timed other problems.
     """
-    found = pooled_starts(work, table)
-    for step, starts in REOPENED_STARTS.items():
-        if work.reopened_finalists(table, step).exists():
-            found |= pooled_starts(work, table, starts)
+    groups = [STARTS]
+    groups += [starts for step, starts in REOPENED_STARTS.items() if work.reopened_finalists(table, step).exists()]
+    found: dict[Problem, TrialEntry] = {}
+    for starts in sorted(groups, key=lambda starts: _finished_at(work, table, starts)):
+        found |= pooled_starts(work, table, starts)
     if finished_trial(work, table, BLOCK):
         found |= read_trial(work, table, BLOCK)
     return found
+
+
+def _finished_at(work: BuildFolder, table: Table, starts: Sequence[str]) -> str:
+    """Return when the last of some trials was finished, ISO 8601; empty if none is."""
+    lines = (finished_trial(work, table, start) for start in starts)
+    return max((each[-1]["provenance"].get("date", "") for each in lines if each), default="")
 
 
 def pooled_starts(work: BuildFolder, table: Table, starts: Sequence[str] = STARTS) -> dict[Problem, TrialEntry]:

@@ -43,8 +43,8 @@ def finalists(work: BuildFolder, table: Table) -> dict[Problem, list[KernelConfi
     one with PDL is. A product of mode ``block`` has up to three plain ones, within 3% as well. Kernels that gain more
     in the other half-precision type are finalists. The list is empty if no search found a kernel that passed.
 
-    Trials may have chosen the table already, also those of a library with which the work began. Then rows without a new
-    finalist keep their choice and are left out.
+    Trials may have chosen the table already, also those of a library with which the work began. Then rows are left out,
+    and keep their choice, if this work did not search them and nothing gains more in the other type.
 
     The first call writes the lists to ``<stem>_finalists.json``, so that all trials time the same. A later search
     deletes that file.
@@ -59,12 +59,10 @@ def finalists(work: BuildFolder, table: Table) -> dict[Problem, list[KernelConfi
     library = work.load()
     part, found = rows_of_table(library, table), {}
     for row in part.rows:
-        found[row.problem] = _of_row(row, tried.get(row.problem, []), gpu)
-        if row.problem.flops < BLOCK_FLOP:
-            found[row.problem] += [c for c in ahead_in_twin(row, library, gpu) if c not in found[row.problem]]
-    if "chosen_from" in part.provenance:
-        installed = part.installed()
-        found = {p: configs for p, configs in found.items() if not set(configs) <= set(installed[p])}
+        searched = tried.get(row.problem, [])
+        ahead = ahead_in_twin(row, library, gpu) if row.problem.flops < BLOCK_FLOP else []
+        if searched or ahead or "chosen_from" not in part.provenance:
+            found[row.problem] = list(dict.fromkeys((*_of_row(row, searched, gpu), *ahead)))
     write_json(path, names_of_finalists(found))
     return found
 
@@ -99,7 +97,7 @@ def ahead_in_twin(row: LibraryRow, library: Library, gpu: Gpu) -> list[KernelCon
     """Return the kernels that a library installs for the same problem in fp16 or bf16, the other of the two.
 
     They are those that gain :data:`TWIN_AHEAD` more there than the row's kernel of the same launch option, or for which
-    the row has none.
+    the row has none. The row's own kernels are left out.
     """
     problem = row.problem
     other: Dtype = "fp16" if problem.dtype == "bf16" else "bf16"
@@ -111,7 +109,8 @@ def ahead_in_twin(row: LibraryRow, library: Library, gpu: Gpu) -> list[KernelCon
         theirs, mine = twin.choice(launch), row.choice(launch)
         if theirs is not None and (mine is None or theirs.speedup > mine.speedup + TWIN_AHEAD):
             found.append(theirs.config)
-    return [config for config in dict.fromkeys(found) if why_illegal(problem, config, gpu) is None]
+    own = {choice.config for launch in LAUNCHES if (choice := row.choice(launch)) is not None}
+    return [c for c in dict.fromkeys(found) if c not in own and why_illegal(problem, c, gpu) is None]
 
 
 def _with_pdl(problem: Problem, near: Sequence[KernelConfig], gpu: Gpu) -> list[KernelConfig]:

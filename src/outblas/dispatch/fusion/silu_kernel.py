@@ -16,6 +16,8 @@ _MOST, _LEAST, _OF_THREAD = 1024, 256, 8
 _ALIGNED = 16
 #: Device, type, outputs of a row, and whether either pointer is aligned -> the kernel that Triton compiled.
 _compiled: dict[tuple[int, torch.dtype, int, bool, bool], Any] = {}
+#: Whether such a kernel takes all arguments. Before Triton 3.3 it takes those alone that are no constants.
+_TAKES_ALL = tuple(int(part) for part in triton.__version__.split(".")[:2]) >= (3, 3)
 
 
 @triton.jit
@@ -44,7 +46,7 @@ def launch(y: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
     grid = (rows, triton.cdiv(half, block), 1)
     # Triton compiles a kernel for each of these, and takes long to find it. A prefill without graphs may wait for that.
     key = device, y.dtype, half, y.data_ptr() % _ALIGNED == 0, out.data_ptr() % _ALIGNED == 0
-    ready = _compiled.get(key)
+    ready = _compiled.get(key) if _TAKES_ALL else None
     if ready is None:
         warps = block // (32 * _OF_THREAD)
         _compiled[key] = _silu_times[grid](y, out, half, BLOCK=block, num_warps=warps)

@@ -16,7 +16,7 @@ from outblas.kernels.grouped.grouped_problem import MOST_GROUPS
 from outblas.kernels.grouped.rows_source import EXPERTS, SCORES
 from outblas.runtime.moe_rows import VECTOR
 
-#: Tokens at most, and experts at least, of a layer whose launches overlap. Measured layers of this kind gain 3% to 24%.
+#: Tokens at most, and experts at least, of a layer whose launches overlap. At one token it saves about 4 us.
 #: Layers of thousands of tokens, or of 8 experts, took up to 17% longer (journal 0129).
 _OVERLAP_TOKENS, _OVERLAP_EXPERTS = 8, 32
 
