@@ -103,6 +103,7 @@ def evaluation(problem: Problem, config: KernelConfig, ratio: float) -> Evaluati
         (P, replace(W, min_blocks=0), H200, "must be"),
         (P, replace(W, min_blocks=5), H200, "min_blocks must be 1 to 4"),
         (P, replace(W, min_blocks=2), H200, "min_blocks above 1 needs one consumer"),
+        (P, Sm90WgmmaConfig(192, 208, stages=2, consumers=3), H200, "at most 100 accumulators"),
         (P, Sm90WgmmaConfig(256, 256, stages=2, consumers=2), H200, "the budget is"),
         (P, Sm90WgmmaConfig(64, 256, stages=2, min_blocks=4), H200, "the budget is"),
         (replace(P, k=64), SPLIT, H200, "split_k 2 exceeds the 1 K tiles"),
@@ -143,6 +144,7 @@ def test_what_the_rules_start_from_is_legal(problem: Problem, config: KernelConf
             for c in [
                 Sm90WgmmaConfig(64, 48, stages=5, store="direct"),
                 Sm90WgmmaConfig(192, 96, stages=3, consumers=3),
+                Sm90WgmmaConfig(192, 200, stages=3, consumers=3),
                 Sm90WgmmaConfig(64, 80, stages=3, split_k=3, store="direct"),
                 Sm90WgmmaConfig(128, 96, stages=3, consumers=2, split_k=5, store="direct"),
                 Sm90WgmmaConfig(64, 64, stages=2, min_blocks=3),

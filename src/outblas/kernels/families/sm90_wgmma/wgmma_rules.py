@@ -25,6 +25,9 @@ from outblas.kernels.geometry_terms import (
 
 #: Number of consumer warpgroups -> their registers per thread after setmaxnreg.
 CONSUMER_REGISTERS = {1: 255, 2: 232, 3: 152}
+#: Accumulators of a thread, at most, with three consumers. A CTA has 512 threads then, and ptxas gives each 128
+#: registers. It does not know what setmaxnreg adds, and refuses an instruction with more operands.
+MOST_OF_THREE = 100
 #: Maximum parts of K in a workspace.
 MAX_WORKSPACE_SPLIT = 32
 #: Counters of a tile's warpgroup if all parts add up (epilogue/workspace_reduce.cuh): 8 bytes for each warp.
@@ -284,6 +287,10 @@ def _why_illegal_as_computed(p: Problem, c: Sm90WgmmaConfig, gpu: Gpu) -> str | 
         (p.layout == "NN" and c.bn % 16 != 0, "NN needs bn a multiple of 16"),
         (not 1 <= c.min_blocks <= 4, "min_blocks must be 1 to 4"),
         (c.min_blocks > 1 and c.consumers > 1, "min_blocks above 1 needs one consumer"),
+        (
+            c.consumers == 3 and accumulators > MOST_OF_THREE,
+            f"three consumers have at most {MOST_OF_THREE} accumulators each: ptxas gives 512 threads 128 registers",
+        ),
     )
     for broken, reason in rules:
         if broken:
