@@ -227,5 +227,4 @@ def _settled() -> None:
 
     state = grouped_state(0)
     assert state is not None
-    for begun in list(state._building.values()):
-        begun.result()
+    state.wait()

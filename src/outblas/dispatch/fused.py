@@ -16,21 +16,17 @@ is left to cuBLASLt or torch (see :mod:`outblas.dispatch.kernel_choice`).
 from __future__ import annotations
 
 import functools
-import logging
 import threading
-import warnings
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import Future
-from concurrent.futures import wait as wait_for
 from typing import TYPE_CHECKING, Any
 
 from outblas.core.background import BackgroundQueue
-from outblas.core.config import KernelConfig, KernelKind, Launch, config_name, kernel_kind
-from outblas.core.errors import CompileError, DeviceError, ToolchainMissing
+from outblas.core.config import KernelConfig, Launch, config_name, kernel_kind
 from outblas.core.problem import Problem
 from outblas.core.roofline import architecture
 from outblas.dispatch import device_registry
+from outblas.dispatch.background_kernels import BackgroundKernels
 from outblas.dispatch.call_option import call_option
 from outblas.dispatch.decide import Decision, NotWhileCapturing, Operand, problem_of_layer
 from outblas.dispatch.device_state import KEPT_CALLS, KEPT_DECISIONS
@@ -41,28 +37,27 @@ from outblas.kernels.epilogue import Epilogue, why_not_fused
 from outblas.kernels.geometry import workspace_bytes
 from outblas.kernels.source import make_source
 from outblas.runtime.fused_launch import Extra, FusedKernel, row_stride, why_no_gated_output, why_unfit
-from outblas.runtime.kernel_loader import ARCHITECTURE, KernelCode, ShippedRefused, kernel_code, load_code
+from outblas.runtime.kernel_loader import ARCHITECTURE, KernelCode, kernel_code, load_code
 from outblas.runtime.recent_entries import keep
 from outblas.runtime.workspace import CapturedWorkspace
 
 if TYPE_CHECKING:
     import torch
 
-_LOG = logging.getLogger(__name__)
 _NOTHING = Decision(None, None, "")
 #: The epilogue of a layer with a bias that nothing follows.
 BIAS = Epilogue(bias=True)
-#: A fused kernel: its kind without an epilogue, and the epilogue.
-_Key = tuple[KernelKind, Epilogue]
 
 
 class FusedState:
-    """Fused kernels of one GPU: those that are loaded or being compiled, and bound calls.
+    """Fused kernels of one GPU, and bound calls.
 
     Args:
-        build: finds the machine code of a kernel on a thread of its own (:func:`fused_code`). It must not call CUDA,
-            which may disturb another thread's capture.
+        build: finds the machine code of a kernel on a thread of its own (:func:`fused_code`).
         load: loads it, on the caller's thread and in its context.
+
+    Attributes:
+        kernels: by kind and epilogue.
     """
 
     def __init__(
@@ -70,11 +65,13 @@ class FusedState:
         build: Callable[..., KernelCode] | None = None,
         load: Callable[[KernelCode, KernelConfig, Epilogue], tuple[Any, float]] | None = None,
     ) -> None:
-        self._build, self._load = build or fused_code, load or _load_fused
-        self.failed: dict[_Key, str] = {}
-        self.launched, self._compile_seconds = 0, 0.0
-        self._kernels: dict[_Key, Any] = {}
-        self._building: dict[_Key, Future[KernelCode]] = {}
+        load_one = load or _load_fused
+        self.kernels = BackgroundKernels(
+            _compiler.submit, build or fused_code, lambda code, problem, *which: load_one(code, *which), _name_of,
+            "uses another kernel or torch",
+            lambda: self._predicted.clear(),  # another kernel may take its place
+        )  # fmt: skip
+        self.launched = 0
         self._calls: OrderedDict[Any, Any] = OrderedDict()
         #: Each holds the device's decision, so that its id stays its own.
         self._predicted: OrderedDict[tuple[int, Epilogue], tuple[Decision, Decision | None]] = OrderedDict()
@@ -85,41 +82,19 @@ class FusedState:
     ) -> bool:
         """Return True if the kernel is loaded; otherwise start its compilation and return False.
 
-        With ``wait`` the first call compiles and returns True, unless that fails. A kernel that failed once is not
-        tried again.
+        With ``wait`` the first call compiles and returns True, unless that fails.
 
         Args:
             wait: compile within this call instead of in the background.
             capturing: a CUDA graph is being captured: start and load nothing.
         """
         key = (kernel_kind(problem, config), epilogue)
-        if key in self._kernels:
-            return True
-        with self._lock:
-            if key in self.failed or capturing:
-                return False
-            if key not in self._building:
-                self._begin(key, problem, config, epilogue)
-        while (found := self._building.get(key)) is not None:
-            if wait:
-                wait_for([found])  # outside the lock, so that other threads continue; its error is reported below
-            with self._lock:
-                if self._building.get(key) is found and found.done():
-                    del self._building[key]
-                    if not found.cancelled():  # by the interpreter's end
-                        self._take(key, problem, config, epilogue, found)
-            if not wait:
-                break
-        return key in self._kernels
-
-    def _begin(self, key: _Key, *arguments: Any) -> None:
-        """Start to find the machine code, unless the interpreter is exiting. The caller holds the lock."""
-        begun = _compiler.submit(self._build, *arguments)
-        if begun is not None:
-            self._building[key] = begun
+        asked = (problem, config, epilogue)
+        return key in self.kernels.loaded or self.kernels.get(key, asked, wait, capturing) is not None
 
     def has_failed(self, problem: Problem, epilogue: Epilogue, config: KernelConfig) -> bool:
-        return bool(self.failed) and (kernel_kind(problem, config), epilogue) in self.failed
+        failed = self.kernels.failed
+        return bool(failed) and (kernel_kind(problem, config), epilogue) in failed
 
     def predicted(
         self, decision: Decision, index: int, a: Operand, b: Operand, epilogue: Epilogue, launch: Launch
@@ -138,21 +113,6 @@ class FusedState:
             with self._lock:
                 keep(self._predicted, key, (decision, found), KEPT_DECISIONS)
         return found
-
-    def _take(
-        self, key: _Key, problem: Problem, config: KernelConfig, epilogue: Epilogue, built: Future[KernelCode]
-    ) -> None:
-        try:
-            self._kernels[key], seconds = self._load(built.result(), config, epilogue)
-            self._compile_seconds += seconds
-            _LOG.info("%s: %s with %s is ready", problem.key, config_name(config), epilogue.name)
-        except ShippedRefused as error:
-            self._begin(key, problem, config, epilogue, error.wrong)
-        except (CompileError, ToolchainMissing, DeviceError) as error:
-            self.failed[key] = f"{config_name(config)} with {epilogue.name} cannot be loaded: {error}"
-            self._predicted.clear()  # another kernel may take its place
-            words = f"outblas uses another kernel or torch: {self.failed[key]}"
-            warnings.warn(words, RuntimeWarning, stacklevel=6)
 
     def run(
         self,
@@ -179,7 +139,7 @@ class FusedState:
             call = None if once else self._calls.pop(key, None)
             if call is None:
                 stored = b.t() if problem.layout == "TN" else b
-                kernel = self._kernels[kernel_kind(problem, config), epilogue]
+                kernel = self.kernels.loaded[kernel_kind(problem, config), epilogue]
                 call = kernel.bind(problem, (a, stored, c), extra, space)
                 call.release()  # kept by address, it must not keep the memory
             if not once:
@@ -196,11 +156,11 @@ class FusedState:
             A new state has only zeros, and no failure.
         """
         return {
-            "kernels_loaded": len(self._kernels),
-            "kernels_shipped": sum(bool(getattr(k, "packaged", False)) for k in list(self._kernels.values())),
-            "being_compiled": len(self._building),
-            "compile_seconds": round(self._compile_seconds, 3),
-            "failures": sorted(set(self.failed.values())),
+            "kernels_loaded": len(self.kernels.loaded),
+            "kernels_shipped": sum(bool(getattr(k, "packaged", False)) for k in list(self.kernels.loaded.values())),
+            "being_compiled": self.kernels.being_compiled(),
+            "compile_seconds": round(self.kernels.compile_seconds, 3),
+            "failures": sorted(set(self.kernels.failed.values())),
             "launched": self.launched,
         }
 
@@ -264,7 +224,7 @@ def why_not(a: torch.Tensor, b: torch.Tensor, extra: Extra, epilogue: Epilogue, 
     decision, reason = _decide(a, b, extra, epilogue, out)
     if reason or decision.problem is None or decision.config is None:
         return reason or decision.reason
-    return _state(a.device.index).failed.get((kernel_kind(decision.problem, decision.config), epilogue), "")
+    return _state(a.device.index).kernels.failed.get((kernel_kind(decision.problem, decision.config), epilogue), "")
 
 
 def serves(a: torch.Tensor, b: torch.Tensor, epilogue: Epilogue) -> bool:
@@ -340,8 +300,12 @@ def fused_code(
         OutblasError: as :func:`outblas.runtime.kernel_loader.kernel_code`.
     """
     else_say = ("machine code as sound as that of the kernel alone", "nothing to do: the product is right")
-    name = f"{config_name(config)} with {epilogue.name}"
+    name = _name_of(problem, config, epilogue)
     return kernel_code(make_source(problem, config, epilogue), name, arch, refused, else_say)
+
+
+def _name_of(problem: Problem, config: KernelConfig, epilogue: Epilogue) -> str:
+    return f"{config_name(config)} with {epilogue.name}"
 
 
 def _load_fused(code: KernelCode, config: KernelConfig, epilogue: Epilogue) -> tuple[Any, float]:

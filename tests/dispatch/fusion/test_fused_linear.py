@@ -101,7 +101,7 @@ def test_no_call_waits_for_the_compiler(host: fused.FusedState) -> None:
         begun.set()
         assert may_end.wait(60)
 
-    host._build = slow
+    host.kernels._find = slow
     x, w, bias, residual = layer(5)
     expected = by_torch(x, w, bias, "gelu", residual)
     for _ in range(3):
@@ -117,7 +117,7 @@ def test_what_does_not_compile_is_torchs_with_one_warning(host: fused.FusedState
     def refuse(problem: Problem, config: KernelConfig, epilogue: Epilogue) -> Any:
         raise CompileError("it spills", "less", "use another")
 
-    host._build = refuse
+    host.kernels._find = refuse
     x, w, bias, residual = layer(5)
     with pytest.warns(
         RuntimeWarning, match="uses another kernel or torch: .* with bias\\+gelu cannot be loaded: it spills"
@@ -144,7 +144,7 @@ def test_a_predicted_kernel_takes_the_place_of_one_that_spills(
         return None if has_failed(other) or not has_failed(ANY) else Decision(other, problem, "predicted")
 
     other = replace(ANY, stages=ANY.stages + 1)
-    host._build = build
+    host.kernels._find = build
     served.any_shape = lambda problem, gpu, launch: None
     monkeypatch.setattr(fused, "kernel_to_fuse", predicted)
     monkeypatch.setattr(fused, "ask_cublaslt", lambda lt, index, problem: ())

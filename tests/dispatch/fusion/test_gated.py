@@ -341,7 +341,7 @@ def test_a_product_of_cublaslts_is_gated_by_the_kernel_of_another_option(
     library(pdl=LibraryChoice(replace(ANY, pdl=True), 1.1, 1.05, 1.2))
     assert outblas.warm(x, w, gated=True)
     assert "no kernel was proven" in linear.why_not(x, w, activation="silu"), "no gate, no second look"
-    assert {kind.config for kind, _ in host._kernels} == {ANY}
+    assert {kind.config for kind, _ in host.kernels.loaded} == {ANY}
 
 
 def test_a_kernel_without_pairs_is_not_bound() -> None:

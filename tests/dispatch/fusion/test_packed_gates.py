@@ -61,7 +61,7 @@ def test_what_the_driver_refuses_is_compiled_and_told_once(
         assert is_ready(state)
     assert len(told) == 1 and "CUDA 13.0 or later (Linux: R580 or later)" in str(told[0].message)
     assert [image[:8] for image in driver.images] == [b"shipped ", b"compiled"]
-    assert (state.status()["kernels_loaded"], state.status()["kernels_shipped"], state.failed) == (1, 0, {})
+    assert (state.status()["kernels_loaded"], state.status()["kernels_shipped"], state.kernels.failed) == (1, 0, {})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert is_ready(state) and is_ready(FusedState()) and len(compiled) == 2
@@ -76,7 +76,7 @@ def test_no_call_waits_for_that_compilation(state: FusedState, driver: FakeDrive
         assert not refused or may_end.wait(60)
         return fused_code(problem, config, epilogue, refused)
 
-    state._build, driver.refused, end = slow, (b"shipped",), time.monotonic() + 60
+    state.kernels._find, driver.refused, end = slow, (b"shipped",), time.monotonic() + 60
     while len(asked) < 2:
         assert not is_ready(state, wait=False) and time.monotonic() < end
     assert not is_ready(state, wait=False) and state.status()["being_compiled"] == 1 and not compiled

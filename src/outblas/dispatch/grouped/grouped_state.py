@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 import warnings
 from collections import OrderedDict
-from concurrent.futures import CancelledError, Future
-from concurrent.futures import wait as wait_for_all
 from typing import TYPE_CHECKING, Any
 
 from outblas.core.background import BackgroundQueue
 from outblas.core.errors import DeviceError, OutblasError, RecordError
 from outblas.core.roofline import architecture
 from outblas.dispatch import device_registry
+from outblas.dispatch.background_kernels import BackgroundKernels
 from outblas.kernels.grouped.grouped_kernel import ENTRY, GroupedConfig, make_source
 from outblas.kernels.grouped.grouped_problem import GroupedProblem
 from outblas.kernels.grouped.rows_source import FAMILY, rows_source
 from outblas.predict.grouped_choice import choose_grouped, measured_groups
 from outblas.runtime.grouped_launch import GroupedKernel
-from outblas.runtime.kernel_loader import KernelCode, kernel_code, load_found
+from outblas.runtime.kernel_loader import KernelCode, kernel_code, load_code
 from outblas.runtime.moe_rows import MoeRows
 from outblas.runtime.nvrtc import compile_source
 from outblas.runtime.packaged_cubins import PACKAGED
@@ -31,7 +29,6 @@ if TYPE_CHECKING:
 
 #: Bound calls and choices that are kept; the least recently used go first.
 KEPT = 1024
-_LOG = logging.getLogger(__name__)
 _QUEUE = BackgroundQueue("outblas-grouped")
 
 
@@ -40,16 +37,14 @@ class GroupedState:
 
     Args:
         arch: compile target, e.g. ``sm_90a``.
-
-    Attributes:
-        failed: kernel -> why it cannot be loaded.
     """
 
     def __init__(self, arch: str) -> None:
         self._arch = arch
-        self.failed: dict[Any, str] = {}
-        self._kernels: dict[Any, GroupedKernel] = {}
-        self._building: dict[Any, Future[KernelCode]] = {}
+        self._kernels = BackgroundKernels(
+            _QUEUE.submit, self._code, _loaded, lambda problem, config: str(config),
+            "leaves grouped products to torch",
+        )  # fmt: skip
         self._rows: dict[Any, MoeRows | None] = {}
         self._choices: OrderedDict[Any, GroupedConfig | None] = OrderedDict()
         self._calls: OrderedDict[Any, Any] = OrderedDict()
@@ -76,51 +71,19 @@ class GroupedState:
             capturing: a CUDA graph is being captured: load nothing.
         """
         key = (problem.layout, problem.dtype, problem.gated, problem.bias, config)
-        if (known := self._kernels.get(key)) is not None:
-            return known.on(problem)
-        with self._lock:
-            if key in self.failed or capturing:
-                return None
-            begun = self._building.get(key)
-            if begun is None:
-                source = make_source(problem, config)
-                begun = _QUEUE.submit(kernel_code, source, ENTRY, self._arch)
-                if begun is None:  # the interpreter is exiting
-                    return None
-                self._building[key] = begun
-                wait = wait or PACKAGED.get(source, self._arch) is not None  # no compiler is asked
-        if wait:
-            wait_for_all([begun])  # outside the lock, so that other threads continue
-        elif not begun.done():
-            return None
-        return self._loaded(key, begun, problem, config)
+        found = self._kernels.loaded.get(key)
+        if found is None:
+            if not wait and not capturing and self._kernels.is_new(key):
+                wait = PACKAGED.get(make_source(problem, config), self._arch) is not None  # no compiler is asked
+            found = self._kernels.get(key, (problem, config), wait, capturing)
+        return None if found is None else found.on(problem)
 
     def wait(self) -> None:
         """Wait until the kernels that earlier calls asked for are compiled. The next call of each one loads it."""
-        with self._lock:
-            begun = [*self._building.values()]
-        wait_for_all(begun)
+        self._kernels.wait()
 
-    def _loaded(
-        self, key: Any, begun: Future[KernelCode], problem: GroupedProblem, config: GroupedConfig
-    ) -> GroupedKernel | None:
-        def find(refused: str) -> KernelCode:
-            return kernel_code(make_source(problem, config), ENTRY, self._arch, refused) if refused else begun.result()
-
-        with self._lock:
-            if (known := self._kernels.get(key)) is not None:
-                return known.on(problem)
-            if key in self.failed:
-                return None
-            try:
-                self._kernels[key], _ = load_found(find, lambda cubin: GroupedKernel(cubin, problem, config))
-                _LOG.info("%s: %s is ready", problem, config)
-            except (OutblasError, OSError, RuntimeError, CancelledError) as error:
-                self.failed[key] = f"{config} cannot be loaded: {error}"
-                warnings.warn(f"outblas leaves grouped products to torch: {self.failed[key]}", RuntimeWarning, 6)
-            finally:
-                self._building.pop(key, None)
-            return self._kernels.get(key)
+    def _code(self, problem: GroupedProblem, config: GroupedConfig, refused: str = "") -> KernelCode:
+        return kernel_code(make_source(problem, config), ENTRY, self._arch, refused)
 
     def run(
         self, kernel: GroupedKernel, a: torch.Tensor, w: torch.Tensor, ends: torch.Tensor, c: torch.Tensor,
@@ -153,8 +116,8 @@ class GroupedState:
                     return MoeRows(packaged)
             return MoeRows(compile_source(source, self._arch))
         except (OutblasError, OSError) as error:
-            self.failed[key] = f"{FAMILY} cannot be loaded: {error}"
-            warnings.warn(f"outblas sorts rows by torch: {self.failed[key]}", RuntimeWarning, 6)
+            self._kernels.failed[key] = f"{FAMILY} cannot be loaded: {error}"
+            warnings.warn(f"outblas sorts rows by torch: {self._kernels.failed[key]}", RuntimeWarning, 6)
             return None
 
     def note_layer(self, experts: str, tokens: int, maker: str) -> None:
@@ -175,11 +138,15 @@ class GroupedState:
             (:meth:`layers`).
         """
         return {
-            "kernels_loaded": len(self._kernels),
-            "being_compiled": len(self._building),
-            "failures": sorted(set(self.failed.values())),
+            "kernels_loaded": len(self._kernels.loaded),
+            "being_compiled": self._kernels.being_compiled(),
+            "failures": sorted(set(self._kernels.failed.values())),
             "layers": self.layers(),
         }
+
+
+def _loaded(code: KernelCode, problem: GroupedProblem, config: GroupedConfig) -> tuple[GroupedKernel, float]:
+    return load_code(code, lambda cubin: GroupedKernel(cubin, problem, config)), code.seconds
 
 
 #: Device -> its state, for each device that was asked so far.
