@@ -164,7 +164,7 @@ def test_what_is_not_fused_is_told(
     work = code.model_runs.Work(model, code.step_rounds.Step("decode", 3), context=6)
     variant, sums = code.model_runs.VARIANTS["outblas_fused"], 2 * LAYERS
     if refused == "kernel":
-        host._build = refuse
+        host.kernels._find = refuse
         with pytest.warns(RuntimeWarning, match="uses another kernel or torch: .* it spills"):
             entry = code.model_runs.entry(work, "eager", variant)
     else:
