@@ -1,4 +1,4 @@
-"""How Triton's pass behind a product is launched, by a stand-in for Triton."""
+"""The launch of Triton's pass behind a product, by a stand-in for Triton."""
 
 from __future__ import annotations
 
