@@ -78,6 +78,6 @@ def ours_fixture(served: Served, host: fused.FusedState, monkeypatch: pytest.Mon
     monkeypatch.setattr(Everything, "lookup", lookup)
     made = Switch("CPU", lambda guarantee: "")
     monkeypatch.setattr(enable, "_switch", made)
-    monkeypatch.setattr(fused, "_compiler", AtOnce)
+    monkeypatch.setattr(host.kernels, "_submit", AtOnce.submit)
     yield served
     assert not made.on, "what was switched on is off again"
