@@ -68,8 +68,7 @@ class FusedState:
         load_one = load or _load_fused
         self.kernels = BackgroundKernels(
             _compiler.submit, build or fused_code, lambda code, problem, *which: load_one(code, *which), _name_of,
-            "uses another kernel or torch",
-            lambda: self._predicted.clear(),  # another kernel may take its place
+            "uses another kernel or torch", self._predict_again,
         )  # fmt: skip
         self.launched = 0
         self._calls: OrderedDict[Any, Any] = OrderedDict()
@@ -113,6 +112,11 @@ class FusedState:
             with self._lock:
                 keep(self._predicted, key, (decision, found), KEPT_DECISIONS)
         return found
+
+    def _predict_again(self) -> None:
+        """Forget predictions: another kernel may take the place of one that failed."""
+        with self._lock:
+            self._predicted.clear()
 
     def run(
         self,
