@@ -52,6 +52,7 @@ from outblas.kernels.source import Source, make_source
 from outblas.records.library import Library
 from outblas.records.proved_kernels import unproved_intervals, unproved_tables
 from outblas.records.provenance import utc_now
+from outblas.records.result_rows import problem_of
 from outblas.records.results import TABLE_KIND, read_meta, read_result, write_result
 from outblas.records.user_library import TABLE_PATH, EqualKernels, KernelRelease
 from outblas.runtime.cubin import Cubin
@@ -251,12 +252,8 @@ def proved_anew(path: Path, kernels: str) -> dict[str, Any]:
         raise UsageError(wrong, "a bench of the present kernels", "run it again")
     return {
         **{name: provenance.get(name) for name in ("gpu", "date")},
-        "rows": [[_problem(row).key, row["config"], row["ours_us"]] for row in rows],
+        "rows": [[problem_of(row).key, row["config"], row["ours_us"]] for row in rows],
     }
-
-
-def _problem(row: Mapping[str, Any]) -> Problem:
-    return Problem(row["m"], row["n"], row["k"], row["layout"], row["dtype"], row["acc"])
 
 
 def restamp(record: Mapping[str, Any], kernels: str, data: Path, results: Path) -> list[Path]:
@@ -450,9 +447,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         anew = proved_anew(options.proved, kernels_sha()) if options.proved else {"rows": []}
         excused = {source_of(key, name) for key, name, _ in anew["rows"]}
-        pairs = [pair for pair in packaged_pairs(offered_before(options.since)) if source_of(*pair) not in excused]
+        made = {pair: source_of(*pair) for pair in packaged_pairs(offered_before(options.since))}
+        pairs = [pair for pair, source in made.items() if source not in excused]
         past = older(options.since, pairs)
-        now = [source_of(key, name) for key, name in pairs]
+        now = [made[pair] for pair in pairs]
         sides = iter(("before", "now"))
         found = compare([n for _, n in pairs], past.sources, now, lambda s: _build(s, options.jobs, next(sides)))
         if found.differences:

@@ -114,10 +114,11 @@ def untuned_in_vllm() -> list[tuple[str, str]]:
     (seconds,) = {round(one["tuning_s"]) for one in model["processes"] if one["variant"] == "tuned"}
     every = [*shipped.items(), *tuned.items()]
     assert {len(row["pairs"]) for _, cells in every for row in cells.values()} == {3}
-    assert min(row["ratio"] for mode in ("decode", "end_to_end") for row in shipped[mode].values()) > 1
-    assert min(row["ratio"] for mode in ("decode", "end_to_end") for row in tuned[mode].values()) > 1
     for mode, cells in every:
-        assert mode in ("decode", "end_to_end") or all(row["low"] <= 1 <= row["high"] for row in cells.values())
+        if mode in ("decode", "end_to_end"):
+            assert min(row["ratio"] for row in cells.values()) > 1
+        else:
+            assert all(row["low"] <= 1 <= row["high"] for row in cells.values())
     prefills = [run for one in model["processes"] for run in one["runs"]["prefill 1x2048"]]
     pace = [run["pace_ms"] for one in model["processes"] for runs in one["runs"].values() for run in runs]
     kernels = [one["profiles"]["1x2048"]["kernel_us"] / 1e3 for one in model["processes"]]

@@ -53,17 +53,14 @@ def model_fixture(code: SimpleNamespace) -> Any:
     return code.llama.random_model(code.llama.llama3_8b(LAYERS, **TINY), "cpu")
 
 
-class AtOnce:
-    """Stands in for the queue in the background. A task is done before its call returns."""
-
-    @staticmethod
-    def submit(do: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        done = Future[Any]()
-        try:
-            done.set_result(do(*arguments))
-        except Exception as error:
-            done.set_exception(error)
-        return done
+def at_once(do: Callable[..., Any], *arguments: Any) -> Future[Any]:
+    """Stand in for the queue in the background: do a task before the call returns."""
+    done = Future[Any]()
+    try:
+        done.set_result(do(*arguments))
+    except Exception as error:
+        done.set_exception(error)
+    return done
 
 
 @pytest.fixture(name="ours")
@@ -78,6 +75,6 @@ def ours_fixture(served: Served, host: fused.FusedState, monkeypatch: pytest.Mon
     monkeypatch.setattr(Everything, "lookup", lookup)
     made = Switch("CPU", lambda guarantee: "")
     monkeypatch.setattr(enable, "_switch", made)
-    monkeypatch.setattr(host.kernels, "_submit", AtOnce.submit)
+    monkeypatch.setattr(host.kernels, "_submit", at_once)
     yield served
     assert not made.on, "what was switched on is off again"

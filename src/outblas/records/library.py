@@ -133,7 +133,7 @@ class Library:
         """
         found: dict[Problem, list[KernelConfig]] = {}
         for row in (*self.rows, *(one.row for one in self.intervals)):
-            found.setdefault(row.problem, []).extend(c.config for c in map(row.choice, LAUNCHES) if c)
+            found.setdefault(row.problem, []).extend(row.kernels)
         return found
 
     def kernels(self) -> dict[Problem, list[KernelConfig]]:

@@ -150,6 +150,11 @@ class LibraryRow:
             return self.weights
         return self.plain if launch == "plain" else self.pdl
 
+    @property
+    def kernels(self) -> list[KernelConfig]:
+        """Return the winners of all launch options; one may occur several times."""
+        return [choice.config for choice in map(self.choice, LAUNCHES) if choice is not None]
+
     def second_winner(self, launch: Launch, workload: Workload) -> SecondWinner | None:
         """Return what a call runs in place of :meth:`choice`; None: the workload changes nothing.
 
@@ -278,7 +283,7 @@ class LibraryInterval:
     @property
     def kernels(self) -> list[KernelConfig]:
         """Return the kernels of all launch options; one may occur several times."""
-        return [choice.config for launch in LAUNCHES if (choice := self.row.choice(launch)) is not None]
+        return self.row.kernels
 
     @property
     def has_kernel(self) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from outblas.core.config import LAUNCHES, KernelConfig, Launch, launch_of
+from outblas.core.config import KernelConfig, Launch, launch_of
 from outblas.core.evaluation import Evaluation, Status
 from outblas.core.problem import Problem
 from outblas.core.rivals import RIVALS
@@ -352,14 +352,12 @@ def search_again(work: BuildFolder, table: Table, rows: Sequence[LibraryRow]) ->
 def of_intervals(problem: Problem, library: Library, gpu: Gpu) -> list[KernelConfig]:
     """Return the kernels of the interval that holds a problem's M, legal ones only, each once; empty without one."""
     interval = library.interval_index.find(problem)
-    choices = () if interval is None else map(interval.row.choice, LAUNCHES)
-    configs = dict.fromkeys(choice.config for choice in choices if choice is not None)
+    configs = dict.fromkeys(() if interval is None else interval.kernels)
     return [config for config in configs if why_illegal(problem, config, gpu) is None]
 
 
 def twins(row: LibraryRow, gpu: Gpu) -> list[KernelConfig]:
     """Return the kernels of a row with each launch option that matters for the problem, legal ones only, each once."""
     options = launch_options(row.problem, gpu)
-    installed = [choice.config for launch in LAUNCHES if (choice := row.choice(launch)) is not None]
-    found = (with_launch(config, launch) for config in installed for launch in options)
+    found = (with_launch(config, launch) for config in row.kernels for launch in options)
     return [config for config in dict.fromkeys(found) if why_illegal(row.problem, config, gpu) is None]

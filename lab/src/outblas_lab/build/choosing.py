@@ -46,10 +46,11 @@ def choose(work: BuildFolder, table: Table) -> None:
     begun = {start: lines[-1]["provenance"] for start, lines in trials.items() if len(lines) > 1}
     named = ("date", "commit", "machine")  # older trials lack the last
     chosen_from = {start: {key: made[key] for key in named if key in made} for start, made in begun.items()}
-    about = {**part.provenance, "chosen_from": chosen_from} if found else dict(part.provenance)
-    before = part.provenance.get("chosen_from")
-    if found and before not in (None, chosen_from) and len(found) < len(rows):  # other rows keep their choice
-        about["chosen_before"] = [*part.provenance.get("chosen_before", ()), before]
+    about, before = dict(part.provenance), part.provenance.get("chosen_from")
+    if found:
+        about["chosen_from"] = chosen_from
+        if before not in (None, chosen_from) and len(found) < len(rows):  # other rows keep their choice
+            about["chosen_before"] = [*part.provenance.get("chosen_before", ()), before]
     replace_rows(library, rows, table, about).save(work.library)
     fall = {launch: sum(row.choice(launch) is None for row in rows) for launch in LAUNCHES}
     others = [name for name in RIVALS if name != "cublas"]

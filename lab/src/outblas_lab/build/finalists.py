@@ -109,8 +109,7 @@ def ahead_in_twin(row: LibraryRow, library: Library, gpu: Gpu) -> list[KernelCon
         theirs, mine = twin.choice(launch), row.choice(launch)
         if theirs is not None and (mine is None or theirs.speedup > mine.speedup + TWIN_AHEAD):
             found.append(theirs.config)
-    own = {choice.config for launch in LAUNCHES if (choice := row.choice(launch)) is not None}
-    return [c for c in dict.fromkeys(found) if c not in own and why_illegal(problem, c, gpu) is None]
+    return [c for c in dict.fromkeys(found) if c not in row.kernels and why_illegal(problem, c, gpu) is None]
 
 
 def _with_pdl(problem: Problem, near: Sequence[KernelConfig], gpu: Gpu) -> list[KernelConfig]:

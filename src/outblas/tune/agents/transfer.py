@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from outblas.core.config import LAUNCHES, KernelConfig
+from outblas.core.config import KernelConfig
 from outblas.core.lab_parts import find_part, part
 from outblas.core.problem import Problem
 from outblas.core.roofline import Gpu
@@ -103,8 +103,7 @@ class Transfer(FixedOrder):
             yield from self._winners.get(problem, ())
             return
         row = self._packaged().lookup(problem)
-        choices = () if row is None else map(row.choice, LAUNCHES)
-        yield from (choice.config for choice in choices if choice is not None)
+        yield from () if row is None else row.kernels
 
 
 def nearest_recordings(gpu: Gpu) -> tuple[Any, ...]:
