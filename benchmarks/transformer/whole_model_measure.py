@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from step_rounds import Step, figures, time_rounds
 from whole_model_errors import in_fp32, logit_errors, reference_logits
-from whole_model_runs import VARIANTS, ReadyVariant, WholeStep, get_ready
+from whole_model_runs import VARIANTS, ReadyVariant, WholeStep, get_ready, one_cache
 from whole_model_weights import ModelWeights, tensor_bytes
 
 from outblas.core.stats import bootstrap_median, paired_speedup, unpaired_speedup
@@ -34,6 +35,7 @@ def measure(
     rounds: int,
     context: int,
     compile_options: Mapping[str, Any] | None = None,
+    shared: bool = False,
 ) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
     """Measure some variants of a step, in the same rounds.
 
@@ -43,6 +45,7 @@ def measure(
         rounds: number of rounds.
         context: tokens in the cache before a decode step.
         compile_options: for torch.compile, in place of the variants' own.
+        shared: compiled variants share one cache of Inductor. Those after the first are marked as ``shares_cache``.
 
     Returns:
         (name -> figures, name -> the reason why it has no figures).
@@ -53,21 +56,23 @@ def measure(
     work = WholeStep(weights.get("plain"), step, context, PLACES)
     reference = reference_logits(in_fp32(weights.get("plain")), *work.sequences())
     ready, errors, left_out = dict[str, ReadyVariant](), dict[str, dict[str, float]](), dict[str, str]()
-    for name in variants:
-        variant = VARIANTS[name]
-        try:
-            made = get_ready(work, weights.get(variant.weights), variant, compile_options)
-            if variant.products:
-                errors[name] = _finite(logit_errors(work.logits(made), reference))
-        except Exception as error:  # the other variants are worth more than this one
-            if name == "torch":
-                raise
-            left_out[name] = first_line(error)
-            if work.graphs.pool is not None:
-                torch.cuda.synchronize()  # raises if the GPU is lost: then nothing more can run
-                work.graphs.renew_pool()  # a capture may have failed in it
-            continue
-        ready[name] = made
+    caches = {"cache": contextlib.nullcontext} if shared else {}
+    with one_cache() if shared else contextlib.nullcontext():
+        for name in variants:
+            variant = VARIANTS[name]
+            try:
+                made = get_ready(work, weights.get(variant.weights), variant, compile_options, **caches)
+                if variant.products:
+                    errors[name] = _finite(logit_errors(work.logits(made), reference))
+            except Exception as error:  # the other variants are worth more than this one
+                if name == "torch":
+                    raise
+                left_out[name] = first_line(error)
+                if work.graphs.pool is not None:
+                    torch.cuda.synchronize()  # raises if the GPU is lost: then nothing more can run
+                    work.graphs.renew_pool()  # a capture may have failed in it
+                continue
+            ready[name] = made
     found = speeds(_timed(ready, rounds))
     for name, made in ready.items():
         own = weights.get(VARIANTS[name].weights)
@@ -80,6 +85,9 @@ def measure(
             "logits": errors.get(name),
             "products": made.entry.products,
         }
+    if shared:
+        for name in [name for name in ready if VARIANTS[name].compiled][1:]:
+            found[name]["shares_cache"] = True
     ready.clear()
     del made  # its graph holds memory
     work.close()

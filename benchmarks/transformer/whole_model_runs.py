@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import transformers
 from step_rounds import WARM_UPS, Entry, Step, StepGraphs, fused_launches, own_code, release_memory, switched_on
+from torch._inductor import config as inductor_config
 from torch._inductor.utils import fresh_cache
 from torch.overrides import TorchFunctionMode
 from whole_model_weights import tensor_bytes
@@ -207,8 +208,19 @@ class ReadyVariant:
     extra_bytes: int = 0
 
 
+@contextlib.contextmanager
+def one_cache() -> Iterator[None]:
+    """Give all that is compiled inside one fresh cache of Inductor: what variants have in common is tuned once."""
+    with fresh_cache(), inductor_config.patch({"triton.unique_kernel_names": False}):  # equal sources have equal keys
+        yield
+
+
 def get_ready(
-    work: WholeStep, model: Any, variant: Variant, compile_options: Mapping[str, Any] | None = None
+    work: WholeStep,
+    model: Any,
+    variant: Variant,
+    compile_options: Mapping[str, Any] | None = None,
+    cache: Callable[[], contextlib.AbstractContextManager[Any]] = fresh_cache,
 ) -> ReadyVariant:
     """Prepare, compile, warm up and capture a variant of a step.
 
@@ -218,6 +230,7 @@ def get_ready(
         work: the step.
         model: the model, with its weights arranged as the variant wants.
         compile_options: for torch.compile, in place of the variant's own.
+        cache: makes the cache of a compiled variant.
 
     Raises:
         DeviceError: OutBLAS cannot be on.
@@ -234,7 +247,7 @@ def get_ready(
         run = torch.no_grad()(functools.partial(work.run, model))
         with (
             _timed(seconds, "first runs", on_gpu),
-            fresh_cache() if variant.compiled else contextlib.nullcontext(),
+            cache() if variant.compiled else contextlib.nullcontext(),
             work.graphs.on_stream() if variant.compiled else contextlib.nullcontext(),
         ):
             for _ in range(WARM_UPS):

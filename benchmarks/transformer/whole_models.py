@@ -6,7 +6,7 @@ Command:
         [--steps decode_1,decode_8,decode_13,decode_64,decode_100,prefill_500,prefill_2048]
         [--variants torch,without_products,eager,compile,compile_enable,compile_optimize,default,
         default_enable,default_optimize,merged,merged_norms,enable,enable_pdl,enable_torch_bias,batch_invariant,optimize]
-        [--context 64,512] [--tune SECONDS] [--out results/<gpu>/whole_models.json] [--join FILE ...]
+        [--context 64,512] [--tune SECONDS] [--one-cache] [--out results/<gpu>/whole_models.json] [--join FILE ...]
 
 Result file: results/<gpu>/whole_models.json. `tools/published_pages.py` makes docs/results/whole-models.md of it. Needs
 a GPU of 80 GB and the extra `examples`. An interrupted run resumes with the next step, and so does one with further
@@ -43,8 +43,10 @@ of 16 decode steps of up to 8 sequences, or of the last token of 8 prompts. The 
 one layer at a time.
 
 ``--layers N`` measures a model of N layers, and the file says so. Nothing is extrapolated. ``--hidden tiny`` makes all
-extents small, for tests without a GPU. ``--tune SECONDS`` first tunes the products that no library lists, for each
-arrangement of the weights, into a library beside ``--out``. That time counts as start-up.
+extents small, for tests without a GPU. With ``--one-cache`` the compiled variants of a step share a fresh cache of
+Inductor, so that max-autotune tunes what they have in common once. Only the first one's start-up is published then.
+``--tune SECONDS`` first tunes the products that no library lists, for each arrangement of the weights, into a library
+beside ``--out``. That time counts as start-up.
 """
 
 from __future__ import annotations
@@ -87,6 +89,8 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--context", type=numbers, default=[64, 512], metavar="N,N", help=contexts)
     parser.add_argument("--rounds", type=at_least(MIN_ROUNDS), default=30)
     parser.add_argument("--tune", type=at_least(0), default=0, metavar="SECONDS", help="tune missing products before")
+    shared = "compiled variants of a step share Inductor's cache; only the first one's start-up counts"
+    parser.add_argument("--one-cache", action="store_true", help=shared)
     parser.add_argument("--out", type=Path, default=result_file("whole_models.json"))
     parser.add_argument("--join", type=Path, nargs="+", metavar="FILE", help="add what these files have to --out")
     return parser.parse_args(arguments)
@@ -207,7 +211,8 @@ class Measurement:
                 continue
             names, rounds = with_rivals(missing), self._options.rounds
             print(f"{model} {step} {context}: {', '.join(names)}", flush=True)
-            found, left_out = measure(weights, Step.parse(step), names, rounds, context, self._compile_options)
+            given = (self._compile_options, self._options.one_cache)
+            found, left_out = measure(weights, Step.parse(step), names, rounds, context, *given)
             self.file.add(model, step, context, found, left_out, self._provenance)
             print(*lines(found, left_out), sep="\n", flush=True)
 

@@ -162,18 +162,22 @@ def test_a_compiled_step_is_the_same_step(code: SimpleNamespace) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "names"),
-    [("llama_8b", ["torch", "compile", "compile_optimize"]), ("qwen_7b", ["torch", "compile_enable"])],
+    ("model", "names", "shared"),
+    [("llama_8b", ["torch", "compile", "compile_optimize"], True), ("qwen_7b", ["torch", "compile_enable"], False)],
 )
 def test_a_compiled_step_holds_our_products(
-    model: str, names: list[str], code: SimpleNamespace, ours: Served, monkeypatch: pytest.MonkeyPatch
+    model: str, names: list[str], shared: bool, code: SimpleNamespace, ours: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A variant takes seconds to compile, so each is with one model alone: that with biases in each layer, or not."""
+    """A variant takes seconds to compile, so each is with one model alone: that with biases in each layer, or not.
+
+    With one cache for both, the second variant still has its own products.
+    """
     monkeypatch.setattr(code.measure, "PLACES", 3)
     weights, step = code.weights.ModelWeights(tiny(code, model, layers=1)), code.rounds.Step.parse("decode_2")
-    found, left_out = code.measure.measure(weights, step, names, 3, 4, {"backend": "inductor"})
+    found, left_out = code.measure.measure(weights, step, names, 3, 4, {"backend": "inductor"}, shared)
     assert list(found) == names and not left_out
     products = {name: each["products"] for name, each in found.items()}
+    assert [name for name in names if found[name].get("shares_cache")] == names[2:]
     if model == "qwen_7b":  # the q, k and v of its layer have biases
         assert products["compile_enable"]["compiled"] == 7 - 3 + 1
     else:
@@ -213,7 +217,7 @@ def measured(code: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> list[Any
     """The (step, context, variants) that were measured, in order; figures are invented. ``stop`` interrupts."""
     calls: list[Any] = []
 
-    def measure(weights: Any, step: Any, names: Any, rounds: int, context: int, _: Any) -> Any:
+    def measure(weights: Any, step: Any, names: Any, rounds: int, context: int, *_: Any) -> Any:
         if calls[-1:] == ["stop"]:
             raise KeyboardInterrupt
         calls.append((step.name, context, list(names)))

@@ -151,7 +151,7 @@ def _price_table(
         cells = [
             f"{max(each['weight_bytes'] for each in found) / _GB:.1f}",
             f"{max(each['peak_bytes'] for each in found) / _GB:.1f}",
-            f"{seconds:.1f}{_steps_if_fewer(found, rows)}",
+            "–" if any(each.get("shares_cache") for each in found) else f"{seconds:.1f}{_steps_if_fewer(found, rows)}",
             f"{max(each['largest'] for each in logits):.3f}",
             f"{sum(each['mean'] * each['places'] for each in logits) / places:.4f}",
             f"{sum(each['agree'] * each['places'] for each in logits) / places:.1%}",
