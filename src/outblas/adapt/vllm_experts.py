@@ -37,7 +37,7 @@ _HOME = "vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method"
 _NAME = "UnquantizedFusedMoEMethod"
 #: The parameters of its ``apply``.
 _PARAMETERS = ("self", "layer", "x", "topk_weights", "topk_ids", "shared_experts", "shared_experts_input")
-#: Fewer tokens are vLLM's: its kernels find rows by index and copy none, so one token is faster there.
+#: Fewer tokens are vLLM's: its kernels find rows by index and copy none, so little could be gained there.
 LEAST_TOKENS = 4
 #: Attributes of a method, and of its layer -> their values in layers that are served.
 METHOD: dict[str, Any] = {

@@ -21,7 +21,7 @@ import contextvars
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch._inductor import config, custom_graph_pass
@@ -159,7 +159,20 @@ class ProductPass(_TOLD_OF_INFERENCE or CustomGraphPass):  # type: ignore[misc]
         if not self._acts() or not self._is_set():
             return False
         predicate, operators = self._products()
-        return operator in operators and predicate(a, b)
+        return operator in operators and (predicate(a, b) or self._serves_joined(a, b))
+
+    def _serves_joined(self, a: Any, b: Any) -> bool:
+        """Return whether to compute a product together with others whose weights lie in one matrix of a model."""
+        if not is_half_for_graph(a, b) or process_guarantee() == "batch_invariant":
+            return False
+        weight = b.t()
+        shape = joined_operators.joined_shape(weight)
+        if shape is None:
+            return False
+        joined = weight.new_empty(shape)
+        if weight.is_contiguous():
+            return self._predicate(a, joined.t())
+        return any(self._serves_gate(a, joined, activation) for activation in get_args(ActivationName))
 
     def _is_set(self) -> bool:
         passes = _passes(config.post_grad_custom_post_pass)

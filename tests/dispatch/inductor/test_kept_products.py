@@ -118,6 +118,32 @@ def test_batches_stay_whole_while_results_are_batch_invariant(
         set_process_guarantee("none")
 
 
+@pytest.mark.parametrize("by_turns", [False, True])
+def test_parts_of_one_matrix_stay_whole_for_the_kernel_of_the_matrix(
+    by_turns: bool, made: Any, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def parts(x: Any, w: Any) -> Any:
+        return [x @ part.t() for part in (w.view(4, 2, 7).unbind(1) if by_turns else w.split((3, 5)))]
+
+    monkeypatch.setattr(inductor_pass.device_registry, "DEVICE_TYPE", "cuda")
+    monkeypatch.setattr(made, "_predicate", lambda a, b: not by_turns and b.shape[1] == 8)
+    monkeypatch.setattr(made, "_serves_gate", lambda a, w, activation: by_turns and activation == "gelu")
+    shapes, operands = [(8, 7)], ((1, 7), (8, 7))
+    monkeypatch.setattr(inductor_pass.joined_operators, "joined_shapes", lambda: shapes)
+    found = traced(*operands, function=parts)
+    assert targets(found).count(MM) == 2
+    assert [tuple(each.meta["val"].shape) for each in found.nodes if each.target is MM] == (
+        [(1, 4)] * 2 if by_turns else [(1, 3), (1, 5)]
+    )
+    for others in ([], [(8, 6)], [(9, 7)], [(2, 7)]):
+        shapes[:] = others
+        assert MM not in targets(traced(*operands, function=parts)), "no model has laid them so"
+    shapes[:] = [(8, 7)]
+    monkeypatch.setattr(made, "_predicate", lambda a, b: False)
+    monkeypatch.setattr(made, "_serves_gate", lambda a, w, activation: False)
+    assert MM not in targets(traced(*operands, function=parts)), "no kernel is faster"
+
+
 def test_other_tables_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decomposition, "decompositions", {MM: None})
     monkeypatch.delattr(decomposition, "fast_random_decomps")

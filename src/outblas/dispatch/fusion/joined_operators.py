@@ -32,6 +32,22 @@ def joined_shapes() -> list[tuple[int, ...]]:
     return sorted({tuple(weight.shape) for weight in kept if weight is not None})
 
 
+def joined_shape(weight: torch.Tensor) -> tuple[int, ...] | None:
+    """Return the shape (N, K) of the matrix among :func:`joined_shapes` in which a weight lies as a part, or None.
+
+    The storage decides, of which a fake tensor has the size. That of a part is the whole matrix's.
+
+    Args:
+        weight: (N_i, K) with N_i < N. One with symbolic extents lies in none.
+    """
+    if not all(isinstance(extent, int) for extent in weight.shape):
+        return None
+    elements = weight.untyped_storage().nbytes() // weight.element_size()
+    rows, columns = weight.shape
+    alike = (shape for shape in joined_shapes() if shape[1] == columns and rows < shape[0])
+    return next((shape for shape in alike if shape[0] * columns == elements), None)
+
+
 def joined_matrix(weights: Sequence[torch.Tensor], by_turns: bool) -> torch.Tensor | None:
     """Return the matrix (sum of N_i, K) in which some weights lie, a view; None if they do not fill one.
 
