@@ -44,7 +44,7 @@ def test_a_time_below_the_floor_is_not_believed_unless_by_little() -> None:
 def test_a_launch_that_waits_takes_its_own_least_time_and_that_of_its_work() -> None:
     tiny, reads = Problem(64, 64, 64), Problem(1, 57344, 8192)
     assert least_us(PROBLEM, H200) == H200.launch_us + work_us(PROBLEM, H200)
-    assert least_us(tiny, H200) > H200.launch_us > least_us(tiny, H200, overlaps=True) == 0.93 * H200.launch_us
+    assert least_us(tiny, H200) > H200.launch_us > least_us(tiny, H200, overlaps=True) == 0.9 * H200.launch_us
     assert least_us(reads, H200, overlaps=True) == 0.93 * memory_us(reads, H200)
 
 

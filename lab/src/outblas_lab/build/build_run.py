@@ -43,6 +43,7 @@ from outblas_lab.build.choosing import choose
 from outblas_lab.build.finalist_trials import ALL_STARTS, DEFAULT_STARTS, JUDGED_STARTS, STARTS, run_trial
 from outblas_lab.build.finalists import names_of_finalists, read_finalists
 from outblas_lab.build.judging import bench, judge, merge
+from outblas_lab.build.large_fallbacks import choose_fallbacks
 from outblas_lab.build.library_tables import rows_of_table, with_table_rows
 from outblas_lab.build.open_rows import search_open_rows
 from outblas_lab.build.weight_intervals import prove_intervals, search_gates, search_intervals
@@ -80,6 +81,7 @@ STEPS: dict[str, Step] = {
     "prove_intervals": prove_intervals,
     "gates": search_gates,
     "again": search_weak_rows_again,
+    "choose_fallbacks": choose_fallbacks,
     "search_cold": search_cold,
     "judge_cold": partial(judge, mode=COLD),
     "merge_cold": partial(merge, mode=COLD),
@@ -88,11 +90,11 @@ STEPS: dict[str, Step] = {
 #: Step -> the starts of the machine that it can make, each a job of its own.
 STARTS_OF_STEP: dict[str, tuple[str, ...]] = {"trial": ALL_STARTS, "judge": JUDGED_STARTS, "judge_cold": STARTS}
 #: Steps that only read what others measured.
-STEPS_WITHOUT_GPU = ("choose", "choose_workloads", "merge", "merge_cold")
+STEPS_WITHOUT_GPU = ("choose", "choose_fallbacks", "choose_workloads", "merge", "merge_cold")
 #: What makes the library; the rest looks at it.
 LIBRARY_STEPS = (
-    "record", "tune", "intervals", "borrow", "refine", "again", "trial", *REOPENED_STARTS, "choose", "search_cold",
-    "trial_workloads", "choose_workloads",
+    "record", "tune", "intervals", "borrow", "refine", "again", "trial", *REOPENED_STARTS, "choose", "choose_fallbacks",
+    "search_cold", "trial_workloads", "choose_workloads",
 )  # fmt: skip
 
 

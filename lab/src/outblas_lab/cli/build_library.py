@@ -104,6 +104,7 @@ The following steps run only if --steps names them:
 intervals finds kernels for every M of a suite's weights, e.g. --tables engine:TN:bf16:fp32 -> WORK/STEM_intervals/
 prove_intervals proves the intervals of another library (--begin-with) with the current kernel sources
 gates    finds kernels with SiLU for the gate/up weights of suite engine; run it after `intervals` -> WORK/STEM_gates/
+choose_fallbacks names cuBLASLt algorithms for large problems by earlier benches in modes offline and block
 again    repeats the search for rows that fall back to a baseline or barely win; run `trial` next
 search_cold times neighbors of the plain kernels with cold caches; run `trial_workloads` next
 judge_cold times the library with cold caches, in one start          -> WORK/STEM_judge_cold_START.parquet
