@@ -6,7 +6,7 @@ A gate with SiLU whose weight has the rows of gate above those of up, as engines
 ``outblas::silu_gated`` (:mod:`outblas.dispatch.fusion.stacked_gate`).
 Inductor keeps everything else, because it may fuse its own templates with later operations. Inductor has already split
 off biases that are better added later. A layer with another bias becomes ``outblas::addmm``
-(:mod:`outblas.dispatch.fusion.biased_product`) if M is symbolic.
+(:mod:`outblas.dispatch.fusion.biased_product`) if M is symbolic, or one that engines capture.
 
 With some settings torch takes products apart before any pass runs. What an installed pass would replace stays whole
 (:func:`outblas.dispatch.inductor_settings.keep_products`).
@@ -258,10 +258,7 @@ def replace_products(
 
 
 def _replace_biased(graph: Any, predicate: Callable[[Any, Any], bool]) -> int:
-    """Replace layers with a bias and a symbolic M whose product ``predicate`` accepts, in place; return their number.
-
-    Those of a fixed M stay: whether a kernel with a bias is faster there was not measured.
-    """
+    """Replace layers with a bias whose product ``predicate`` accepts, in place; return their number."""
     nodes = [
         node
         for node in graph.find_nodes(op="call_function", target=torch.ops.aten.addmm.default)

@@ -31,10 +31,12 @@ def compiled(*operands: Any, dynamic: bool, layer: Any = LINEAR, predicate: Any 
     return made.replaced
 
 
-def test_a_layer_of_any_m_becomes_the_operator_and_others_stay() -> None:
+def test_a_layer_becomes_the_operator_and_others_stay() -> None:
     x, w, bias = torch.ones(5, 8), torch.ones(16, 8), torch.ones(16)
     assert compiled(x, w, bias, dynamic=True) == 1
-    assert compiled(x, w, bias, dynamic=False) == 0, "a fixed M"
+    assert compiled(x, w, bias, dynamic=False) == 1
+    for m in (17, 513, 1024):
+        assert compiled(torch.ones(m, 8), w, bias, dynamic=False) == 0, "the operator would leave it to torch"
     assert compiled(x, w, bias, dynamic=True, predicate=lambda a, b: False) == 0
     assert compiled(x, w, bias, dynamic=True, layer=lambda x, w, b: torch.addmm(b, x, w.t(), alpha=2)) == 0
     assert compiled(x, w, torch.ones(1), dynamic=True, layer=lambda x, w, b: torch.addmm(b, x, w.t())) == 0

@@ -1,7 +1,7 @@
 """``aten::addmm`` by one kernel that adds the bias before it rounds, below autograd and autocast.
 
-``outblas::addmm`` stands for it in compiled graphs, where M may be any number. Engines run each M that they capture
-once before. That call waits for the compiler, so that the captured one finds the kernel loaded.
+``outblas::addmm`` stands for it in compiled graphs, where M may be symbolic. Engines run each M that they capture once
+before. That call waits for the compiler, so that the captured one finds the kernel loaded.
 """
 
 from __future__ import annotations
@@ -58,12 +58,16 @@ def _addmm(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor
     """
     if process_guarantee() == "batch_invariant":
         return invariant_operators.addmm(bias, a, b)
-    m = a.shape[0]
-    if m <= WAITED_M and m % class_width(m) == 0 and not is_off(FUSED_VARIABLE) and _serves(a, b):
+    if _is_captured_m(a.shape[0]) and not is_off(FUSED_VARIABLE) and _serves(a, b):
         result = biased_product(as_plain(bias), as_plain(a), as_plain(b), wait=not is_captured(a))
         if result is not None:
             return result
     return torch_addmm(bias, a, b)
+
+
+def _is_captured_m(m: int) -> bool:
+    """Return whether engines capture graphs of this number of rows."""
+    return m <= WAITED_M and m % class_width(m) == 0
 
 
 def _serves(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -73,11 +77,14 @@ def _serves(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def is_biased_layer(bias: Any, a: Any, b: Any) -> bool:
-    """Return True if the values of three graph nodes are a bias (N), (M, K) of a symbolic M, and (K, N) of numbers.
+    """Return True if the values of three graph nodes are a bias (N), (M, K), and (K, N) of numbers, with an M served.
 
-    No symbolic extent is compared with a number, so the graph gets no guard.
+    A fixed M is served if engines capture it. A symbolic one is, and no symbolic extent is compared with a number, so
+    the graph gets no guard.
     """
-    if not all(isinstance(each, torch.Tensor) for each in (bias, a, b)) or isinstance(a.shape[0], int):
+    if not all(isinstance(each, torch.Tensor) for each in (bias, a, b)):
+        return False
+    if isinstance(a.shape[0], int) and not _is_captured_m(a.shape[0]):
         return False
     if bias.dim() != 1 or not all(isinstance(extent, int) for extent in (*bias.shape, *b.shape)):
         return False
