@@ -1,8 +1,8 @@
 """Step ``choose_fallbacks``: name cuBLASLt algorithms for large problems by two earlier benches. It needs no GPU.
 
-Interleaved rounds (mode ``offline``) and blocks (mode ``block``) clock a large product differently. In rounds it runs at
-the frequency that all entries share, in a block at its own. An algorithm may win in one of them and lose in the other,
-so both count alike. The library must then be judged in other starts of the machine.
+Interleaved rounds (mode ``offline``) and blocks (mode ``block``) clock a large product differently. In rounds it runs
+at the frequency that all entries share, in a block at its own. An algorithm may win in one of them and lose in the
+other, so both count alike. The library must then be judged in other starts of the machine.
 """
 
 from __future__ import annotations
