@@ -165,6 +165,8 @@ class ProductPass(_TOLD_OF_INFERENCE or CustomGraphPass):  # type: ignore[misc]
         """Return whether to compute a product together with others whose weights lie in one matrix of a model."""
         if not is_half_for_graph(a, b) or process_guarantee() == "batch_invariant":
             return False
+        if not isinstance(a.shape[0], int):  # products are joined where M is fixed
+            return False
         weight = b.t()
         shape = joined_operators.joined_shape(weight)
         if shape is None:

@@ -20,6 +20,7 @@ from torch._inductor.utils import fresh_cache  # noqa: E402
 from torch._inductor.virtualized import V  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
+from torch.fx.experimental.symbolic_shapes import ShapeEnv  # noqa: E402
 
 from outblas.dispatch import inductor_pass  # noqa: E402
 from outblas.dispatch.guarantees.guarantee import set_process_guarantee  # noqa: E402
@@ -139,6 +140,11 @@ def test_parts_of_one_matrix_stay_whole_for_the_kernel_of_the_matrix(
         shapes[:] = others
         assert MM not in targets(traced(*operands, function=parts)), "no model has laid them so"
     shapes[:] = [(8, 7)]
+    with FakeTensorMode(shape_env=ShapeEnv()) as mode:
+        symbol = mode.shape_env.create_unbacked_symint()
+        rows = torch.empty((symbol, 7), device="cuda", dtype=torch.float16)
+        weight = torch.empty((8, 7), device="cuda", dtype=torch.float16).split(4)[0]
+        assert not made._serves_joined(rows, weight.t()), "a symbolic M"
     monkeypatch.setattr(made, "_predicate", lambda a, b: False)
     monkeypatch.setattr(made, "_serves_gate", lambda a, w, activation: False)
     assert MM not in targets(traced(*operands, function=parts)), "no kernel is faster"
