@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -76,6 +77,22 @@ def test_output_and_exit_status_are_returned() -> None:
     assert (found.returncode, found.stdout, found.stderr) == (3, b"out\n", b"err\n")
     merged = run_group([sys.executable, "-c", script], {"STATUS": "0"}, 60.0, subprocess.STDOUT)
     assert (merged.returncode, merged.stderr) == (0, None) and sorted(merged.stdout.split()) == [b"err", b"out"]
+
+
+def test_an_interrupt_while_a_program_starts_leaves_no_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    class Interrupted(subprocess.Popen):  # type: ignore[type-arg]
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            started.append(self)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(subprocess, "Popen", Interrupted)
+    handler = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        run_group([sys.executable, "-c", "import time; time.sleep(600)"], os.environ, None)
+    assert started[0].poll() == -signal.SIGKILL and signal.getsignal(signal.SIGINT) is handler
 
 
 def test_a_program_that_takes_too_long_leaves_no_child(tmp_path: Path) -> None:

@@ -41,16 +41,19 @@ def run_group(
         subprocess.TimeoutExpired: it took longer. The program and its children are gone then.
         OSError: it cannot be started.
     """
-    process = subprocess.Popen(
-        command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr,
-        start_new_session=True,
-    )  # fmt: skip
+    process = None
     try:
+        with _held_back():  # an interrupt within Popen would leave a program that nobody knows
+            process = subprocess.Popen(
+                command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr,
+                start_new_session=True,
+            )  # fmt: skip
         output, errors = process.communicate(timeout=timeout_s)
     except BaseException:  # Ctrl-C, too: it does not reach another session
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
         raise
     return subprocess.CompletedProcess(command, process.returncode, output, errors)
 
@@ -91,6 +94,31 @@ def one_interrupt() -> Iterator[None]:
 
     with _each_interrupt(stop):
         yield
+
+
+@contextlib.contextmanager
+def _held_back() -> Iterator[None]:
+    """Answer signals that have a handler of Python's when the block ends. Outside of the main thread nothing changes.
+
+    Ignored signals stay ignored, since a program that starts in the block inherits that.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+
+    def note(number: int, _frame: FrameType | None) -> None:
+        came.append(number)
+
+    handled = [each for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if callable(signal.getsignal(each))]
+    before = {each: signal.signal(each, note) for each in handled}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+        for number in dict.fromkeys(came):
+            signal.raise_signal(number)
 
 
 def _in_foreground() -> bool:
