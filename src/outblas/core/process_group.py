@@ -43,7 +43,7 @@ def run_group(
     """
     process = None
     try:
-        with _held_back():  # an interrupt within Popen would leave a program that nobody knows
+        with _held_back():  # an interrupt within Popen would leave the program running
             process = subprocess.Popen(
                 command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=stderr,
                 start_new_session=True,
