@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from step_rounds import Step, figures, time_rounds
+from torch._inductor.utils import fresh_cache
 from whole_model_errors import in_fp32, logit_errors, reference_logits
 from whole_model_runs import VARIANTS, ReadyVariant, WholeStep, get_ready, one_cache
 from whole_model_weights import ModelWeights, tensor_bytes
@@ -55,24 +56,10 @@ def measure(
     """
     work = WholeStep(weights.get("plain"), step, context, PLACES)
     reference = reference_logits(in_fp32(weights.get("plain")), *work.sequences())
-    ready, errors, left_out = dict[str, ReadyVariant](), dict[str, dict[str, float]](), dict[str, str]()
-    caches = {"cache": contextlib.nullcontext} if shared else {}
     with one_cache() if shared else contextlib.nullcontext():
-        for name in variants:
-            variant = VARIANTS[name]
-            try:
-                made = get_ready(work, weights.get(variant.weights), variant, compile_options, **caches)
-                if variant.products:
-                    errors[name] = _finite(logit_errors(work.logits(made), reference))
-            except Exception as error:  # the other variants are worth more than this one
-                if name == "torch":
-                    raise
-                left_out[name] = first_line(error)
-                if work.graphs.pool is not None:
-                    torch.cuda.synchronize()  # raises if the GPU is lost: then nothing more can run
-                    work.graphs.renew_pool()  # a capture may have failed in it
-                continue
-            ready[name] = made
+        ready, errors, left_out = _all_ready(
+            work, weights, variants, reference, compile_options, contextlib.nullcontext if shared else fresh_cache
+        )
     found = speeds(_timed(ready, rounds))
     for name, made in ready.items():
         own = weights.get(VARIANTS[name].weights)
@@ -92,6 +79,34 @@ def measure(
     del made  # its graph holds memory
     work.close()
     return found, left_out
+
+
+def _all_ready(
+    work: WholeStep,
+    weights: ModelWeights,
+    variants: Sequence[str],
+    reference: Any,
+    compile_options: Mapping[str, Any] | None,
+    cache: Callable[[], contextlib.AbstractContextManager[Any]],
+) -> tuple[dict[str, ReadyVariant], dict[str, dict[str, float]], dict[str, str]]:
+    """Return name -> ready variant, name -> errors of its logits, and name -> the reason why it is left out."""
+    ready, errors, left_out = dict[str, ReadyVariant](), dict[str, dict[str, float]](), dict[str, str]()
+    for name in variants:
+        variant = VARIANTS[name]
+        try:
+            made = get_ready(work, weights.get(variant.weights), variant, compile_options, cache)
+            if variant.products:
+                errors[name] = _finite(logit_errors(work.logits(made), reference))
+        except Exception as error:  # the other variants are worth more than this one
+            if name == "torch":
+                raise
+            left_out[name] = first_line(error)
+            if work.graphs.pool is not None:
+                torch.cuda.synchronize()  # raises if the GPU is lost: then nothing more can run
+                work.graphs.renew_pool()  # a capture may have failed in it
+            continue
+        ready[name] = made
+    return ready, errors, left_out
 
 
 def _finite(errors: dict[str, float]) -> dict[str, float]:

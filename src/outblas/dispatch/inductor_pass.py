@@ -163,9 +163,7 @@ class ProductPass(_TOLD_OF_INFERENCE or CustomGraphPass):  # type: ignore[misc]
 
     def _serves_joined(self, a: Any, b: Any) -> bool:
         """Return whether to compute a product together with others whose weights lie in one matrix of a model."""
-        if not is_half_for_graph(a, b) or process_guarantee() == "batch_invariant":
-            return False
-        if not isinstance(a.shape[0], int):  # products are joined where M is fixed
+        if not is_half_for_graph(a, b) or not isinstance(a.shape[0], int):  # products are joined where M is fixed
             return False
         weight = b.t()
         shape = joined_operators.joined_shape(weight)

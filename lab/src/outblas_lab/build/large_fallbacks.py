@@ -16,7 +16,7 @@ from outblas.core.problem import Problem
 from outblas.core.rivals import LT_AUTO
 from outblas.core.suites import BLOCK_FLOP, Table
 from outblas.records.library_row import LibraryRow
-from outblas.records.result_rows import problem_of
+from outblas.records.result_rows import launch_of_row, problem_of
 from outblas.records.results import Result, read_result
 from outblas_lab.build.build_work import BuildFolder
 from outblas_lab.build.choosing import SURELY_FASTER_ABOVE
@@ -82,5 +82,4 @@ def _bench(work: BuildFolder, table: Table, mode: str) -> Result:
 
 def _plain_rows(result: Result) -> dict[Problem, Mapping[str, Any]]:
     """Return problem -> its row without PDL."""
-    plain = (row for row in result.rows if not row["pdl"] and not row["early"])
-    return {problem_of(row): row for row in plain}
+    return {problem_of(row): row for row in result.rows if launch_of_row(row) == "plain"}
