@@ -8,8 +8,9 @@ Inductor keeps everything else, because it may fuse its own templates with later
 off biases that are better added later. A layer with another bias becomes ``outblas::addmm``
 (:mod:`outblas.dispatch.fusion.biased_product`) if M is symbolic, or one that engines capture.
 
-With some settings torch takes products apart before any pass runs. What an installed pass would replace stays whole
-(:func:`outblas.dispatch.inductor_settings.keep_products`).
+With some settings torch takes products of one row apart before any pass runs. What an installed pass would replace
+stays whole (:func:`outblas.dispatch.inductor_settings.keep_products`). The pass itself takes it apart in a graph
+without weights of one matrix. There torch's kernels are faster, as they compute products of one input together.
 
 While the process's guarantee is ``batch_invariant``, every half-precision product on CUDA is replaced, also with
 symbolic extents, a bias or a true batch (:data:`outblas.dispatch.torch_op.INVARIANT`).
@@ -42,7 +43,7 @@ from outblas.dispatch.fusion.biased_product import addmm, is_biased_layer
 from outblas.dispatch.fusion.joined_products import join_products
 from outblas.dispatch.fusion.stacked_gate import fuse_stacked_gates, gate_for_some_m
 from outblas.dispatch.guarantees.guarantee import process_guarantee
-from outblas.dispatch.inductor_settings import keep_products, setting_of_threads
+from outblas.dispatch.inductor_settings import keep_products, setting_of_threads, take_apart
 from outblas.dispatch.product import has_kernel, has_kernel_for_some_m
 from outblas.dispatch.product_operands import is_half
 from outblas.dispatch.torch_op import INVARIANT, mm
@@ -193,6 +194,8 @@ class ProductPass(_TOLD_OF_INFERENCE or CustomGraphPass):  # type: ignore[misc]
         if process_guarantee() == "batch_invariant":
             return 0
         joined = join_products(graph, lambda a, w: self._predicate(a, w.t()), self._serves_gate)
+        if not joined:
+            take_apart(graph, PRODUCTS_ALONE)
         gates = 0 if is_off(FUSED_VARIABLE) else fuse_stacked_gates(graph, self._serves_stacked)
         return joined + gates + _replace_biased(graph, self._predicate)
 

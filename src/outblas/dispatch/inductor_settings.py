@@ -91,7 +91,7 @@ def keep_products(operators: Collection[Any], keeps: Callable[[Any, Any, Any], b
 
 
 def _unless_kept(operator: Any, keeps: Callable[[Any, Any, Any], bool], theirs: Callable[..., Any]) -> Any:
-    """Return torch's decomposition of an operator, which leaves alone what is kept."""
+    """Return torch's decomposition of an operator, which leaves alone what is kept; its ``torchs`` is the original."""
     from torch.utils._python_dispatch import _disable_current_modes
 
     @functools.wraps(theirs)
@@ -102,4 +102,36 @@ def _unless_kept(operator: Any, keeps: Callable[[Any, Any, Any], bool], theirs: 
                     return NotImplemented
         return theirs(*operands, **options)
 
+    decompose.torchs = theirs  # type: ignore[attr-defined]
     return decompose
+
+
+def take_apart(graph: Any, operators: Collection[Any]) -> None:
+    """Take those products of a graph apart that :func:`keep_products` kept whole, in place.
+
+    Args:
+        graph: a ``torch.fx.Graph``. Each node has its value as ``meta["val"]``.
+        operators: those of :func:`keep_products`. A product with options stays whole.
+    """
+    from torch._inductor import decomposition
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    decompositions = decomposition.select_decomp_table()
+    for operator in operators:
+        torchs = getattr(decompositions.get(operator), "torchs", None)
+        if torchs is None:
+            continue
+        for node in graph.find_nodes(op="call_function", target=operator):
+            values = [getattr(each, "meta", {}).get("val") for each in node.args]
+            if node.kwargs or None in values or torchs(*values) is NotImplemented:
+                continue
+            parts = make_fx(functools.partial(_called, torchs), decompositions)(*values).graph
+            inputs = dict(zip(parts.find_nodes(op="placeholder"), node.args, strict=True))
+            with graph.inserting_before(node):
+                node.replace_all_uses_with(graph.graph_copy(parts, inputs))
+            graph.erase_node(node)
+
+
+def _called(function: Callable[..., Any], *operands: Any) -> Any:
+    """Call a function without the options that it may take: ``make_fx`` wants a value for each of them."""
+    return function(*operands)

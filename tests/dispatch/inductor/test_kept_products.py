@@ -65,6 +65,33 @@ def test_a_product_that_the_pass_replaces_stays_whole(made: Any) -> None:
     assert targets(traced((3, 8), (8, 1))) == [MM]
 
 
+def layer(x: Any, w: Any, other: Any) -> Any:
+    return torch.mm(x, w).relu(), torch.mm(x, other)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_graph_without_weights_of_one_matrix_becomes_what_torch_makes_of_it(rows: int, made: Any) -> None:
+    shapes = (rows, 8), (8, 5), (8, 6)
+    with config.patch(coordinate_descent_tuning=True):
+        graph = traced(*shapes, function=layer)
+        assert targets(graph).count(MM) == 2
+        made(graph)
+    graph.lint()
+    assert all("val" in node.meta for node in graph.nodes if node.op == "call_function")
+    assert (targets(graph).count(OURS), made.replaced) == ((0, 0) if rows == 1 else (2, 2))
+    inductor_pass.remove(made)
+    if rows == 1:
+        assert str(graph) == str(traced(*shapes, function=layer))
+
+
+def test_a_graph_of_an_optimised_model_keeps_all_its_products(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inductor_pass, "join_products", lambda *_: 1)
+    with config.patch(coordinate_descent_tuning=True):
+        graph = traced((1, 8), (8, 5), (8, 6), function=layer)
+        made(graph)
+    assert targets(graph).count(OURS) == 2
+
+
 @pytest.mark.parametrize("shapes", [((1, 7), (7, 5)), ((3, 7), (7, 1)), ((3, 7), (7, 5)), ((3, 1), (1, 5))])
 def test_all_others_become_what_they_were(shapes: Any, made: Any) -> None:
     found = traced(*shapes)
@@ -170,8 +197,9 @@ def test_an_entry_that_was_changed_since_stays(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++", "c++"))), reason="no C++ compiler")
-def test_caches_tell_code_with_and_without_the_pass_apart(served: Served) -> None:
+def test_caches_tell_code_with_and_without_the_pass_apart(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiled by turns with filled caches of Inductor and AOTAutograd; a row times a column is taken apart on CPUs."""
+    monkeypatch.setattr(inductor_pass, "take_apart", lambda *_: None)
     row, column = numbers(1, 8), numbers(8, 1, seed=1)
     expected, ran = row @ column, []
     hits = torch._dynamo.utils.counters["aot_autograd"]
