@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import random
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ import outblas
 from outblas.core.errors import DeviceError, UsageError
 from outblas.core.stats import bootstrap_median, paired_speedup
 from outblas.dispatch import fused
+from outblas.judge.rounds import RoundOrders
 
 #: Eager or compiled calls before a capture, or before times are taken.
 WARM_UPS = 3
@@ -200,15 +200,15 @@ def fused_launches() -> int:
 
 
 def time_rounds(entries: Mapping[str, Entry], rounds: int, alone: bool, seed: int = 0) -> dict[str, list[float]]:
-    """Return name -> microseconds of one run in each round. Every round has all entries in a random order.
+    """Return name -> microseconds of one run in each round. Every round has all entries, in orders that favour none.
 
     ``alone``: each run begins on an idle GPU, so that the figure holds the host's time. Otherwise runs are queued one
     after another, the first behind a run that is not timed. Without CUDA the figure is the host's time.
     """
-    rng, cuda = random.Random(seed), torch.cuda.is_available()
+    orders, cuda = RoundOrders(str(seed)), torch.cuda.is_available()
     times: dict[str, list[float]] = {name: [] for name in entries}
     for _ in range(rounds):
-        stamps, order = [], rng.sample(list(entries), len(entries))
+        stamps, order = [], [list(entries)[i] for i in orders.next(len(entries))]
         if not alone:
             with entries[order[-1]].around():
                 entries[order[-1]].reset()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 from rivals.timed_entries import time_entries
 
 from outblas.core.errors import DeviceError
+from outblas.core.problem import Problem
 from outblas.judge import gpu_clock, stream_clock
 from outblas.judge.rounds import timing_of_samples
 from outblas.runtime import driver
@@ -53,6 +55,7 @@ def false_bench(monkeypatch, cu):
     for module in (gpu_clock, stream_clock):
         monkeypatch.setattr(module, "driver", lambda: cu)
     bench = gpu_clock.GpuClock.__new__(gpu_clock.GpuClock)
+    bench.problem = Problem(64, 64, 64)
     bench._tries, bench._max_plug_us = stream_clock.TRIES, stream_clock.MAX_PLUG_US
     bench._events, bench._plug_us, bench.stream, bench.sets, bench.repeats = [("s", "e")] * 8, 100.0, 5, 2, 4
     monkeypatch.setattr(bench, "synchronize", lambda: None, raising=False)
@@ -93,6 +96,9 @@ def test_interleaved_orders_are_random_and_seeded(monkeypatch):
 
     assert orders(3) == orders(3) != orders(4) and len(set(orders(3))) > 3
     assert all(sorted(o) == [0, 1, 2, 3] for o in orders(3))
+    before = orders(3)
+    monkeypatch.setattr(bench, "problem", replace(bench.problem, m=128))
+    assert orders(3) != before, "an error by place must not be that of all problems"
 
 
 def test_a_quick_choice_drops_the_hopeless_after_one_timed_round(monkeypatch):

@@ -20,7 +20,7 @@ from outblas.judge.gpu_clock import (  # noqa: E402
     GpuClock,
     GraphEntry,
 )
-from outblas.judge.rounds import Prune, timing_of_samples  # noqa: E402
+from outblas.judge.rounds import Prune, RoundOrders, timing_of_samples  # noqa: E402
 from support.gpus.known import H200  # noqa: E402
 
 PROBLEM = Problem(64, 64, 64)
@@ -156,7 +156,8 @@ def test_a_clock_has_as_many_operand_sets_as_200_mb_and_its_repeats_allow(on_hos
 
 def bare_clock(monkeypatch, **attributes):
     clock = GpuClock.__new__(GpuClock)
-    for name, value in {"repeats": 6, "sets": 2, "_events": [], "gpu_index": 1, "_evictor": None, **attributes}.items():
+    given = {"repeats": 6, "sets": 2, "_events": [], "gpu_index": 1, "_evictor": None, "problem": PROBLEM}
+    for name, value in (given | attributes).items():
         setattr(clock, name, value)
     return clock
 
@@ -164,7 +165,7 @@ def bare_clock(monkeypatch, **attributes):
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_binding_runs_the_calls_of_two_sets_at_most(monkeypatch, count):
     log = []
-    clock = bare_clock(monkeypatch, problem=PROBLEM, data=[(i, -i, 10 * i) for i in range(count)], sets=count, stream=9)
+    clock = bare_clock(monkeypatch, data=[(i, -i, 10 * i) for i in range(count)], sets=count, stream=9)
     entry = SimpleNamespace(bind=lambda p, a, b, c: lambda stream: log.append((p, a, b, c, stream)))
     assert len(clock.bind(entry)) == count
     assert log == [(PROBLEM, i, -i, 10 * i, 9) for i in range(min(2, count))]
@@ -189,8 +190,9 @@ def test_a_measurement_is_of_seven_rounds_and_one_untimed_in_the_seeds_order(mon
     for place, (name, least) in enumerate(zip("abc", (10.0, 20.0, 20.0), strict=True)):
         taken = [least + 3 * turn + place + 1 for turn in range(1, 8)]
         assert found[name] == timing_of_samples(mode, taken, repeats, 2)
-    rng = random.Random(0)
-    assert orders == [rng.random() if cold else rng.sample(range(3), 3) for _ in range(8)]
+    seed = f"0/{PROBLEM.key}"
+    rng, drawn = random.Random(seed), RoundOrders(seed)
+    assert orders == [rng.random() if cold else drawn.next(3) for _ in range(8)]
     orders.clear()
     pruned = Prune(2, lambda medians: {"b", "c"})
     found = (
@@ -269,7 +271,7 @@ def test_graphs_and_events_are_made_without_flags(monkeypatch):
     for module in (gpu_clock, stream_clock):
         monkeypatch.setattr(module, "driver", lambda: cu)
     monkeypatch.setattr(stream_clock, "capture_graph", lambda calls, stream: ("graph", len(calls), stream))
-    clock = bare_clock(monkeypatch, problem=PROBLEM, data=[(0, 0, 0)] * 2, stream=9)
+    clock = bare_clock(monkeypatch, data=[(0, 0, 0)] * 2, stream=9)
     graph = clock.capture(SimpleNamespace(name="x", bind=lambda *_: lambda stream: None))
     assert log == [(("graph", 6, 9), 0)] and (graph.name, graph.executable, graph.repeats) == ("x", "executable", 6)
     log.clear()

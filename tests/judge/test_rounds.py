@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -214,3 +217,26 @@ def test_a_second_choice_is_among_those_that_the_first_one_left():
     samples = rounds.time_in_rounds(counting(runs), ["a", "b", "c"], 5, prune=first, clock=Clock(1.0))
     assert {name: len(found) for name, found in samples.items()} == {"a": 5, "b": 3, "c": 1}
     assert runs[-1] == ["a"]
+
+
+@pytest.mark.parametrize("count", range(1, 9))
+def test_orders_give_each_entry_each_place_and_each_predecessor_alike(count):
+    drawn = rounds.RoundOrders("7")
+    cycle = count if count % 2 == 0 else 2 * count
+    for turn in range(3 * cycle):
+        orders = [drawn.next(count) for _ in range(cycle)]
+        times = cycle // count
+        assert all(sorted(each) == sorted([*range(count)] * times) for each in zip(*orders, strict=True))
+        followed = Counter(pair for order in orders for pair in pairwise(order))
+        assert set(followed.values()) <= {times} and len(followed) == count * (count - 1)
+        if turn % 2:
+            drawn.next(count)  # any rounds in a row
+
+
+def test_orders_depend_on_the_seed_and_begin_anew_with_another_number_of_entries():
+    def drawn(seed, counts):
+        orders = rounds.RoundOrders(seed)
+        return [tuple(orders.next(count)) for count in counts]
+
+    assert drawn("7", [6] * 6) == drawn("7", [6] * 6) != drawn("8", [6] * 6)
+    assert sorted(each[0] for each in drawn("7", [6, 6, 5, 5, 5, 5, 5])[2:]) == [0, 1, 2, 3, 4]

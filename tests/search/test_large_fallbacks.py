@@ -52,13 +52,21 @@ def test_other_rows_stay() -> None:
     others = (
         replace(OPEN, problem=SMALL),
         replace(OPEN, plain=kernel, pdl=kernel),
-        replace(OPEN, baseline="lt_auto", baseline_detail="an algorithm"),
         replace(OPEN, baseline="cublas", lt_auto_detail="an algorithm"),
     )
     for row in others:
         assert with_algorithm(row, [bench(1.1, 1.0)] * 2) is row
     level = replace(OPEN, baseline="lt_auto", baseline_detail="")  # the fastest was level with torch, which runs
     assert with_algorithm(level, [bench(1.1, 1.0)] * 2).fallback == "id=66"
+
+
+def test_an_algorithm_gives_way_to_a_faster_one_of_both_benches() -> None:
+    named = replace(OPEN, baseline="lt_auto", baseline_detail="index=0/8 id=9")
+    faster = bench(9.9, 1.0) | {"ours_us": 1.02}
+    assert with_algorithm(named, [faster, bench(9.9, 1.0, "another") | {"ours_us": 0.99}]).fallback == "id=66"
+    assert with_algorithm(named, [faster, bench(9.9, 1.0) | {"ours_us": 0.98}]) is named
+    itself = replace(named, baseline_detail="index=2/8 id=66")
+    assert with_algorithm(itself, [faster] * 2) is itself, "two times of one algorithm"
 
 
 def test_the_step_reads_the_benches_of_its_directory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,7 +29,7 @@ from outblas.core.problem import Problem
 from outblas.core.rivals import BaselineCall, Bindable
 from outblas.core.roofline import Gpu, floor_us, operand_sets, repeats
 from outblas.judge.operands import GUARD_BYTES, Operands
-from outblas.judge.rounds import Prune, slower_than_the_fastest, time_in_rounds, timing_of_samples
+from outblas.judge.rounds import Prune, RoundOrders, slower_than_the_fastest, time_in_rounds, timing_of_samples
 from outblas.judge.stream_clock import StreamClock, instantiate
 from outblas.runtime.driver import check, driver
 
@@ -239,10 +239,10 @@ class GpuClock(StreamClock, contextlib.AbstractContextManager["GpuClock"]):
         Returns:
             Name -> Timing of mode ``offline``, one sample per round in microseconds; a dropped entry has fewer.
         """
-        rng = random.Random(seed)
+        orders = RoundOrders(self._seed_of_orders(seed))
 
         def one(names: Sequence[str]) -> dict[str, float]:
-            times = self.round([graphs[name] for name in names], rng.sample(range(len(names)), len(names)))
+            times = self.round([graphs[name] for name in names], orders.next(len(names)))
             return dict(zip(names, times, strict=True))
 
         if not graphs:
@@ -258,13 +258,17 @@ class GpuClock(StreamClock, contextlib.AbstractContextManager["GpuClock"]):
 
         ``calls`` is name -> what :meth:`bind` returns. The other arguments are those of :meth:`measure`.
         """
-        rng = random.Random(seed)
+        rng = random.Random(self._seed_of_orders(seed))
 
         def one(names: Sequence[str]) -> dict[str, float]:
             return dict(zip(names, self.cold_round([calls[name] for name in names], rng), strict=True))
 
         samples = time_in_rounds(one, list(calls), rounds, warmup_seconds, benchmark_seconds, prune)
         return {n: timing_of_samples("offline_cold", taken, 1, self.sets) for n, taken in samples.items()}
+
+    def _seed_of_orders(self, seed: int) -> str:
+        """Return the seed of this problem's orders. If all problems shared them, so would an error by place."""
+        return f"{seed}/{self.problem.key}"
 
     def evict(self) -> None:
         """Read twice the L2's size on the stream; whatever else L2 held is gone then. Does not wait."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
@@ -32,6 +33,40 @@ class Prune:
     after: int
     to_drop: Callable[[Mapping[str, float]], Collection[str]]
     then: Prune | None = None
+
+
+class RoundOrders:
+    """Random orders of the entries of successive rounds, in which no entry gains by its place.
+
+    The first entries of a round run at a higher clock, after the pause before it, and an entry may slow the next one.
+    So the orders repeat a Williams square. In any ``count`` successive rounds of an even number of entries, each entry
+    has every place once, and directly follows each other entry once. With an odd number it does so twice in any
+    ``2 * count`` rounds. Source: E. J. Williams, "Experimental designs balanced for the estimation of residual effects
+    of treatments", Australian Journal of Scientific Research A 2 (1949).
+
+    Args:
+        seed: of the random choice of such orders.
+    """
+
+    def __init__(self, seed: str) -> None:
+        self._draw = random.Random(seed)
+        self._orders: list[list[int]] = []
+        self._turn = 0
+
+    def next(self, count: int) -> list[int]:
+        """Return the next order: every index below ``count`` once. Another ``count`` than before begins anew."""
+        if not self._orders or len(self._orders[0]) != count:
+            self._orders, self._turn = self._drawn(count), 0
+        order = self._orders[self._turn % len(self._orders)]
+        self._turn += 1
+        return order
+
+    def _drawn(self, count: int) -> list[list[int]]:
+        zigzag = [(i + 1) // 2 if i % 2 else -(i // 2) for i in range(count)]
+        entries = self._draw.sample(range(count), count)
+        square = [[entries[(step + shift) % count] for step in zigzag] for shift in range(count)]
+        mirrored = [order[::-1] for order in square] if count % 2 else []
+        return self._draw.sample(square, len(square)) + self._draw.sample(mirrored, len(mirrored))
 
 
 def slower_than_the_fastest(factor: float) -> Callable[[Mapping[str, float]], Collection[str]]:

@@ -27,7 +27,7 @@ MODES = ("offline", "block")
 
 
 def choose_fallbacks(work: BuildFolder, table: Table) -> None:
-    """Name algorithms in a table's large fall-backs that torch computes, and save them in the work's library.
+    """Name algorithms in a table's large fall-backs, and save them in the work's library.
 
     Second winners stay, though they were timed beside torch.
 
@@ -47,26 +47,25 @@ def choose_fallbacks(work: BuildFolder, table: Table) -> None:
 
 
 def with_algorithm(row: LibraryRow, benched: list[Mapping[str, Any]]) -> LibraryRow:
-    """Return a row with the algorithm of autotuned cuBLASLt in place of torch, or the row itself.
+    """Return a row with the algorithm of autotuned cuBLASLt in place of its fall-back, or the row itself.
 
-    The product of its speed-ups over torch.matmul in all benches must be above
-    :data:`outblas_lab.build.choosing.SURELY_FASTER_ABOVE`. Where benches found different algorithms, that of the first
-    is named.
+    The product of its speed-ups over the fall-back, which is torch.matmul or an earlier algorithm, in all benches must
+    be above :data:`outblas_lab.build.choosing.SURELY_FASTER_ABOVE`. Where benches found different algorithms, that of
+    the first is named.
 
     Args:
         benched: of each bench the row of the problem without PDL; an empty one counts as not timed.
     """
-    if row.problem.flops < BLOCK_FLOP or row.plain is not None or row.fallback:
+    if row.problem.flops < BLOCK_FLOP or row.plain is not None:
         return row
     gain = 1.0
     for bench in benched:
-        torchs, algorithms = bench.get("torch_us"), bench.get("lt_auto_us")
-        if torchs is None or algorithms is None:  # blocks time few rivals alone
+        own, algorithms = bench.get("ours_us" if row.fallback else "torch_us"), bench.get("lt_auto_us")
+        if own is None or algorithms is None:  # blocks time few rivals alone
             return row
-        gain *= torchs / algorithms
-    if gain <= SURELY_FASTER_ABOVE:
-        return row
-    return replace(row, baseline=LT_AUTO, baseline_detail=benched[0]["lt_auto_detail"])
+        gain *= own / algorithms
+    made = replace(row, baseline=LT_AUTO, baseline_detail=benched[0]["lt_auto_detail"])
+    return made if gain > SURELY_FASTER_ABOVE and made.fallback != row.fallback else row
 
 
 def _bench(work: BuildFolder, table: Table, mode: str) -> Result:
