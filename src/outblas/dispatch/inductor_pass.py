@@ -10,7 +10,7 @@ off biases that are better added later. A layer with another bias becomes ``outb
 
 With some settings torch takes products of one row apart before any pass runs. What an installed pass would replace
 stays whole (:func:`outblas.dispatch.inductor_settings.keep_products`). The pass itself takes it apart in a graph
-without weights of one matrix. There torch's kernels are faster, as they compute products of one input together.
+without merged weights. There torch's kernels are faster, as they compute products of one input together.
 
 While the process's guarantee is ``batch_invariant``, every half-precision product on CUDA is replaced, also with
 symbolic extents, a bias or a true batch (:data:`outblas.dispatch.torch_op.INVARIANT`).
@@ -194,9 +194,9 @@ class ProductPass(_TOLD_OF_INFERENCE or CustomGraphPass):  # type: ignore[misc]
         if process_guarantee() == "batch_invariant":
             return 0
         joined = join_products(graph, lambda a, w: self._predicate(a, w.t()), self._serves_gate)
-        if not joined:
-            take_apart(graph, PRODUCTS_ALONE)
         gates = 0 if is_off(FUSED_VARIABLE) else fuse_stacked_gates(graph, self._serves_stacked)
+        if not joined + gates:
+            take_apart(graph, PRODUCTS_ALONE)
         return joined + gates + _replace_biased(graph, self._predicate)
 
     def _serves_gate(self, a: Any, w: Any, activation: ActivationName) -> bool:

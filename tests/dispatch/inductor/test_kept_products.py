@@ -84,8 +84,11 @@ def test_a_graph_without_weights_of_one_matrix_becomes_what_torch_makes_of_it(ro
         assert str(graph) == str(traced(*shapes, function=layer))
 
 
-def test_a_graph_of_an_optimised_model_keeps_all_its_products(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inductor_pass, "join_products", lambda *_: 1)
+@pytest.mark.parametrize("merged", ["join_products", "fuse_stacked_gates"])
+def test_a_graph_with_merged_weights_keeps_all_its_products(
+    merged: str, made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inductor_pass, merged, lambda *_: 1)
     with config.patch(coordinate_descent_tuning=True):
         graph = traced((1, 8), (8, 5), (8, 6), function=layer)
         made(graph)
