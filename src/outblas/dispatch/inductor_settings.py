@@ -123,7 +123,7 @@ def take_apart(graph: Any, operators: Collection[Any]) -> None:
             continue
         for node in graph.find_nodes(op="call_function", target=operator):
             values = [getattr(each, "meta", {}).get("val") for each in node.args]
-            if node.kwargs or None in values or torchs(*values) is NotImplemented:
+            if node.kwargs or any(value is None for value in values) or torchs(*values) is NotImplemented:
                 continue
             parts = make_fx(functools.partial(_called, torchs), decompositions)(*values).graph
             inputs = dict(zip(parts.find_nodes(op="placeholder"), node.args, strict=True))
