@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import random
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -205,14 +206,15 @@ def time_rounds(entries: Mapping[str, Entry], rounds: int, alone: bool, seed: in
     ``alone``: each run begins on an idle GPU, so that the figure holds the host's time. Otherwise runs are queued one
     after another, the first behind a run that is not timed. Without CUDA the figure is the host's time.
     """
-    orders, cuda = RoundOrders(str(seed)), torch.cuda.is_available()
+    orders, rng, cuda = RoundOrders(str(seed)), random.Random(seed), torch.cuda.is_available()
     times: dict[str, list[float]] = {name: [] for name in entries}
     for _ in range(rounds):
         stamps, order = [], [list(entries)[i] for i in orders.next(len(entries))]
         if not alone:
-            with entries[order[-1]].around():
-                entries[order[-1]].reset()
-                entries[order[-1]].run()
+            before = entries[rng.choice(order)]  # any, or the first one would follow always the same
+            with before.around():
+                before.reset()
+                before.run()
         for name in order:
             each = entries[name]
             with each.around():

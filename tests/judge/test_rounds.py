@@ -239,4 +239,5 @@ def test_orders_depend_on_the_seed_and_begin_anew_with_another_number_of_entries
         return [tuple(orders.next(count)) for count in counts]
 
     assert drawn("7", [6] * 6) == drawn("7", [6] * 6) != drawn("8", [6] * 6)
+    assert drawn("7", [0, 0]) == [(), ()]
     assert sorted(each[0] for each in drawn("7", [6, 6, 5, 5, 5, 5, 5])[2:]) == [0, 1, 2, 3, 4]

@@ -65,6 +65,8 @@ def test_an_algorithm_gives_way_to_a_faster_one_of_both_benches() -> None:
     faster = bench(9.9, 1.0) | {"ours_us": 1.02}
     assert with_algorithm(named, [faster, bench(9.9, 1.0, "another") | {"ours_us": 0.99}]).fallback == "id=66"
     assert with_algorithm(named, [faster, bench(9.9, 1.0) | {"ours_us": 0.98}]) is named
+    level = bench(9.9, 1.0, "index=3/8 id=9") | {"ours_us": 1.02}
+    assert with_algorithm(named, [bench(9.9, 1.0) | {"ours_us": 1.004}, level]) is named, "blocks timed it twice"
     itself = replace(named, baseline_detail="index=2/8 id=66")
     assert with_algorithm(itself, [faster] * 2) is itself, "two times of one algorithm"
 

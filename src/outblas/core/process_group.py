@@ -110,15 +110,19 @@ def _held_back() -> Iterator[None]:
     def note(number: int, _frame: FrameType | None) -> None:
         came.append(number)
 
-    handled = [each for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if callable(signal.getsignal(each))]
-    before = {each: signal.signal(each, note) for each in handled}
-    try:
+    def answer() -> None:
+        with contextlib.ExitStack() as answers:
+            for number in dict.fromkeys(came):
+                answers.callback(signal.raise_signal, number)
+
+    with contextlib.ExitStack() as after:  # does all of it, also if a handler raises in between
+        after.callback(answer)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            handler = signal.getsignal(number)
+            if callable(handler):
+                after.callback(signal.signal, number, handler)
+                signal.signal(number, note)
         yield
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
-        for number in dict.fromkeys(came):
-            signal.raise_signal(number)
 
 
 def _in_foreground() -> bool:

@@ -8,9 +8,10 @@ Inductor keeps everything else, because it may fuse its own templates with later
 off biases that are better added later. A layer with another bias becomes ``outblas::addmm``
 (:mod:`outblas.dispatch.fusion.biased_product`) if M is symbolic, or one that engines capture.
 
-With some settings torch takes products of one row apart before any pass runs. What an installed pass would replace
-stays whole (:func:`outblas.dispatch.inductor_settings.keep_products`). The pass itself takes it apart in a graph
-without merged weights. There torch's kernels are faster, as they compute products of one input together.
+With some settings torch takes products of one row apart before any pass runs. Its kernels are faster where weights are
+not merged, as they compute products of one input together. So such products stay whole
+(:func:`outblas.dispatch.inductor_settings.keep_products`) while a model of the process is optimised, and if they may be
+merged gates. The pass takes them apart in a graph in which it finds no merged weights.
 
 While the process's guarantee is ``batch_invariant``, every half-precision product on CUDA is replaced, also with
 symbolic extents, a bias or a true batch (:data:`outblas.dispatch.torch_op.INVARIANT`).
@@ -148,7 +149,7 @@ class ProductPass(_TOLD_OF_INFERENCE or CustomGraphPass):  # type: ignore[misc]
             self._counts.replaced += self._replace(graph)
 
     def keeps(self, operator: Any, a: Any, b: Any) -> bool:
-        """Return True if torch must not take a product apart, because this pass would replace it.
+        """Return True if torch must not take a product apart, because this pass may replace it.
 
         False if the pass is not among those that this thread compiles with: nothing else would replace the product.
 
@@ -160,7 +161,13 @@ class ProductPass(_TOLD_OF_INFERENCE or CustomGraphPass):  # type: ignore[misc]
         if not self._acts() or not self._is_set():
             return False
         predicate, operators = self._products()
-        return operator in operators and (predicate(a, b) or self._serves_joined(a, b))
+        if operator not in operators:
+            return False
+        if process_guarantee() == "batch_invariant":
+            return predicate(a, b)
+        if joined_operators.joined_shapes() and (predicate(a, b) or self._serves_joined(a, b)):
+            return True
+        return not is_off(FUSED_VARIABLE) and self._serves_stacked(a, b.t())
 
     def _serves_joined(self, a: Any, b: Any) -> bool:
         """Return whether to compute a product together with others whose weights lie in one matrix of a model."""

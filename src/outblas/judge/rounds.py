@@ -38,11 +38,11 @@ class Prune:
 class RoundOrders:
     """Random orders of the entries of successive rounds, in which no entry gains by its place.
 
-    The first entries of a round run at a higher clock, after the pause before it, and an entry may slow the next one.
-    So the orders repeat a Williams square. In any ``count`` successive rounds of an even number of entries, each entry
-    has every place once, and directly follows each other entry once. With an odd number it does so twice in any
-    ``2 * count`` rounds. Source: E. J. Williams, "Experimental designs balanced for the estimation of residual effects
-    of treatments", Australian Journal of Scientific Research A 2 (1949).
+    A large product's time may depend on its place in a round, and an entry may slow the next one. So the orders repeat
+    a Williams square. In any ``count`` successive rounds of an even number of entries, each entry has every place once,
+    and directly follows each other entry once. With an odd number it does so twice in any ``2 * count`` rounds. Fewer
+    rounds are nearly balanced. Source: E. J. Williams, "Experimental designs balanced for the estimation of residual
+    effects of treatments", Australian Journal of Scientific Research A 2 (1949).
 
     Args:
         seed: of the random choice of such orders.
@@ -57,6 +57,8 @@ class RoundOrders:
         """Return the next order: every index below ``count`` once. Another ``count`` than before begins anew."""
         if not self._orders or len(self._orders[0]) != count:
             self._orders, self._turn = self._drawn(count), 0
+        if count == 0:
+            return []
         order = self._orders[self._turn % len(self._orders)]
         self._turn += 1
         return order

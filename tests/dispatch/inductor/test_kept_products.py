@@ -35,9 +35,17 @@ def tables() -> list[Any]:
     return [decomposition.decompositions, decomposition.fast_random_decomps()]
 
 
+@pytest.fixture(name="optimised")
+def optimised_fixture(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """The shapes of the matrices in which an optimised model has laid weights."""
+    shapes = [(16, 8)]
+    monkeypatch.setattr(inductor_pass.joined_operators, "joined_shapes", lambda: shapes)
+    return shapes
+
+
 @pytest.fixture(name="made")
-def made_fixture(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """An installed pass that would replace all products with K = 8, on any device."""
+def made_fixture(monkeypatch: pytest.MonkeyPatch, optimised: Any) -> Iterator[Any]:
+    """An installed pass that would replace all products with K = 8, on any device, beside an optimised model."""
     before, entries = config.post_grad_custom_post_pass, [table[MM] for table in tables()]
     made = inductor_pass.install()
     monkeypatch.setattr(made, "_predicate", lambda a, b: bool((a.t() + 1).shape[0] == b.shape[0] == 8))
@@ -103,9 +111,13 @@ def test_all_others_become_what_they_were(shapes: Any, made: Any) -> None:
     assert (MM in targets(found)) == (1 not in shapes[0] + shapes[1]) or shapes[0][1] == 1
 
 
-@pytest.mark.parametrize("how", ["removed", "another pass", "ahead of time", "no kernel"])
-def test_nothing_is_kept_that_the_pass_will_not_see(how: str, made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    if how == "removed":
+@pytest.mark.parametrize("how", ["removed", "another pass", "ahead of time", "no kernel", "no optimised model"])
+def test_nothing_is_kept_that_the_pass_will_not_see(
+    how: str, made: Any, optimised: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if how == "no optimised model":
+        optimised.clear()
+    elif how == "removed":
         inductor_pass.remove(made)
     elif how == "another pass":
         monkeypatch.setattr(made, "_is_set", lambda: False)
@@ -118,6 +130,7 @@ def test_nothing_is_kept_that_the_pass_will_not_see(how: str, made: Any, monkeyp
     assert str(found) == str(traced(*ONE_ROW))
 
 
+@pytest.mark.usefixtures("optimised")
 def test_a_pass_that_takes_the_place_of_ours_takes_its_products(monkeypatch: pytest.MonkeyPatch) -> None:
     """So it is where the setting is the whole process's, as before torch 2.13."""
     monkeypatch.setattr(inductor_pass, "_entry", lambda: None)
@@ -149,9 +162,25 @@ def test_batches_stay_whole_while_results_are_batch_invariant(
         set_process_guarantee("none")
 
 
+def test_what_may_be_a_merged_gate_stays_whole(
+    made: Any, optimised: Any, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    optimised.clear()
+    monkeypatch.setattr(inductor_pass.device_registry, "DEVICE_TYPE", "cuda")
+    monkeypatch.setattr(inductor_pass.fused, "serves", lambda a, b, epilogue: b.shape[1] == 6)
+
+    def merged(x: Any, w: Any) -> Any:
+        return x @ w.t()
+
+    assert targets(traced((1, 7), (6, 7), function=merged)).count(MM) == 1
+    assert MM not in targets(traced((1, 7), (5, 7), function=merged))
+    monkeypatch.setenv("OUTBLAS_FUSED", "0")
+    assert MM not in targets(traced((1, 7), (6, 7), function=merged))
+
+
 @pytest.mark.parametrize("by_turns", [False, True])
 def test_parts_of_one_matrix_stay_whole_for_the_kernel_of_the_matrix(
-    by_turns: bool, made: Any, served: Served, monkeypatch: pytest.MonkeyPatch
+    by_turns: bool, made: Any, optimised: Any, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def parts(x: Any, w: Any) -> Any:
         return [x @ part.t() for part in (w.view(4, 2, 7).unbind(1) if by_turns else w.split((3, 5)))]
@@ -159,17 +188,17 @@ def test_parts_of_one_matrix_stay_whole_for_the_kernel_of_the_matrix(
     monkeypatch.setattr(inductor_pass.device_registry, "DEVICE_TYPE", "cuda")
     monkeypatch.setattr(made, "_predicate", lambda a, b: not by_turns and b.shape[1] == 8)
     monkeypatch.setattr(made, "_serves_gate", lambda a, w, activation: by_turns and activation == "gelu")
-    shapes, operands = [(8, 7)], ((1, 7), (8, 7))
-    monkeypatch.setattr(inductor_pass.joined_operators, "joined_shapes", lambda: shapes)
+    operands = (1, 7), (8, 7)
+    optimised[:] = [(8, 7)]
     found = traced(*operands, function=parts)
     assert targets(found).count(MM) == 2
     assert [tuple(each.meta["val"].shape) for each in found.nodes if each.target is MM] == (
         [(1, 4)] * 2 if by_turns else [(1, 3), (1, 5)]
     )
     for others in ([], [(8, 6)], [(9, 7)], [(2, 7)]):
-        shapes[:] = others
+        optimised[:] = others
         assert MM not in targets(traced(*operands, function=parts)), "no model has laid them so"
-    shapes[:] = [(8, 7)]
+    optimised[:] = [(8, 7)]
     with FakeTensorMode(shape_env=ShapeEnv()) as mode:
         symbol = mode.shape_env.create_unbacked_symint()
         rows = torch.empty((symbol, 7), device="cuda", dtype=torch.float16)
@@ -200,7 +229,9 @@ def test_an_entry_that_was_changed_since_stays(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++", "c++"))), reason="no C++ compiler")
-def test_caches_tell_code_with_and_without_the_pass_apart(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_caches_tell_code_with_and_without_the_pass_apart(
+    served: Served, optimised: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Compiled by turns with filled caches of Inductor and AOTAutograd; a row times a column is taken apart on CPUs."""
     monkeypatch.setattr(inductor_pass, "take_apart", lambda *_: None)
     row, column = numbers(1, 8), numbers(8, 1, seed=1)

@@ -15,7 +15,7 @@ from outblas.core.errors import UsageError
 from outblas.core.problem import Problem
 from outblas.core.rivals import LT_AUTO
 from outblas.core.suites import BLOCK_FLOP, Table
-from outblas.records.library_row import LibraryRow
+from outblas.records.library_row import LibraryRow, algorithm_of_detail
 from outblas.records.result_rows import launch_of_row, problem_of
 from outblas.records.results import Result, read_result
 from outblas_lab.build.build_work import BuildFolder
@@ -63,8 +63,9 @@ def with_algorithm(row: LibraryRow, benched: list[Mapping[str, Any]]) -> Library
         own, algorithms = bench.get("ours_us" if row.fallback else "torch_us"), bench.get("lt_auto_us")
         if own is None or algorithms is None:  # blocks time few rivals alone
             return row
-        gain *= own / algorithms
-    made = replace(row, baseline=LT_AUTO, baseline_detail=benched[0]["lt_auto_detail"])
+        if algorithm_of_detail(bench["lt_auto_detail"]) != row.fallback:  # else these are two times of one algorithm
+            gain *= own / algorithms
+    made = replace(row, baseline=LT_AUTO, baseline_detail=benched[0]["lt_auto_detail"], lt_auto_detail="")
     return made if gain > SURELY_FASTER_ABOVE and made.fallback != row.fallback else row
 
 
