@@ -207,11 +207,12 @@ def time_rounds(entries: Mapping[str, Entry], rounds: int, alone: bool, seed: in
     after another, the first behind a run that is not timed. Without CUDA the figure is the host's time.
     """
     orders, rng, cuda = RoundOrders(str(seed)), random.Random(seed), torch.cuda.is_available()
-    times: dict[str, list[float]] = {name: [] for name in entries}
+    names = list(entries)
+    times: dict[str, list[float]] = {name: [] for name in names}
     for _ in range(rounds):
-        stamps, order = [], [list(entries)[i] for i in orders.next(len(entries))]
+        stamps, order = [], [names[i] for i in orders.next(len(names))]
         if not alone:
-            before = entries[rng.choice(order)]  # any, or the first one would follow always the same
+            before = entries[rng.choice(names)]  # else the first one would always follow the same
             with before.around():
                 before.reset()
                 before.run()

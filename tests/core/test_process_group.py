@@ -95,6 +95,31 @@ def test_an_interrupt_while_a_program_starts_leaves_no_program(monkeypatch: pyte
     assert started[0].poll() == -signal.SIGKILL and signal.getsignal(signal.SIGINT) is handler
 
 
+def test_of_two_signals_that_were_held_back_both_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    answered: list[int] = []
+
+    def answer(number: int, _frame: Any) -> None:
+        answered.append(number)
+        raise KeyboardInterrupt
+
+    class Interrupted(subprocess.Popen):  # type: ignore[type-arg]
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            for number in (signal.SIGTERM, signal.SIGINT):
+                signal.raise_signal(number)
+
+    monkeypatch.setattr(subprocess, "Popen", Interrupted)
+    before = {number: signal.signal(number, answer) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run_group([sys.executable, "-c", "import time; time.sleep(600)"], os.environ, None)
+        handlers = [signal.getsignal(number) for number in before]
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert answered == [signal.SIGTERM, signal.SIGINT] and handlers == [answer, answer]
+
+
 def test_a_program_that_takes_too_long_leaves_no_child(tmp_path: Path) -> None:
     written = tmp_path / "child"
     for seconds in (1.0, 4.0, 16.0, 64.0):  # on a busy machine the program takes long to start

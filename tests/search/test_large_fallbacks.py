@@ -52,6 +52,7 @@ def test_other_rows_stay() -> None:
     others = (
         replace(OPEN, problem=SMALL),
         replace(OPEN, plain=kernel, pdl=kernel),
+        replace(OPEN, baseline="lt_auto", baseline_detail="an algorithm"),
         replace(OPEN, baseline="cublas", lt_auto_detail="an algorithm"),
     )
     for row in others:

@@ -112,7 +112,7 @@ def _held_back() -> Iterator[None]:
 
     def answer() -> None:
         with contextlib.ExitStack() as answers:
-            for number in dict.fromkeys(came):
+            for number in reversed(dict.fromkeys(came)):  # the stack answers the first one first
                 answers.callback(signal.raise_signal, number)
 
     with contextlib.ExitStack() as after:  # does all of it, also if a handler raises in between

@@ -167,7 +167,7 @@ class ProductPass(_TOLD_OF_INFERENCE or CustomGraphPass):  # type: ignore[misc]
             return predicate(a, b)
         if joined_operators.joined_shapes() and (predicate(a, b) or self._serves_joined(a, b)):
             return True
-        return not is_off(FUSED_VARIABLE) and self._serves_stacked(a, b.t())
+        return self._serves_stacked(a, b.t())
 
     def _serves_joined(self, a: Any, b: Any) -> bool:
         """Return whether to compute a product together with others whose weights lie in one matrix of a model."""
@@ -201,7 +201,7 @@ class ProductPass(_TOLD_OF_INFERENCE or CustomGraphPass):  # type: ignore[misc]
         if process_guarantee() == "batch_invariant":
             return 0
         joined = join_products(graph, lambda a, w: self._predicate(a, w.t()), self._serves_gate)
-        gates = 0 if is_off(FUSED_VARIABLE) else fuse_stacked_gates(graph, self._serves_stacked)
+        gates = fuse_stacked_gates(graph, self._serves_stacked)
         if not joined + gates:
             take_apart(graph, PRODUCTS_ALONE)
         return joined + gates + _replace_biased(graph, self._predicate)
@@ -216,7 +216,7 @@ class ProductPass(_TOLD_OF_INFERENCE or CustomGraphPass):  # type: ignore[misc]
 
         With a symbolic M one kernel for some M is enough: the operator decides for each M.
         """
-        if not is_half_for_graph(a, w) or not w.is_contiguous():
+        if is_off(FUSED_VARIABLE) or not is_half_for_graph(a, w) or not w.is_contiguous():
             return False
         if isinstance(a.shape[0], int):
             return fused.serves(a, w.t(), STACKED_GATE)

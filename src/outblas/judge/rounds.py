@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from time import perf_counter
 
 import numpy as np
@@ -50,18 +51,13 @@ class RoundOrders:
 
     def __init__(self, seed: str) -> None:
         self._draw = random.Random(seed)
-        self._orders: list[list[int]] = []
-        self._turn = 0
+        self._count, self._orders = 0, cycle(list[list[int]]())
 
     def next(self, count: int) -> list[int]:
         """Return the next order: every index below ``count`` once. Another ``count`` than before begins anew."""
-        if not self._orders or len(self._orders[0]) != count:
-            self._orders, self._turn = self._drawn(count), 0
-        if count == 0:
-            return []
-        order = self._orders[self._turn % len(self._orders)]
-        self._turn += 1
-        return order
+        if count != self._count:
+            self._count, self._orders = count, cycle(self._drawn(count))
+        return next(self._orders, [])
 
     def _drawn(self, count: int) -> list[list[int]]:
         zigzag = [(i + 1) // 2 if i % 2 else -(i // 2) for i in range(count)]
