@@ -4,14 +4,16 @@ Command:
 
     python benchmarks/new_shapes.py [--count 40] [--measurements 8] [--agent ppo]
         [--out results/<gpu>/new_shapes_tn_fp16_fp32_offline.parquet]
-    python benchmarks/new_shapes.py --drawn [--count 400] [--seed 0] [--layout TN] [--dtype fp16]
+    python benchmarks/new_shapes.py --drawn [--count 400] [--seed 0] [--layout TN] [--dtype fp16] [--starts 3]
         [--out results/<gpu>/drawn_tn_fp16_fp32_unmeasured.parquet]
 
 Result file: results/<gpu>/new_shapes_tn_fp16_fp32_offline.parquet, a row of the published table. Needs a GPU.
 With ``--drawn`` it is results/<gpu>/drawn_<layout>_<dtype>_fp32_unmeasured.parquet.
 
 With ``--drawn`` nothing is searched: the package serves the shapes of ``benchmarks/shapes/drawn_shapes.py`` as it
-ships. Draw them with a seed that no fit has used. The file's suite is ``drawn`` and its mode ``unmeasured``.
+ships. Draw them with a seed that no fit has used. The file's suite is ``drawn`` and its mode ``unmeasured``. With
+``--starts 3`` the same command must run after each of three starts of the machine. Each run benches into ``--work``.
+The last one writes the medians of the three.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from typing import Any
 from shapes.drawn_shapes import drawn_shapes
 
 from outblas.core.config import LAUNCHES, Launch, launch_of
-from outblas.core.errors import OutblasError
+from outblas.core.errors import OutblasError, UsageError
 from outblas.core.files import lock_folder
 from outblas.core.problem import Problem
 from outblas.core.rivals import RIVALS
@@ -47,6 +49,7 @@ from outblas.tune.agents.agent_registry import make_agent
 from outblas.tune.live_evaluator import LiveEvaluator
 from outblas.tune.tune import tune
 from outblas_lab.build.any_shape_run import library_of_choices
+from outblas_lab.build.judging import write_medians
 from outblas_lab.pool.averages import FAR_BELOW, published_us
 from outblas_lab.pool.run_bench import BenchRequest, run_bench
 
@@ -100,19 +103,49 @@ def bench(arguments: argparse.Namespace, work: Path) -> None:
 
 
 def bench_drawn(arguments: argparse.Namespace) -> None:
-    """Bench what the package ships for drawn shapes against every rival, to ``--out``."""
+    """Bench drawn shapes in one start of the machine.
+
+    The result goes to ``--out``. With several starts it goes to ``--work``, and the medians of all go to ``--out``
+    after the last.
+    """
+    if arguments.starts == 1:
+        bench_start(arguments, 1, arguments.out)
+        return
+    name = arguments.out.stem
+    parts = [arguments.work / f"{name}_{start}.parquet" for start in range(1, arguments.starts + 1)]
+    for start, part in enumerate(parts, 1):
+        if not part.exists():
+            bench_start(arguments, start, part)
+            break
+    if all(part.exists() for part in parts):
+        results = [read_result(part) for part in parts]
+        if len({(result.meta["shapes"], result.meta["fit"]) for result in results}) > 1:
+            wrong = f"the benches in {arguments.work} are of different shapes or fits"
+            raise UsageError(wrong, "benches of one draw", f"delete {name}_*.parquet there and bench again")
+        print(f"{write_medians(results, arguments.out)}: {arguments.out}")
+
+
+def bench_start(arguments: argparse.Namespace, start: int, out: Path) -> None:
+    """Bench what the package ships for drawn shapes against every rival.
+
+    Args:
+        start: number of the start of the machine. It is the seed of operands and of the orders in a round.
+        out: path of the result file.
+    """
     problems = drawn_shapes(arguments.count, arguments.seed, arguments.layout, arguments.dtype)
-    gpu = gpu_of_device(0)
-    run_bench(BenchRequest(problems, "drawn", shipped_library(problems, gpu), arguments.out, rounds=11))
-    result = read_result(arguments.out)
-    rows = [{**row, "mode": "unmeasured"} for row in result.rows]
+    gpu, offline = gpu_of_device(0), arguments.work / f"{out.stem}_offline.parquet"
+    library, one_start = shipped_library(problems, gpu), arguments.starts > 1
+    run_bench(BenchRequest(problems, "drawn", library, offline, rounds=11, seed=start, one_start=one_start))
+    result = read_result(offline)
     about = {
         "shapes": f"benchmarks/shapes/drawn_shapes.py, seed {arguments.seed}",
         "fit": AnyShapeModel.load(gpu.name).about,
     }
-    write_result(rows, {**result.meta, **about}, arguments.out)
+    rows = [{**row, "mode": "unmeasured"} for row in result.rows]
+    write_result(rows, {**result.meta, **about}, out)
+    offline.unlink()
     print("\n".join(drawn_figures(rows)))
-    print(f"result: {arguments.out}")
+    print(f"result: {out}")
 
 
 def shipped_library(problems: Sequence[Problem], gpu: Gpu) -> Library:
@@ -149,6 +182,7 @@ def main() -> None:
     parser.add_argument("--measurements", type=int, default=8, help="per problem and launch option")
     parser.add_argument("--agent", default="ppo")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--starts", type=int, choices=(1, 3, 5), default=1, help="starts that bench drawn shapes")
     parser.add_argument("--out", type=Path, help="by default the result file above")
     parser.add_argument("--work", type=Path, default=Path("build/new_shapes"))
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)  # the bench, in this process

@@ -16,6 +16,8 @@ from outblas.core.problem import Problem
 from outblas.core.suites import suite
 from outblas.records.library import Library
 from outblas.records.library_row import LibraryRow
+from outblas.records.results import read_result, write_result
+from support.bench_fixture import META, make_rows
 from support.gpus.known import H200
 
 
@@ -106,6 +108,54 @@ def test_each_kind_of_shapes_has_its_result_file(
     monkeypatch.setattr(script.subprocess, "run", lambda *_, **__: None)
     script.main()
     assert (seen[0].count, seen[0].out) == (count, Path(f"results/h200/{name}.parquet"))
+
+
+@pytest.fixture
+def draw_once(script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """Run the script on drawn shapes in one more start of the machine, whose kernels are faster by a factor."""
+    rows, seeds = make_rows((64, 128), pdls=(False,)), list[int]()
+    rows = [row for row in rows if not row["fallback"]]
+
+    def run(factor: float, seed: int = 3) -> list[int]:
+        def run_bench(request: Any) -> None:
+            assert request.one_start
+            seeds.append(request.seed)
+            faster = {"ours_us": 1 / factor, "speedup": factor, "published": factor}
+            found = [{**row, **{key: row[key] * by for key, by in faster.items()}} for row in rows]
+            more = {"toolchain": {}, "date": f"2026-12-0{len(seeds)}", "machine": f"boot {len(seeds)}"}
+            write_result(found, {**META, "provenance": {**META["provenance"], **more}}, request.out_path)
+
+        monkeypatch.setattr(script, "gpu_of_device", lambda index: H200)
+        monkeypatch.setattr(script, "shipped_library", lambda problems, gpu: None)
+        monkeypatch.setattr(script, "run_bench", run_bench)
+        options = f"--drawn --starts 3 --seed {seed} --work {tmp_path / 'work'} --out {tmp_path / 'drawn.parquet'}"
+        monkeypatch.setattr(sys, "argv", ["new_shapes.py", *options.split()])
+        script.main()
+        return seeds
+
+    return run
+
+
+def test_the_last_of_three_starts_writes_the_medians(draw_once: Any, tmp_path: Path) -> None:
+    out = tmp_path / "drawn.parquet"
+    for factor in (1.02, 1.0):
+        draw_once(factor)
+        assert not out.exists()
+    assert draw_once(0.95) == [1, 2, 3]
+    result = read_result(out)
+    assert result.rows and {row["mode"] for row in result.rows} == {"unmeasured"}
+    assert all(row["published"] == row["by_start"][1] < row["by_start"][0] for row in result.rows)
+    assert [start["machine"] for start in result.provenance["starts"]] == ["boot 1", "boot 2", "boot 3"]
+    assert "seed 3" in result.meta["shapes"]
+    assert draw_once(1.0) == [1, 2, 3], "nothing is left to bench"
+
+
+def test_starts_of_different_draws_are_not_joined(draw_once: Any, tmp_path: Path) -> None:
+    draw_once(1.0)
+    draw_once(1.0)
+    with pytest.raises(SystemExit, match="different shapes or fits"):
+        draw_once(1.0, seed=4)
+    assert not (tmp_path / "drawn.parquet").exists()
 
 
 @pytest.mark.parametrize("name", ["new_shapes", "any_shapes"])

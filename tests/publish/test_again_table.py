@@ -31,6 +31,11 @@ def made(suite: str, mode: str = "offline", **more: Any) -> Result:
             "--out drawn_unmeasured.parquet",
         ),
         (
+            made("drawn", "unmeasured", by_start=[1.0, 1.1, 1.2]),
+            "python benchmarks/new_shapes.py --drawn --count 1 --seed 3 --layout TN --dtype fp16 --starts 3 "
+            "--out drawn_unmeasured.parquet",
+        ),
+        (
             made("drawn", "learned"),
             "python benchmarks/learning.py --drawn --count 1 --seed 3 --layout TN --dtype fp16 "
             "--out drawn_learned.parquet",

@@ -166,7 +166,8 @@ def _script(result: Result) -> str:
     row, count = result.rows[0], len({problem_of(row) for row in result.rows})
     seed = re.search(r"seed (\d+)", str(result.meta.get("shapes")))
     drawn = f"--count {count}{f' --seed {seed[1]}' if seed else ''} --layout {row['layout']} --dtype {row['dtype']}"
-    return f"{'learning' if row['mode'] == 'learned' else 'new_shapes'}.py --drawn {drawn}"
+    starts = f" --starts {len(row['by_start'])}" if row.get("by_start") else ""
+    return f"{'learning' if row['mode'] == 'learned' else 'new_shapes'}.py --drawn {drawn}{starts}"
 
 
 def notes_of_rows(results: Sequence[Result]) -> list[str]:

@@ -178,19 +178,33 @@ def merge(work: BuildFolder, table: Table, mode: str = OFFLINE) -> None:
         if not is_bench_of(result.path, part, table.problems()):
             wrong = f"{result.path} was measured with another library"
             raise UsageError(wrong, "the library of this build", "delete the file and judge again")
+    print(f"merge {table} {mode}: {write_medians(results, work.result(table, mode))}", flush=True)
+
+
+def write_medians(results: Sequence[Result], out: Path) -> str:
+    """Write the medians of benches in an odd number of starts of the machine as one result file.
+
+    Returns:
+        What the file holds, in words.
+
+    Raises:
+        UsageError: the benches had different toolchains or problems, or a kernel failed.
+        RecordError: the disk refuses.
+    """
+    for result in results:
         if _toolchain(result) != _toolchain(results[0]):
             raise UsageError(
                 f"{result.path} and {results[0].path.name} used different toolchains",
                 f"{_toolchain(results[0])} in every bench",
-                "delete the older files and judge again",
+                "delete the older files and bench again",
             )
     starts = [{key: result.provenance[key] for key in ("date", "commit", "driver", "machine")} for result in results]
     spent = round(sum(result.provenance.get("gpu_seconds", 0.0) for result in results), 1)
     meta = {**results[0].meta, "provenance": {**results[0].provenance, "starts": starts, "gpu_seconds": spent}}
-    write_result(median_rows([result.rows for result in results]), meta, work.result(table, mode))
+    write_result(median_rows([result.rows for result in results]), meta, out)
     machines = len({start["machine"] for start in starts})
     few = "" if machines == len(starts) else f", in {machines} different starts of the machine: no interval is shown"
-    print(f"merge {table} {mode}: the medians of {len(results)} benches{few}", flush=True)
+    return f"the medians of {len(results)} benches{few}"
 
 
 def _toolchain(result: Result) -> dict[str, Any]:
