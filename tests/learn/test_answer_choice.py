@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("torch", reason="nets are fitted by torch")
+torch = pytest.importorskip("torch", reason="nets are fitted by torch")
 
 from outblas.core.errors import OutblasError, RecordError  # noqa: E402
 from outblas.core.problem import Problem  # noqa: E402
@@ -18,6 +18,7 @@ from outblas.predict.posterior import Regressor  # noqa: E402
 from outblas.records.parquet import parquet_bytes  # noqa: E402
 from outblas_lab.train import fit_answers as module  # noqa: E402
 from outblas_lab.train.fit_answers import fit_answers, read_answers  # noqa: E402
+from outblas_lab.train.fit_any_shape import NetSettings, fit_nets  # noqa: E402
 from support.gpus.known import H100, H200  # noqa: E402
 
 P = Problem(64, 4096, 4096)
@@ -91,6 +92,7 @@ def recorded(file: Path, count: int, gpu: str = "NVIDIA H200", below: float = 8.
 
 def test_a_fit_learns_which_answer_is_faster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SETTINGS", module.SETTINGS._replace(width=16, epochs=30, batch=64))
+    monkeypatch.setattr(module, "MAX_SLOWER", (0.01, 0.01))  # of 400 problems the package's shares allow none
     file, lines = recorded(tmp_path / "a.parquet", 400), list[str]()
     (told,) = fit_answers([file], tmp_path / "sub", lines.append)
     assert len(lines) == module.FOLDS and "h200: bound" in told
@@ -102,6 +104,7 @@ def test_a_fit_learns_which_answer_is_faster(tmp_path: Path, monkeypatch: pytest
 
 def test_one_fit_serves_both_gpus_as_each_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SETTINGS", module.SETTINGS._replace(width=16, epochs=30, batch=64))
+    monkeypatch.setattr(module, "MAX_SLOWER", (0.01, 0.01))
     files = [recorded(tmp_path / "a.parquet", 400), recorded(tmp_path / "b.parquet", 300, "NVIDIA H100 80GB HBM3", 12)]
     told = fit_answers(files, tmp_path, lambda line: None)
     assert ["h200" in told[0], "h100" in told[1], len(told)] == [True, True, 2]
@@ -109,6 +112,17 @@ def test_one_fit_serves_both_gpus_as_each_was_measured(tmp_path: Path, monkeypat
     for gpu, faster in ((H200, True), (H100, False)):
         fitted = AnswerModel.parse((tmp_path / f"{gpu.name}.npz").read_bytes())
         assert [fitted.choose(p, gpu, [FIRST, FASTER]) is not None for p in problems] == [faster] * 2
+
+
+def test_half_of_the_nets_predict_a_quantile() -> None:
+    """Of outputs that are 0 and 1 equally often, the mean is 0.5 and a low quantile 0."""
+    x = np.random.default_rng(0).standard_normal((512, 3)).astype(np.float32)
+    y = torch.tensor([0.0, 1.0]).repeat(256)
+    settings = NetSettings(nets=5, width=8, epochs=40, batch=64, huber=1.0, quantile=0.15)
+    each = fit_nets(x, y, torch.ones(512), settings).predict_each(x).mean(axis=1)
+    assert each[:2] == pytest.approx(0.0, abs=0.1) and each[2:] == pytest.approx(0.5, abs=0.1)
+    middle = fit_nets(x, y, torch.ones(512), settings._replace(quantile=None)).predict_each(x).mean(axis=1)
+    assert middle == pytest.approx(0.5, abs=0.1)
 
 
 def test_files_that_are_none_are_refused(tmp_path: Path) -> None:

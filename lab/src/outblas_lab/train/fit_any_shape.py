@@ -48,8 +48,6 @@ RANDOM_PROBLEMS = 300
 FASTEST_PER_PROBLEM = 8
 #: Log speed-ups beyond this are as good as it.
 LOG_SPEEDUP_BOUND = 1.5
-#: Nets of a fit.
-NETS = 5
 #: Source of the problems that no suite has.
 RANDOM = "random"
 #: What a cell of these problems counts, of a suite's 1.
@@ -64,14 +62,18 @@ class NetSettings(NamedTuple):
     Attributes:
         batch: cells a step of each net.
         huber: errors beyond it count by their size, not its square.
+        quantile: what the first half of the nets, rounded down, predict of the outputs' distribution, e.g. 0.15. The
+            others predict its middle. None: all do.
     """
 
+    nets: int = 5
     width: int = 160
     epochs: int = 48
     batch: int = 2048
     huber: float = 0.1
     learning_rate: float = 1e-2
     weight_decay: float = 1e-2
+    quantile: float | None = None
 
 
 SETTINGS = NetSettings()
@@ -206,7 +208,7 @@ def inputs_of(cells: OfferedCells) -> Features:
 
 
 def fit_nets(x: Features, y: torch.Tensor, counts: torch.Tensor, settings: NetSettings, seed: int = 0) -> Regressor:
-    """Return 5 nets with two hidden layers, trained together. The result depends on seed and number of threads only.
+    """Return nets with two hidden layers, trained together. The result depends on seed and number of threads only.
 
     Args:
         x: float32[cells, inputs].
@@ -226,29 +228,40 @@ def _trained(
     """Return (weights, biases) of each layer of all nets: float32[nets, in, out], [nets, 1, out]."""
     generator = torch.Generator().manual_seed(seed)
     sizes = (x.shape[1], settings.width, settings.width, 1)
-    layers = [tuple(_drawn(n, inner, outer, generator) for n in (inner, 1)) for inner, outer in pairwise(sizes)]
+    layers = [
+        tuple(_drawn(settings.nets, n, inner, outer, generator) for n in (inner, 1)) for inner, outer in pairwise(sizes)
+    ]
     steps = settings.epochs * max(1, len(x) // settings.batch)
     parts = [part for layer in layers for part in layer]
     optimizer = torch.optim.AdamW(parts, settings.learning_rate, weight_decay=settings.weight_decay)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, settings.learning_rate, total_steps=steps)
     for _ in range(steps):
-        some = torch.randint(len(x), (NETS, settings.batch), generator=generator)
+        some = torch.randint(len(x), (settings.nets, settings.batch), generator=generator)
         h = x[some]
         for weight, bias in layers[:-1]:
             h = torch.nn.functional.silu(torch.baddbmm(bias, h, weight))
         h = torch.baddbmm(layers[-1][1], h, layers[-1][0])
-        error = torch.nn.functional.huber_loss(h[:, :, 0], y[some], delta=settings.huber, reduction="none")
         optimizer.zero_grad()
-        (counts[some] * error).mean(dim=1).sum().backward()
+        (counts[some] * _errors(h[:, :, 0], y[some], settings)).mean(dim=1).sum().backward()
         optimizer.step()
         schedule.step()
     return layers
 
 
-def _drawn(rows: int, inputs: int, outputs: int, generator: torch.Generator) -> torch.Tensor:
+def _errors(found: torch.Tensor, wanted: torch.Tensor, settings: NetSettings) -> torch.Tensor:
+    """Return the error of each output, float32[nets, batch]: Huber's, or the pinball loss of nets for a quantile."""
+    middle = torch.nn.functional.huber_loss(found, wanted, delta=settings.huber, reduction="none")
+    if settings.quantile is None:
+        return middle
+    low, above = settings.nets // 2, wanted - found
+    pinball = torch.maximum(settings.quantile * above, (settings.quantile - 1) * above)
+    return torch.cat([pinball[:low], middle[low:]])
+
+
+def _drawn(nets: int, rows: int, inputs: int, outputs: int, generator: torch.Generator) -> torch.Tensor:
     """Return a layer's part, float32[nets, rows, outputs], drawn as torch.nn.Linear draws it for ``inputs``."""
     bound = 1 / math.sqrt(inputs)
-    drawn = torch.rand((NETS, rows, outputs), generator=generator) * 2 * bound - bound
+    drawn = torch.rand((nets, rows, outputs), generator=generator) * 2 * bound - bound
     return drawn.requires_grad_()
 
 
