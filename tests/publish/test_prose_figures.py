@@ -379,7 +379,7 @@ def bounds() -> list[tuple[str, str]]:
         (page, f"is used if that bound reaches {kernels.margin:g}"),
         (page, f"is {answers.sure:g} deviations below the prediction on an H200, {answers.sure_unaligned:g} for"),
         (page, f"highest bound must reach {answers.margin:g}"),
-        (page, f"problems at most {fit_any_shape.MAX_SLOWER:.2%} may be below {fit_any_shape.SLOW:g} of torch"),
+        (page, f"problems at most {fit_any_shape.MAX_SLOWER:.1%} may be below {fit_any_shape.SLOW:g} of torch"),
         (page, f"By a cuBLASLt algorithm at most {slower[0]} may, or {slower[1]} with"),
     ]
 

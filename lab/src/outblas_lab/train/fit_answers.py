@@ -22,8 +22,7 @@ from outblas.predict.features import Features
 from outblas.predict.posterior import Floats, Regressor
 from outblas_lab.train.fit_any_shape import NetSettings, Rule, fit_nets, read_problems
 
-#: Nets of a fit: wide enough for about a hundred inputs. Two of five predict a low quantile: errors that slow a problem
-#: down count more there, and where both kinds differ, the deviation is large.
+#: Nets of a fit: wide enough for about a hundred inputs. Two of five predict a low quantile, as those of kernels do.
 SETTINGS = NetSettings(width=128, epochs=60, batch=1024, huber=0.02, weight_decay=0.03, quantile=0.15)
 #: Log speed-ups beyond this are as good as it.
 BOUND = 0.5

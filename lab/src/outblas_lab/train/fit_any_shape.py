@@ -76,7 +76,9 @@ class NetSettings(NamedTuple):
     quantile: float | None = None
 
 
-SETTINGS = NetSettings()
+#: Two of five nets predict a low quantile: errors that slow a problem down count more there, and where both kinds
+#: differ, the deviation is large.
+SETTINGS = NetSettings(quantile=0.15)
 _known_inputs = functools.lru_cache(1 << 15)(network_inputs)
 
 
@@ -329,7 +331,7 @@ FOLDS = 3
 KEPT_SUITE = "llm"
 #: A product below this times torch.matmul's speed is slower. This share of the problems of each source may be, with
 #: aligned rows and without. It is less than the 1% of shapes that may be slower, as chance adds to it.
-SLOW, MAX_SLOWER = 0.98, 0.0075
+SLOW, MAX_SLOWER = 0.98, 0.005
 #: Bounds and margins among which the fit chooses.
 SURES = (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0)
 MARGINS = (1.0, 1.01, 1.02, 1.03, 1.04, 1.05, 1.06, 1.08, 1.12)
@@ -439,7 +441,7 @@ def outcome(guess: Guess, rule: Rule, launch: Launch) -> float | None:
 def choose_rule(guesses: Sequence[Guess]) -> Rule:
     """Return the rule with the most speed over all launch options, of those that make few problems slower.
 
-    At most 0.75% of the problems of each source, with aligned rows and without, may be slower than 0.98 of
+    At most 0.5% of the problems of each source, with aligned rows and without, may be slower than 0.98 of
     torch.matmul.
 
     Raises:
