@@ -76,7 +76,7 @@ class NetSettings(NamedTuple):
     quantile: float | None = None
 
 
-#: Two of five nets predict a low quantile: errors that slow a problem down count more there, and where both kinds
+#: Two of five nets predict a low quantile. Errors that slow a problem down count more there, and where both kinds
 #: differ, the deviation is large.
 SETTINGS = NetSettings(quantile=0.15)
 _known_inputs = functools.lru_cache(1 << 15)(network_inputs)
