@@ -38,6 +38,7 @@ from outblas.core.stats import geomean, losses
 from outblas.core.suites import GRID_EXTENTS
 from outblas.judge.bench_cell import Options
 from outblas.kernels.catalogue import first_search_candidates
+from outblas.predict.answer_choice import AnswerModel
 from outblas.predict.any_shape import AnyShapeModel
 from outblas.predict.extents import log_uniform
 from outblas.records.library import Library
@@ -113,16 +114,23 @@ def bench_drawn(arguments: argparse.Namespace) -> None:
         return
     name = arguments.out.stem
     parts = [arguments.work / f"{name}_{start}.parquet" for start in range(1, arguments.starts + 1)]
+    known = [read_result(part) for part in parts if part.exists()]
+    if any(result.meta.get(key) != text for result in known for key, text in about_draw(arguments).items()):
+        wrong = f"{arguments.work} has benches of other shapes, or of another fit"
+        raise UsageError(wrong, "benches of this draw", f"delete {name}_*.parquet there and bench again")
     for start, part in enumerate(parts, 1):
         if not part.exists():
             bench_start(arguments, start, part)
             break
     if all(part.exists() for part in parts):
-        results = [read_result(part) for part in parts]
-        if len({(result.meta["shapes"], result.meta["fit"]) for result in results}) > 1:
-            wrong = f"the benches in {arguments.work} are of different shapes or fits"
-            raise UsageError(wrong, "benches of one draw", f"delete {name}_*.parquet there and bench again")
-        print(f"{write_medians(results, arguments.out)}: {arguments.out}")
+        print(f"{write_medians([read_result(part) for part in parts], arguments.out)}: {arguments.out}")
+
+
+def about_draw(arguments: argparse.Namespace) -> dict[str, str]:
+    """Return what decides in a bench of drawn shapes: their seed, and the fits of kernels and of cuBLASLt's answers."""
+    gpu = gpu_of_device(0).name
+    shapes = f"benchmarks/shapes/drawn_shapes.py, seed {arguments.seed}"
+    return {"shapes": shapes, "fit": AnyShapeModel.load(gpu).about, "answers": AnswerModel.load(gpu).about}
 
 
 def bench_start(arguments: argparse.Namespace, start: int, out: Path) -> None:
@@ -137,12 +145,8 @@ def bench_start(arguments: argparse.Namespace, start: int, out: Path) -> None:
     library, one_start = shipped_library(problems, gpu), arguments.starts > 1
     run_bench(BenchRequest(problems, "drawn", library, offline, rounds=11, seed=start, one_start=one_start))
     result = read_result(offline)
-    about = {
-        "shapes": f"benchmarks/shapes/drawn_shapes.py, seed {arguments.seed}",
-        "fit": AnyShapeModel.load(gpu.name).about,
-    }
     rows = [{**row, "mode": "unmeasured"} for row in result.rows]
-    write_result(rows, {**result.meta, **about}, out)
+    write_result(rows, {**result.meta, **about_draw(arguments)}, out)
     offline.unlink()
     print("\n".join(drawn_figures(rows)))
     print(f"result: {out}")

@@ -151,11 +151,12 @@ def test_the_last_of_three_starts_writes_the_medians(draw_once: Any, tmp_path: P
 
 
 def test_starts_of_different_draws_are_not_joined(draw_once: Any, tmp_path: Path) -> None:
-    draw_once(1.0)
-    draw_once(1.0)
-    with pytest.raises(SystemExit, match="different shapes or fits"):
-        draw_once(1.0, seed=4)
-    assert not (tmp_path / "drawn.parquet").exists()
+    for _ in range(3):
+        draw_once(1.0)
+        with pytest.raises(SystemExit, match="benches of other shapes, or of another fit"):
+            draw_once(1.0, seed=4)
+    assert "seed 3" in read_result(tmp_path / "drawn.parquet").meta["shapes"]
+    assert draw_once(1.0) == [1, 2, 3], "nothing was benched of the other draw"
 
 
 @pytest.mark.parametrize("name", ["new_shapes", "any_shapes"])
