@@ -186,7 +186,9 @@ def main() -> None:
     parser.add_argument("--measurements", type=int, default=8, help="per problem and launch option")
     parser.add_argument("--agent", default="ppo")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--starts", type=int, choices=(1, 3, 5), default=1, help="starts that bench drawn shapes")
+    parser.add_argument(
+        "--starts", type=int, choices=(1, 3, 5), default=1, help="starts whose medians are written, of drawn shapes"
+    )
     parser.add_argument("--out", type=Path, help="by default the result file above")
     parser.add_argument("--work", type=Path, default=Path("build/new_shapes"))
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)  # the bench, in this process
